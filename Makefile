@@ -1,0 +1,49 @@
+# Everything a newcomer needs: make demo, make test. Nothing but Python, make and a package registry.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
+
+.PHONY: demo test test-slow lint types format docs bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	# torch first and alone: a later package may then not bring another build of it.
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,experiments]'
+	touch $@
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/conformallayers demo
+
+test: lint types
+	$(BIN)/python -m pytest -q
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -q -m 'slow or not slow'
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(DOCS_READY)
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+bench: $(READY)
+	$(BIN)/python benchmarks/train_step.py
+
+clean:
+	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache

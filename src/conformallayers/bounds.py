@@ -1,0 +1,184 @@
+"""Upper bounds of operator norms, layer by layer: Young's inequality with channels, and windows.
+
+All of them are Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``: the largest column sum times the largest
+row sum of absolute values. The largest column sum alone is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .functional import Scalar, wide_dtype
+
+Shape = tuple[int, ...]  # one sample, without the batch axis
+
+
+def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
+    """Bound a convolution by Young's inequality: ``sqrt(‖A‖₁·‖A‖∞)`` with ``A[o,i] = ‖w[o,i]‖₁``.
+
+    Args:
+        weight: kernels, shape (C_out, C_in/groups, ...); a transposed convolution's
+            (C_in, C_out/groups, ...) serves as well, since a matrix and its transpose share norms.
+        groups: the number of blocks that do not mix.
+        copies: how often padding repeats the most repeated pixel.
+
+    Examples:
+        >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
+        tensor(1.7321, dtype=torch.float64)
+    """
+    norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
+    blocks = norms.unflatten(0, (groups, -1))  # (groups, C_out/groups, C_in/groups)
+    product = blocks.sum(2).amax() * blocks.sum(1).amax() * copies
+    # The derivative of the root is infinite at 0; zero weights must not give NaN.
+    zero = product == 0
+    return torch.where(zero, torch.zeros_like(product), torch.where(zero, 1.0, product).sqrt())
+
+
+def conv_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Conv*d`` on an input of the given shape."""
+    copies = 1.0
+    if module.padding_mode != "zeros":
+        axes = zip(shape[1:], _paddings(module), module.kernel_size, module.dilation, strict=True)
+        for size, (before, after), kernel, dilation in axes:
+            if module.padding_mode == "circular":
+                # On the torus the outputs are distinct until they wrap round.
+                outputs = size + before + after - dilation * (kernel - 1)
+                copies *= math.ceil(outputs / size)
+            else:
+                copies *= pad_copies(size, before, after, module.padding_mode)
+    return young(module.weight, module.groups, max(copies, 1.0))
+
+
+def transposed_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.ConvTranspose*d``: the norm of the convolution it is the adjoint of."""
+    return young(module.weight, module.groups)
+
+
+def linear_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Linear``: a convolution with a kernel of one pixel."""
+    return young(module.weight.unsqueeze(2))
+
+
+def one(module: Any, shape: Shape) -> Scalar:
+    """Bound a module that only moves, drops or averages coefficients."""
+    return 1.0
+
+
+def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.AvgPool*d``: 1, or its row and column sums where 1 is no bound."""
+    override = getattr(module, "divisor_override", None)
+    if module.count_include_pad and override is None:
+        return 1.0
+    axes = len(shape) - 1
+    windows = [
+        _windows(*sizes, bool(module.ceil_mode))
+        for sizes in zip(
+            shape[1:],
+            spread(module.kernel_size, axes),
+            spread(module.stride, axes),
+            spread(module.padding, axes),
+            strict=True,
+        )
+    ]
+    if override is None:
+        return _window_bound(windows, averaged=True)
+    return _window_bound(windows, averaged=False) / abs(int(override))
+
+
+def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums: its windows overlap unevenly."""
+    sizes = spread(module.output_size, len(shape) - 1)
+    windows = []
+    for n, wanted in zip(shape[1:], sizes, strict=True):
+        out = n if wanted is None else wanted
+        windows.append(tuple((i * n // out, -((i + 1) * n // -out)) for i in range(out)))
+    return _window_bound(windows, averaged=True)
+
+
+def pad_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound a padding module: the square root of how often it repeats a pixel."""
+    name = type(module).__name__.lower()
+    mode = next(m for m in ("reflect", "replicat", "circular", "zero", "constant") if m in name)
+    pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
+    copies = 1.0
+    if mode not in ("zero", "constant"):
+        mode = "replicate" if mode == "replicat" else mode
+        for axis, size in enumerate(reversed(shape[-(len(pads) // 2) :])):
+            copies *= pad_copies(size, pads[2 * axis], pads[2 * axis + 1], mode)
+    return math.sqrt(copies)
+
+
+def gain_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``cl.Scale``: the absolute value of its gain."""
+    bound: Tensor = module.gain.abs().to(wide_dtype(module.gain.device))
+    return bound
+
+
+def spread(value: object, axes: int) -> tuple[int, ...]:
+    """Repeat a single size for every axis."""
+    if isinstance(value, (tuple, list)):
+        return tuple(value) * (axes if len(value) == 1 else 1)
+    return (value,) * axes  # type: ignore[return-value]
+
+
+@lru_cache(maxsize=1024)
+def pad_copies(size: int, before: int, after: int, mode: str) -> int:
+    """Count how often the most repeated pixel of an axis stands in its padded form.
+
+    Examples:
+        >>> pad_copies(8, 1, 1, "replicate"), pad_copies(8, 2, 2, "reflect")
+        (2, 2)
+    """
+    counts = [0] * size
+    for position in range(-before, size + after):
+        if mode == "circular":
+            source = position % size
+        elif mode == "replicate":
+            source = min(max(position, 0), size - 1)
+        else:
+            source = abs(position)
+            source = source if source < size else 2 * (size - 1) - source
+        counts[source] += 1
+    return max(counts)
+
+
+def _paddings(module: Any) -> Sequence[tuple[int, int]]:
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(int(p), int(p)) for p in module.padding]
+
+
+@lru_cache(maxsize=1024)
+def _windows(
+    size: int, kernel: int, stride: int, padding: int, ceil: bool
+) -> tuple[tuple[int, int], ...]:
+    """Return the windows of a pooling axis, clipped to the image: (start, end) of each."""
+    span = size + 2 * padding - kernel
+    count = (-(-span // stride) if ceil else span // stride) + 1
+    if ceil and (count - 1) * stride >= size + padding:
+        count -= 1  # the last window must start inside the image or its left padding
+    starts = [i * stride - padding for i in range(count)]
+    return tuple((max(s, 0), min(s + kernel, size)) for s in starts)
+
+
+def _window_bound(windows: Sequence[Sequence[tuple[int, int]]], *, averaged: bool) -> float:
+    """Return ``sqrt(max row sum · max column sum)``; both are products over the axes."""
+    rows = columns = 1.0
+    for axis in windows:
+        lengths = [end - start for start, end in axis]
+        sums = [0.0] * max(end for _, end in axis)
+        for (start, end), length in zip(axis, lengths, strict=True):
+            for position in range(start, end):
+                sums[position] += 1 / length if averaged else 1.0
+        rows *= 1.0 if averaged else max(lengths)
+        columns *= max(sums)
+    return math.sqrt(rows * columns)

@@ -1,0 +1,101 @@
+"""The evaluation cache of a ConformalLayers: folds by input, dropped at any change of the model."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .activations import ReSPro
+from .kinds import has_hooks
+from .runtime import Conformal
+
+Key = tuple[tuple[int, ...], torch.dtype, torch.device]
+
+
+class _Slot(NamedTuple):
+    """A tensor where it stood when the fold was made.
+
+    ``alias`` shares its storage and keeps it alive: a freed address could come back with another
+    tensor of the same version.
+    """
+
+    table: dict[str, Any]
+    name: str
+    tensor: Tensor | None
+    version: int
+    alias: Tensor | None
+
+    def unchanged(self) -> bool:
+        tensor = self.table.get(self.name)
+        if tensor is not self.tensor:
+            return False
+        if tensor is None or self.alias is None:
+            return True
+        return _version(tensor) == self.version and tensor.data_ptr() == self.alias.data_ptr()
+
+
+class _State:
+    """A model as it was when folds were made from it. Only ``folds`` grows, by replacement."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.folds: dict[Key, Conformal] = {}
+        self.slots: list[_Slot] = []
+        self.modules: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.activations: list[tuple[ReSPro, Any, bool]] = []
+        for module in model.modules():
+            self.modules.append((module, dict(module._modules)))
+            if isinstance(module, ReSPro):
+                self.activations.append((module, module.alpha, module.projective))
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    alias = None if tensor is None else tensor.detach()
+                    version = 0 if tensor is None else _version(tensor)
+                    self.slots.append(_Slot(table, name, tensor, version, alias))
+
+    def holds(self) -> bool:
+        """Tell whether the model is still as it was, and has no hooks that a fold would skip."""
+        root = self.modules[0][0]
+        return (
+            all(slot.unchanged() for slot in self.slots)
+            and all(
+                module._modules == children and (module is root or not has_hooks(module))
+                for module, children in self.modules
+            )
+            and all((m.alpha, m.projective) == (a, p) for m, a, p in self.activations)
+        )
+
+
+class FoldCache:
+    """Keep the folds of one model for as long as they are true."""
+
+    def __init__(self) -> None:
+        self._state: _State | None = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._state = None
+
+    def find(self, input: Tensor) -> Conformal | None:
+        """Return the fold for such an input, or None if there is none that still holds."""
+        state = self._state  # other threads may replace it meanwhile
+        fold = state.folds.get(_key(input)) if state is not None else None
+        return fold if state is not None and fold is not None and state.holds() else None
+
+    def store(self, model: nn.Module, input: Tensor, fold: Conformal) -> None:
+        """Keep a fold; those of an earlier state of the model go."""
+        state = self._state
+        if state is None or not state.holds():
+            state = _State(model)
+        state.folds = {**state.folds, _key(input): fold}
+        self._state = state
+
+
+def _key(input: Tensor) -> Key:
+    return tuple(input.shape[1:]), input.dtype, input.device
+
+
+def _version(tensor: Tensor) -> int:
+    # Inference tensors have no version; they are compared by identity and address.
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,312 @@
+"""ConformalLayers: an nn.Sequential whose layers train one by one and evaluate as one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from .activations import ReSPro
+from .cache import FoldCache
+from .errors import refusal
+from .fold import program_of
+from .functional import (
+    Scalar,
+    activate_and_leave,
+    energy,
+    guarded_ratio,
+    leave,
+    normalise,
+    positive,
+)
+from .kinds import (
+    Kind,
+    check_batch_axis,
+    check_input,
+    check_module,
+    flatten_modules,
+    has_hooks,
+    kind_of,
+    run,
+)
+from .plan import make_plan
+from .runtime import Conformal
+from .spectral import power_step
+from .trace import Trace, trace_modules
+
+Self = TypeVar("Self", bound="ConformalLayers")
+
+_LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Make every ConformalLayers in this context run its layers one by one, folding nothing.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()).eval()
+        >>> with cl.layer_by_layer(), torch.no_grad():
+        ...     model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
+    """
+    token = _LAYER_BY_LAYER.set(True)
+    try:
+        yield
+    finally:
+        _LAYER_BY_LAYER.reset(token)
+
+
+class ConformalLayers(nn.Sequential):
+    """Chain linear layers and :class:`ReSPro` activations, as ``nn.Sequential`` chains modules.
+
+    In training mode the layers run one by one. In evaluation mode, without gradients to trainable
+    parameters, the first call for an input shape folds them into one linear map and one quadratic
+    form; later calls reuse the fold until a parameter, a buffer or the list of layers changes.
+    Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
+    gives NaN, and no other sample is touched.
+
+    Args:
+        *modules: layers of supported kinds, or one ``OrderedDict`` of them.
+
+    Shape:
+        (B, ...) → (B, ...); always with a batch axis.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(
+        ...     cl.Conv2d(3, 32, 3), cl.ReSPro(), cl.AvgPool2d(2), cl.Flatten()
+        ... )
+        >>> model(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 7200])
+        >>> model.append(torch.nn.ReLU())
+        Traceback (most recent call last):
+        ...
+        conformallayers.errors.ConformalError: ConformalLayers at position 4: expected a linear layer or cl.ReSPro, got ReLU. Use cl.ReSPro(), the activation that folds, or put it into the head.
+    """
+
+    _cache: FoldCache
+    _lock: threading.Lock
+
+    def __init__(self, *modules: Any) -> None:
+        nn.Module.__init__(self)
+        self._reset_cache()
+        named: Iterable[tuple[str, Any]]
+        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+            named = modules[0].items()
+        else:
+            named = ((str(index), module) for index, module in enumerate(modules))
+        for name, module in named:
+            self.add_module(name, module)
+
+    # -- nn.Sequential's interface; every change drops the fold ---------------------------------
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a layer under a name; refuse what does not fold."""
+        self._check(name, module)
+        super().add_module(name, module)
+        self.unfold()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Module) and "_modules" in self.__dict__:
+            self._check(name, value)
+            self.unfold()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.unfold()
+
+    @overload
+    def __getitem__(self: Self, idx: slice) -> Self: ...
+    @overload
+    def __getitem__(self, idx: int) -> nn.Module: ...
+    def __getitem__(self: Self, idx: slice | int) -> Self | nn.Module:
+        if isinstance(idx, slice):
+            return self.__class__(OrderedDict(list(self._modules.items())[idx]))
+        item: nn.Module = super().__getitem__(idx)
+        return item
+
+    def insert(self: Self, index: int, module: nn.Module) -> Self:
+        """Insert a layer; refuse what does not fold."""
+        self._check(str(index), module)
+        super().insert(index, module)
+        self.unfold()
+        return self
+
+    def __add__(self: Self, other: Iterable[nn.Module]) -> Self:
+        return self.__class__(*self, *other)
+
+    def __mul__(self: Self, other: int) -> Self:
+        return self.__class__(*(list(self) * other))
+
+    __rmul__ = __mul__
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map a batch; fold first where that is allowed and worth it."""
+        self._check_batch(input)
+        if torch.compiler.is_compiling():
+            return self._run_layers(input)
+        layers = self.training or _transformed() or _LAYER_BY_LAYER.get()
+        if layers or self._would_lose_gradients():
+            return self._run_layers_or_explain(input)
+        folded = self._cache.find(input)
+        if folded is None:
+            if input.device.type == "meta" or any(has_hooks(m) for m in self.children()):
+                return self._run_layers_or_explain(input)
+            with self._lock:
+                folded = self._cache.find(input) or self._fold(input)
+        result: Tensor = folded(input)
+        return result
+
+    def unfold(self) -> None:
+        """Forget the fold. Needed only after writing to a weight through ``.data``."""
+        self._cache.clear()
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Switch the mode; training forgets the fold."""
+        if mode:
+            self.unfold()
+        return super().train(mode)
+
+    def _run_layers_or_explain(self, input: Tensor) -> Tensor:
+        try:
+            return self._run_layers(input)
+        except RuntimeError:
+            self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
+            raise
+
+    def _run_layers(self, input: Tensor) -> Tensor:
+        """Run the layers one by one in the balanced scaling (see ``fold.py`` for the letters)."""
+        z, m, tau = normalise(input)
+        balance: Scalar = 1.0
+        rho: Scalar = 1.0
+        factor: Scalar | None = None  # what z still has to be multiplied with to be in balance
+        segment = Segment(z, [])
+        layers = list(flatten_modules(self))
+        for index, (path, module) in enumerate(layers):
+            if not isinstance(module, ReSPro):
+                kind = kind_of(path, module)
+                check_input(path, module, kind, tuple(z.shape))
+                segment.layers.append((module, kind, tuple(z.shape[1:])))
+                z = run(module, kind, z, factor)
+                check_batch_axis(path, module, z.shape, input.shape[0])
+                if factor is not None and kind.scaled is not None:
+                    balance, rho, factor = balance / factor**2, rho / factor, None
+                continue
+            alpha = segment.alpha(module, self.training and not _transformed())
+            if module.projective:
+                gain = guarded_ratio(torch.ones_like(tau) * (rho**2 / alpha**2), tau)
+            else:
+                gain = m * (balance / alpha**2)
+            balance, rho = balance * 2 / alpha, rho * 2 / alpha
+            if index + 1 == len(layers):
+                return activate_and_leave(z, tau, gain, rho)
+            z, n = energy(z)
+            tau = tau + gain * n
+            factor = rho if module.projective else balance**0.5
+            segment = Segment(z, [])
+        return leave(z, rho, tau)
+
+    def _would_lose_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+
+    # -- folding --------------------------------------------------------------------------------
+
+    def trace(self, input_shape: tuple[int, ...]) -> Trace:
+        """Return the steps for an input shape; :func:`conformallayers.trace` checks it first."""
+        return trace_modules(flatten_modules(self), input_shape)
+
+    def _fold(self, input: Tensor) -> Conformal:
+        with torch.inference_mode(False), torch.no_grad():
+            program = program_of(self.trace(tuple(input.shape[1:])))
+            plan = make_plan(program, "auto", input.dtype)
+            folded = Conformal(program, plan, input.dtype, input.device).eval()
+        self._cache.store(self, input, folded)
+        return folded
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check(self, name: str, module: Any) -> None:
+        if not isinstance(module, nn.Module):
+            raise refusal(
+                f"ConformalLayers at position {name}",
+                "a linear layer or cl.ReSPro",
+                repr(module),
+                "Pass modules, or one OrderedDict of modules.",
+            )
+        nested = type(module) is nn.Sequential
+        for path, child in flatten_modules(module, name) if nested else [(name, module)]:
+            check_module(path, child)
+
+    def _check_batch(self, input: Tensor) -> None:
+        if not isinstance(input, Tensor) or not input.is_floating_point():
+            got = str(input.dtype) if isinstance(input, Tensor) else type(input).__name__
+            raise refusal(
+                "ConformalLayers", "a floating-point tensor", got, "Convert it with x.float()."
+            )
+        parameter = next(self.parameters(), None)
+        if parameter is not None and parameter.dtype != input.dtype and not _autocast(input):
+            raise refusal(
+                "ConformalLayers",
+                f"an input of the parameters' dtype {parameter.dtype}",
+                str(input.dtype),
+                "Convert the input, or the model with model.to(x.dtype).",
+            )
+        if input.dim() < 2 or 0 in input.shape[1:]:
+            raise refusal(
+                "ConformalLayers",
+                "a batch of samples, each with at least one coefficient",
+                f"an input of shape {tuple(input.shape)}",
+                "Add the batch axis with x.unsqueeze(0).",
+            )
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def _reset_cache(self) -> None:
+        # Set past __setattr__: neither is part of the module's state.
+        self.__dict__["_cache"] = FoldCache()
+        self.__dict__["_lock"] = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._reset_cache()
+
+
+class Segment(NamedTuple):
+    """The linear layers since the last activation, and a batch that entered them."""
+
+    entry: Tensor
+    layers: list[tuple[nn.Module, Kind, tuple[int, ...]]]
+
+    def alpha(self, activation: ReSPro, advance: bool) -> Scalar:
+        """Return α; ``advance`` lets a spectral norm take its step."""
+        if isinstance(activation.alpha, float):
+            return activation.alpha
+        if activation.alpha == "spectral" and advance and self.layers:
+            return positive(power_step(activation, self.layers, self.entry))
+        bound: Scalar = 1.0
+        for module, kind, shape in self.layers:
+            bound = kind.bound(module, shape) * bound
+        return activation.resolve(bound)
+
+
+def _autocast(input: Tensor) -> bool:
+    return torch.is_autocast_enabled(input.device.type)
+
+
+def _transformed() -> bool:
+    """Tell whether a torch.func transform is under way: it must see the layers."""
+    active: Any = torch._C._functorch.peek_interpreter_stack()
+    return active is not None

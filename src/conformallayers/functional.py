@@ -1,0 +1,226 @@
+"""Pure tensor functions on the pair (x, t): the mathematics of the library, without modules.
+
+The first three functions follow the table of the paper to the letter. The others carry the same
+numbers in a balanced scaling that stays inside float range at any depth and any input scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
+
+
+def embed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Embed a batch of points: ``t = ‖x‖₂`` over all coefficients of the sample.
+
+    Args:
+        x: coefficients, shape (B, ...).
+
+    Returns:
+        The pair (x, t) with t of shape (B,), never narrower than float32.
+
+    Examples:
+        >>> x, t = embed(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        >>> t
+        tensor([5., 0.])
+    """
+    _, m, tau = normalise(x)
+    return x, (m * tau).to(_at_least_float32(x.dtype))
+
+
+def respro(
+    x: Tensor, t: Tensor, alpha: Scalar, *, projective: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Apply ReSPro to (x, t): only the homogeneous coordinate changes.
+
+    Published form: ``t ← (α/2)·t + ‖x‖²/(2α)``. Projective form: ``t ← (α/2)·t + ‖x‖²/(2α·t)``.
+    They agree at t = 1.
+
+    Args:
+        x: coefficients, shape (B, ...).
+        t: homogeneous coordinates, shape (B,).
+        alpha: the radius of the sphere, positive.
+        projective: take the projective form.
+
+    Examples:
+        >>> x, t = respro(torch.tensor([[3.0, 0.0]]), torch.ones(1), alpha=3.0)
+        >>> project(x, t)  # a point at distance alpha lands at distance 1
+        tensor([[1., 0.]])
+    """
+    x, n = energy(x)
+    n = n / _nonzero(t) if projective else n
+    return x, t * (alpha / 2) + n / (2 * alpha)
+
+
+def project(x: Tensor, t: Tensor) -> Tensor:
+    """Leave the conformal space: ``x / t``, and 0 (with zero gradient) where ``t = 0``.
+
+    Args:
+        x: coefficients, shape (B, ...).
+        t: homogeneous coordinates, shape (B,).
+    """
+    return scale_samples(x, _inverse(t))
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest float the device has; per-sample and per-layer scalars use it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Split x into ``m · x̂`` with ``max|x̂| = 1``, and give ``τ = ‖x̂‖``.
+
+    The output of a network does not depend on how x is split, as long as every path uses the
+    same m, so m carries no gradient. It keeps squares inside the range of float32 for inputs
+    of any scale. A zero sample has m = 1 and τ = 0.
+
+    Returns:
+        x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
+    """
+    peak = torch.linalg.vector_norm(x.detach(), float("inf"), dim=_features(x), keepdim=True)
+    peak = torch.where(peak == 0, torch.ones_like(peak), peak)
+    unit = x / peak
+    wide = wide_dtype(x.device)
+    dtype = _at_least_float32(x.dtype)
+    tau = torch.linalg.vector_norm(unit, dim=_features(x), dtype=dtype)
+    return unit, peak.flatten().to(wide), tau.to(wide)
+
+
+def energy(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return z itself and ``‖z‖²`` per sample, shape (B,), never narrower than float32.
+
+    Use the returned z afterwards: both gradients are then added in one pass over the feature map.
+    """
+    result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
+    return result
+
+
+def leave(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
+    """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
+    return scale_samples(z, rho * _inverse(tau))
+
+
+def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> Tensor:
+    """Return ``ρ z / (τ + gain·‖z‖²)``: the last activation and the division in one pass.
+
+    Args:
+        z: coefficients, shape (B, ...).
+        tau: coordinate before the activation, shape (B,).
+        gain: factor of the energy, shape (B,).
+        rho: scale of the result.
+    """
+    if not isinstance(rho, Tensor):
+        rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
+    result: Tensor = _ActivateAndLeave.apply(z, tau, gain, rho)[0]  # type: ignore[no-untyped-call]
+    return result
+
+
+def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
+    """Multiply each sample of z (B, ...) by its factor (B,), in the dtype of z."""
+    factor = factor.view(-1, *[1] * (z.dim() - 1))
+    if _narrow(z):
+        return (z.float() * factor.float()).to(z.dtype)
+    return z * factor.to(z.dtype)
+
+
+def guarded_ratio(n: Tensor, tau: Tensor) -> Tensor:
+    """Return ``n / τ``, and 0 where τ = 0 (a zero sample has no energy either)."""
+    return n * _inverse(tau)
+
+
+def positive(alpha: Scalar) -> Scalar:
+    """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
+    if isinstance(alpha, Tensor):
+        return torch.where(alpha == 0, torch.ones_like(alpha), alpha)
+    return alpha if alpha else 1.0
+
+
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _narrow(z: Tensor) -> bool:
+    return z.dtype in (torch.float16, torch.bfloat16)
+
+
+def _features(z: Tensor) -> tuple[int, ...]:
+    return tuple(range(1, z.dim()))
+
+
+def _nonzero(t: Tensor) -> Tensor:
+    return torch.where(t == 0, torch.ones_like(t), t)
+
+
+def _inverse(t: Tensor) -> Tensor:
+    """Return 1/t, and 0 with zero gradient where t = 0; NaN stays NaN."""
+    return torch.where(t == 0, torch.zeros_like(t), 1 / _nonzero(t))
+
+
+def _squared_norm(z: Tensor) -> Tensor:
+    dtype = _at_least_float32(z.dtype)
+    norm: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
+    return norm.square()
+
+
+def _dot(g: Tensor, z: Tensor) -> Tensor:
+    """Return the dot product of each sample, shape (B,), at least in float32."""
+    return (g * z).sum(_features(z), dtype=_at_least_float32(z.dtype))
+
+
+def _combine(g: Tensor, p: Tensor | None, z: Tensor, q: Tensor) -> Tensor:
+    """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z."""
+    dtype = _at_least_float32(z.dtype)
+    q = q.to(dtype).view(-1, *[1] * (z.dim() - 1))
+    if p is None:
+        total = torch.addcmul(g.to(dtype), z.to(dtype), q)
+    else:
+        p = p.to(dtype).view(-1, *[1] * (z.dim() - 1))
+        total = (g.to(dtype) * p).addcmul_(z.to(dtype), q)
+    return total.to(z.dtype)
+
+
+class _Energy(torch.autograd.Function):
+    """z ↦ (z, ‖z‖²). A function of its own because autograd would make three passes of it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor) -> tuple[Tensor, Tensor]:
+        return z.view_as(z), _squared_norm(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return _combine(g, None, z, 2 * g_n)
+
+
+class _ActivateAndLeave(torch.autograd.Function):
+    """(z, τ, gain, ρ) ↦ (ρ z / D, ‖z‖²) with D = τ + gain·‖z‖²; 0 where D = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+        n = _squared_norm(z)
+        return scale_samples(z, rho * _inverse(tau + gain * n)), n
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        z, tau, gain, rho, n = ctx.saved_tensors
+        inverse = _inverse(tau + gain * n)
+        s = _dot(g, z).to(tau.dtype) * inverse
+        g_d = -s * rho * inverse
+        g_z = _combine(g, rho * inverse, z, 2 * (gain * g_d + g_n))
+        return g_z, g_d, g_d * n, s.sum()

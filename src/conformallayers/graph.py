@@ -1,0 +1,289 @@
+"""Whole models: find the ConformalLayers in any traceable module, fold them, absorb the head."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .bounds import Shape
+from .container import ConformalLayers
+from .errors import checked_shape, refusal
+from .fold import Program, absorb, program_of
+from .functional import wide_dtype
+from .kinds import find_kind, flatten_modules
+from .operators import freeze, refuse_hooks
+from .plan import Plan, checked_strategy, make_plan
+from .runtime import Conformal, Folded
+from .trace import Trace, trace_modules
+
+_ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
+
+
+def fold(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    strategy: str = "auto",
+    tolerance: float | None = None,
+    max_norm: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> Folded:
+    """Fold a model into a new module for inference; the model is not changed.
+
+    Each ConformalLayers in the model becomes one linear map and one quadratic form, and the linear
+    layers right behind it are absorbed while that makes it cheaper. Whatever the mode of the
+    model, the fold has evaluation semantics: dropout is the identity.
+
+    Args:
+        model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
+        input_shape: of one sample, without the batch axis.
+        strategy: ``"auto"``, or the name of one: ``"dense"``, ``"layers"``.
+        tolerance: a relative error of the denominator that is allowed; the forms here are exact
+            and meet every tolerance.
+        max_norm: the largest norm of an input that the tolerance must hold for.
+        dtype: of the result; None takes that of the model's first parameter.
+
+    Returns:
+        A :class:`Folded` module. ``print(folded.explain())`` tells what was chosen and why.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = torch.nn.Sequential(
+        ...     cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(), cl.Conv2d(8, 8, 3), cl.ReSPro()),
+        ...     torch.nn.Flatten(),
+        ...     torch.nn.Linear(128, 10),
+        ... )
+        >>> folded = cl.fold(model, (1, 8, 8))
+        >>> x = torch.rand(5, 1, 8, 8)
+        >>> torch.allclose(folded(x), model.eval()(x), atol=1e-6)
+        True
+    """
+    shape = checked_shape(input_shape, "fold(input_shape=...)")
+    strategy = checked_strategy(strategy)
+    _check_positive("tolerance", tolerance)
+    _check_positive("max_norm", max_norm)
+    dtype, device = _dtype_and_device(model, dtype)
+    with torch.inference_mode(False), torch.no_grad():
+        graph_module, shapes = _capture(model, shape)
+        plans: dict[str, Plan] = {}
+        for node in [n for n in graph_module.graph.nodes if n in shapes.traces]:
+            path = "" if isinstance(model, ConformalLayers) else str(node.target)
+            label = path if path not in plans else f"{path} ({node.name})"
+            plans[label] = _replace(graph_module, node, shapes, strategy, dtype, device)
+        body = _simplest(graph_module).to(dtype=dtype, device=device)
+    return Folded(body, plans, (shape, shapes.result), dtype, device)
+
+
+def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
+    """Return the steps of a model's ConformalLayers: path, op, shapes, alpha and bound.
+
+    Args:
+        model: a :class:`ConformalLayers`, or a traceable module with some inside.
+        input_shape: of one sample, without the batch axis.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.AvgPool2d(2), cl.ReSPro(alpha=3.0), cl.Flatten())
+        >>> print(cl.trace(model, (3, 8, 8)))
+        path  op                                             input      output     alpha  bound
+        ----  ---------------------------------------------  ---------  ---------  -----  -----
+        0     AvgPool2d(kernel_size=2, stride=2, padding=0)  (3, 8, 8)  (3, 4, 4)             1
+        1     ReSPro(alpha=3)                                (3, 4, 4)  (3, 4, 4)      3      1
+        2     Flatten(start_dim=1, end_dim=-1)               (3, 4, 4)  (48,)                 1
+    """
+    shape = checked_shape(input_shape, "trace(input_shape=...)")
+    if isinstance(model, ConformalLayers):
+        return model.trace(shape)
+    _, shapes = _capture(model, shape, keep_hooks=True)
+    return Trace(shape, tuple(step for found in shapes.traces.values() for step in found.steps))
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ConformalLayers) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Shapes(fx.Interpreter):
+    """Follow zeros through the graph to learn shapes; ConformalLayers are traced, not run."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.traces: dict[fx.Node, Trace] = {}
+        self.shapes: dict[fx.Node, Shape] = {}
+        self.result: Shape = ()
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), ConformalLayers):
+            arguments: Any = self.map_nodes_to_values(n.args, n)
+            x: Tensor = arguments[0]
+            self.traces[n] = _retraced(self.fetch_attr(str(n.target)), str(n.target), x)
+            value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
+        else:
+            value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n] = tuple(value.shape[1:])
+        if n.op == "output":
+            self.result = tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
+        return value
+
+
+def _retraced(layers: ConformalLayers, path: str, x: Tensor) -> Trace:
+    prefix = "" if path == _ROOT else path
+    return trace_modules(flatten_modules(layers, prefix), tuple(x.shape[1:]))
+
+
+def _capture(
+    model: nn.Module, shape: Shape, keep_hooks: bool = False
+) -> tuple[fx.GraphModule, _Shapes]:
+    """Trace a frozen copy of the model and learn the shape of every value in it."""
+    if not isinstance(model, nn.Module):
+        raise refusal("fold(model)", "an nn.Module", type(model).__name__, "Pass the model itself.")
+    if isinstance(model, Folded):
+        raise refusal("fold(model)", "a model with layers", "a Folded", "It is folded already.")
+    if not any(isinstance(m, ConformalLayers) for m in model.modules()):
+        raise refusal(
+            "fold(model)",
+            "a cl.ConformalLayers, or a module with some inside",
+            type(model).__name__,
+            "Nothing else folds; wrap its linear layers and activations.",
+        )
+    if not keep_hooks:
+        for path, module in model.named_modules():
+            refuse_hooks(path, module)
+    root: nn.Module = freeze(model)
+    if isinstance(model, ConformalLayers):
+        root = nn.Sequential()
+        root.add_module(_ROOT, freeze(model))
+    try:
+        graph_module = fx.GraphModule(root, _Tracer().trace(root))
+    except Exception as error:
+        raise refusal(
+            f"fold({type(model).__name__})",
+            "a model that torch.fx can trace",
+            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
+        ) from error
+    parameter = next(model.parameters(), None)
+    zeros = torch.zeros(
+        2,
+        *shape,
+        dtype=None if parameter is None else parameter.dtype,
+        device=None if parameter is None else parameter.device,
+    )
+    shapes = _Shapes(graph_module)
+    shapes.run(zeros)
+    return graph_module, shapes
+
+
+def _replace(
+    graph_module: fx.GraphModule,
+    node: fx.Node,
+    shapes: _Shapes,
+    strategy: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Plan:
+    """Put a folded chain in the place of a ConformalLayers node and of what it absorbs."""
+    candidates = [(node, program_of(shapes.traces[node]), 0)]
+    kept = [0]  # work of the layers that each candidate leaves standing
+    for follower, module in _followers(graph_module, node, shapes):
+        last = candidates[-1][1]
+        candidates.append(
+            (follower, absorb(last, module, shapes.shapes[follower]), len(candidates))
+        )
+        own = candidates[-1][1].trailing[-1].multiply_adds()
+        kept = [work + own for work in kept] + [0]
+    plans = [make_plan(program, strategy, dtype) for _, program, _ in candidates]
+    best = min(range(len(plans)), key=lambda i: (plans[i].cost.work + kept[i], -i))
+    last_node, program, absorbed = candidates[best]
+    plan = Plan(plans[best].strategy, plans[best].reason, plans[best].candidates, absorbed)
+    folded = Conformal(_on(program, device), plan, dtype, device)
+    name = f"folded_{node.name}"
+    graph_module.add_submodule(name, folded)
+    with graph_module.graph.inserting_after(last_node):
+        new = graph_module.graph.call_module(name, node.args)
+    last_node.replace_all_uses_with(new)
+    current = last_node
+    while True:
+        previous = current.all_input_nodes[0]
+        graph_module.graph.erase_node(current)
+        if current is node:
+            break
+        current = previous
+    graph_module.delete_all_unused_submodules()
+    graph_module.recompile()
+    return plan
+
+
+def _followers(
+    graph_module: fx.GraphModule, node: fx.Node, shapes: _Shapes
+) -> list[tuple[fx.Node, nn.Module]]:
+    """Return the affine modules that hang on a node in a single line."""
+    found = []
+    while len(node.users) == 1:
+        (node,) = node.users
+        module = _affine(graph_module, node)
+        if module is None or node not in shapes.shapes or len(node.all_input_nodes) != 1:
+            break
+        found.append((node, module))
+    return found
+
+
+def _affine(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    if node.op == "call_module":
+        module = graph_module.get_submodule(str(node.target))
+        return module if find_kind(module) is not None else None
+    flattens = node.op == "call_function" and node.target is torch.flatten
+    flattens = flattens or (node.op == "call_method" and node.target == "flatten")
+    if flattens and (node.args[1:], node.kwargs) in (((1,), {}), ((), {"start_dim": 1})):
+        return nn.Flatten()
+    return None
+
+
+def _simplest(graph_module: fx.GraphModule) -> nn.Module:
+    """Return an nn.Sequential where the graph is a plain chain of modules."""
+    modules: list[nn.Module] = []
+    previous = None
+    for node in graph_module.graph.nodes:
+        if node.op == "call_module" and node.args == (previous,) and not node.kwargs:
+            modules.append(graph_module.get_submodule(str(node.target)))
+        elif node.op == "output":
+            if node.args != (previous,):
+                return graph_module
+        elif node.op != "placeholder" or previous is not None:
+            return graph_module
+        previous = node
+    return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
+
+
+def _on(program: Program, device: torch.device) -> Program:
+    """Move a program's operators where float64 exists, if they are not there."""
+    if wide_dtype(device) is torch.float64:
+        return program
+    for item in program.operators:
+        item.module.to("cpu")
+    return program
+
+
+def _dtype_and_device(
+    model: nn.Module, dtype: torch.dtype | None
+) -> tuple[torch.dtype, torch.device]:
+    parameter = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+    if dtype is None:
+        dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise refusal("fold(dtype=...)", "a floating-point dtype", repr(dtype), "Leave it out.")
+    return dtype, torch.device("cpu") if parameter is None else parameter.device
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not operator.gt(value, 0) or value == float("inf"):
+        raise refusal(
+            f"fold({name}=...)", "None or a finite number > 0", repr(value), "Leave it out."
+        )

@@ -1,0 +1,336 @@
+"""The registry of linear modules: which types may stand in a ConformalLayers, and how they run.
+
+One row a type. A subclass inherits its parent's row unless it overrides ``forward``: then nobody
+has vouched for it, and it is refused until it is registered itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch  # noqa: F401 (the examples use it)
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import bounds, layers
+from .activations import ReSPro
+from .bounds import Shape
+from .errors import ConformalError, refusal
+from .functional import Scalar
+
+Bound = Callable[[nn.Module, Shape], Scalar]
+Scaled = Callable[[nn.Module, Tensor, Scalar], Tensor]
+Check = Callable[[nn.Module], str | None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the library knows of one linear module type.
+
+    Args:
+        bound: (module, input shape) → an upper bound of its operator norm.
+        scaled: (module, input, factor) → factor · module(input), cheaper than scaling the output;
+            None where the factor had better wait for a later layer.
+        parameter: the tensor that the output is proportional to, if there is one.
+        check: module → the part of its configuration that is refused, or None.
+        rank: the number of axes of a batch, where the module fixes it.
+        channels: the attribute that holds the size of axis 1.
+        drops: it is the identity in evaluation mode.
+    """
+
+    bound: Bound
+    scaled: Scaled | None = None
+    check: Check | None = None
+    rank: int | None = None
+    channels: str | None = None
+    parameter: str | None = None
+    drops: bool = False
+
+
+_KINDS: dict[type[nn.Module], Kind] = {}
+
+
+def register_linear(
+    module_type: type[nn.Module],
+    bound: Bound,
+    *,
+    check: Check | None = None,
+    rank: int | None = None,
+) -> None:
+    """Let modules of a type of your own stand in a :class:`ConformalLayers`.
+
+    The module must be linear in its input, without a bias, and treat each sample by itself;
+    :func:`conformallayers.testing.assert_linear` checks that.
+
+    Args:
+        module_type: the class.
+        bound: function of (module, shape of one input sample) that returns an upper bound of the
+            operator norm, a float or a 0-dim tensor.
+        check: function of the module that returns what is wrong with its configuration, or None.
+        rank: number of axes of its input with the batch axis, if it fixes it.
+
+    Examples:
+        >>> class Negate(torch.nn.Module):
+        ...     def forward(self, input):
+        ...         return -input
+        >>> register_linear(Negate, bound=lambda module, shape: 1.0)
+        >>> import conformallayers as cl
+        >>> cl.ConformalLayers(Negate(), cl.ReSPro())
+        ConformalLayers(
+          (0): Negate()
+          (1): ReSPro()
+        )
+    """
+    if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
+        raise refusal(
+            "register_linear(module_type)",
+            "a subclass of nn.Module",
+            repr(module_type),
+            "Give the class.",
+        )
+    _KINDS[module_type] = Kind(bound, _scale_output, check, rank)
+
+
+def find_kind(module: nn.Module) -> Kind | None:
+    """Return the row of a module's type, or None where no row vouches for its forward."""
+    for ancestor in type(module).__mro__:
+        kind = _KINDS.get(ancestor)
+        if kind is not None:
+            same = all(
+                getattr(type(module), name, None) is getattr(ancestor, name, None)
+                for name in ("forward", "_conv_forward", "__call__")
+            )
+            return kind if same else None
+    return None
+
+
+def kind_of(path: str, module: nn.Module) -> Kind:
+    """Return the row of a module's type, or refuse the module."""
+    kind = find_kind(module)
+    if kind is None:
+        raise _unsupported(f"ConformalLayers at position {path}", module)
+    return kind
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether calling the module runs more than its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def run(module: nn.Module, kind: Kind, x: Tensor, factor: Scalar | None) -> Tensor:
+    """Return ``factor · module(x)``, with the factor on the weights where that is possible."""
+    if factor is None or kind.scaled is None:
+        result: Tensor = module(x)
+        return result
+    scaled = _scale_output if has_hooks(module) else kind.scaled
+    return scaled(module, x, factor)
+
+
+def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Walk the children in order, through nested ``nn.Sequential``: (path, module)."""
+    for name, child in root._modules.items():
+        if child is None:
+            continue
+        path = f"{prefix}.{name}" if prefix else name
+        if type(child) is nn.Sequential:
+            yield from flatten_modules(child, path)
+        else:
+            yield path, child
+
+
+def check_module(path: str, module: nn.Module) -> None:
+    """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy."""
+    if isinstance(module, ReSPro):
+        return
+    kind = kind_of(path, module)
+    where = f"ConformalLayers at position {path}"
+    problem = kind.check(module) if kind.check else None
+    if problem is not None:
+        raise ConformalError(f"{where}: {problem}")
+
+
+def check_input(path: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> None:
+    """Refuse a batch whose number of axes or channels the module does not take."""
+    name = type(module).__name__
+    if kind.rank is not None and len(shape) != kind.rank:
+        unbatched = len(shape) == kind.rank - 1
+        raise refusal(
+            f"{name} at position {path}",
+            f"a batch with {kind.rank} axes",
+            f"{'an unbatched input' if unbatched else 'an input'} of shape {tuple(shape)}",
+            "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input.",
+        )
+    wanted = getattr(module, kind.channels) if kind.channels else None
+    axis = -1 if isinstance(module, nn.Linear) else 1
+    if wanted is not None and shape[axis] != wanted:
+        raise refusal(
+            f"{name} at position {path}",
+            f"{kind.channels}={wanted} on axis {axis}",
+            f"an input of shape {tuple(shape)}",
+            "Change the layer or the input.",
+        )
+
+
+def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch: int) -> None:
+    """Refuse an output that has lost the batch axis."""
+    if len(shape) < 2 or shape[0] != batch:
+        raise refusal(
+            f"{type(module).__name__} at position {path}",
+            "the batch axis to stay first",
+            f"an output of shape {tuple(shape)} for a batch of {batch}",
+            "Keep axis 0 out of the layer.",
+        )
+
+
+_REMEDIES: dict[type[nn.Module], str] = {
+    nn.MaxPool1d: "Use cl.AvgPool1d: a maximum is not linear.",
+    nn.MaxPool2d: "Use cl.AvgPool2d: a maximum is not linear.",
+    nn.MaxPool3d: "Use cl.AvgPool3d: a maximum is not linear.",
+    nn.AdaptiveMaxPool1d: "Use cl.AdaptiveAvgPool1d: a maximum is not linear.",
+    nn.AdaptiveMaxPool2d: "Use cl.AdaptiveAvgPool2d: a maximum is not linear.",
+    nn.AdaptiveMaxPool3d: "Use cl.AdaptiveAvgPool3d: a maximum is not linear.",
+}
+_ACTIVATIONS = tuple(
+    getattr(nn, name)
+    for name in [
+        "ReLU",
+        "ReLU6",
+        "LeakyReLU",
+        "PReLU",
+        "ELU",
+        "SELU",
+        "CELU",
+        "GELU",
+        "SiLU",
+        "Mish",
+        "Sigmoid",
+        "Tanh",
+        "Softplus",
+        "Hardswish",
+        "Hardsigmoid",
+        "Hardtanh",
+        "Softsign",
+        "Tanhshrink",
+        "LogSigmoid",
+        "Softmax",
+        "LogSoftmax",
+        "GLU",
+        "Threshold",
+    ]
+)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+
+def _unsupported(where: str, module: nn.Module) -> ConformalError:
+    if isinstance(module, _ACTIVATIONS):
+        remedy = "Use cl.ReSPro(), the activation that folds, or put it into the head."
+    elif isinstance(module, _NORMS):
+        remedy = "Leave it out: ReSPro already normalises. cl.Scale() learns a gain."
+    elif type(module).__name__ == "ConformalLayers":
+        remedy = "Unpack it: cl.ConformalLayers(*inner, ...); nesting would divide twice."
+    elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        remedy = "Give the number of input channels: bounds need the weights."
+    elif any(ancestor in _KINDS for ancestor in type(module).__mro__):
+        remedy = "It overrides forward: if it is linear, vouch for it with cl.register_linear."
+    else:
+        remedy = _REMEDIES.get(
+            type(module), "If it is linear and has no bias, register it with cl.register_linear."
+        )
+    return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
+
+
+def _scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    result: Tensor = module(x)
+    return result * factor
+
+
+def _scaled_conv(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    result: Tensor = module._conv_forward(x, module.weight * factor, None)
+    return result
+
+
+def _scaled_transposed(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
+    return function(
+        x,
+        module.weight * factor,
+        None,
+        module.stride,
+        module.padding,
+        module.output_padding,
+        module.groups,
+        module.dilation,
+    )
+
+
+def _scaled_linear(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    return F.linear(x, module.weight * factor)
+
+
+def _scaled_gain(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    result: Tensor = x * (module.gain * factor)
+    return result
+
+
+def _no_bias(module: nn.Module) -> str | None:
+    if getattr(module, "bias", None) is None:
+        return None
+    name = type(module).__name__
+    return (
+        f"expected {name} without a bias, got bias=True. "
+        f"Give bias=False, or use cl.{name}, which has none by default."
+    )
+
+
+def _not_in_place(module: nn.Module) -> str | None:
+    if not getattr(module, "inplace", False):
+        return None
+    return "expected inplace=False, got inplace=True. Values before an activation are needed later."
+
+
+def _zero_value(module: nn.Module) -> str | None:
+    value = getattr(module, "value", 0)
+    return None if value == 0 else f"expected padding with 0, got {value}. Padding must be linear."
+
+
+def _keeps_batch(module: nn.Module) -> str | None:
+    dim = getattr(module, "start_dim", getattr(module, "dim", 1))
+    if dim == 0:
+        return "expected the batch axis to stay, got axis 0. Start at axis 1."
+    return None
+
+
+def _register_torch() -> None:
+    for n in (1, 2, 3):
+        rank = n + 2
+
+        def kind(name: str, n: int = n) -> type[nn.Module]:
+            found: type[nn.Module] = getattr(nn, f"{name}{n}d")
+            return found
+
+        _KINDS[kind("Conv")] = Kind(
+            bounds.conv_bound, _scaled_conv, _no_bias, rank, "in_channels", "weight"
+        )
+        _KINDS[kind("ConvTranspose")] = Kind(
+            bounds.transposed_bound, _scaled_transposed, _no_bias, rank, "in_channels", "weight"
+        )
+        _KINDS[kind("AvgPool")] = Kind(bounds.avg_pool_bound, rank=rank)
+        _KINDS[kind("AdaptiveAvgPool")] = Kind(bounds.adaptive_pool_bound, rank=rank)
+        _KINDS[kind("Dropout")] = Kind(bounds.one, check=_not_in_place, rank=rank, drops=True)
+        for pad in ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
+            _KINDS[kind(pad)] = Kind(bounds.pad_bound, check=_zero_value, rank=rank)
+    _KINDS[nn.Linear] = Kind(
+        bounds.linear_bound, _scaled_linear, _no_bias, None, "in_features", "weight"
+    )
+    _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch)
+    _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch)
+    _KINDS[nn.Identity] = Kind(bounds.one)
+    _KINDS[nn.Dropout] = Kind(bounds.one, check=_not_in_place, drops=True)
+    for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
+        _KINDS[shuffle] = Kind(bounds.one, rank=4)
+    _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain")
+
+
+_register_torch()

@@ -1,0 +1,493 @@
+"""The linear modules: torch.nn's layers under their own names, and a learned gain.
+
+Each layer is its torch.nn namesake, with the same arguments, order, state_dict keys and repr; only
+``bias`` is off by default, because a bias moves the point and needs the coordinate t.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .errors import refusal
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+_Device = torch.device | str | int | None
+
+
+def _refuse_bias(kind: str, bias: bool) -> None:
+    if bias:
+        raise refusal(
+            f"{kind}(bias=...)",
+            "bias=False",
+            f"bias={bias!r}",
+            "Leave the bias out; a bias after the last activation can stand in the head.",
+        )
+
+
+class Conv1d(nn.Conv1d):
+    """Convolve, as :class:`torch.nn.Conv1d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
+            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
+        bias: must be False.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, L) → (B, C_out, L')
+
+    Examples:
+        >>> Conv1d(3, 8, 3, padding=1)(torch.rand(2, 3, 5)).shape
+        torch.Size([2, 8, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: str | int | tuple[int] = 0,
+        dilation: int | tuple[int] = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("Conv1d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class Conv2d(nn.Conv2d):
+    """Convolve, as :class:`torch.nn.Conv2d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
+            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
+        bias: must be False.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, H, W) → (B, C_out, H', W')
+
+    Examples:
+        >>> Conv2d(3, 8, 3, padding=1)(torch.rand(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("Conv2d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class Conv3d(nn.Conv3d):
+    """Convolve, as :class:`torch.nn.Conv3d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
+            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
+        bias: must be False.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, D, H, W) → (B, C_out, D', H', W')
+
+    Examples:
+        >>> Conv3d(3, 8, 3, padding=1)(torch.rand(2, 3, 5, 5, 5)).shape
+        torch.Size([2, 8, 5, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: str | int | tuple[int, int, int] = 0,
+        dilation: int | tuple[int, int, int] = 1,
+        groups: int = 1,
+        bias: bool = False,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("Conv3d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class ConvTranspose1d(nn.ConvTranspose1d):
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose1d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
+            as in torch.nn.
+        bias: must be False.
+        padding_mode: ``"zeros"``, the only one torch.nn has here.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, L) → (B, C_out, L')
+
+    Examples:
+        >>> ConvTranspose1d(3, 8, 2, stride=2)(torch.rand(2, 3, 5)).shape
+        torch.Size([2, 8, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int],
+        stride: int | tuple[int] = 1,
+        padding: int | tuple[int] = 0,
+        output_padding: int | tuple[int] = 0,
+        groups: int = 1,
+        bias: bool = False,
+        dilation: int | tuple[int] = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("ConvTranspose1d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            groups=groups,
+            bias=False,
+            dilation=dilation,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class ConvTranspose2d(nn.ConvTranspose2d):
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose2d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
+            as in torch.nn.
+        bias: must be False.
+        padding_mode: ``"zeros"``, the only one torch.nn has here.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, H, W) → (B, C_out, H', W')
+
+    Examples:
+        >>> ConvTranspose2d(3, 8, 2, stride=2)(torch.rand(2, 3, 5, 5)).shape
+        torch.Size([2, 8, 10, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        output_padding: int | tuple[int, int] = 0,
+        groups: int = 1,
+        bias: bool = False,
+        dilation: int | tuple[int, int] = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("ConvTranspose2d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            groups=groups,
+            bias=False,
+            dilation=dilation,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class ConvTranspose3d(nn.ConvTranspose3d):
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose3d` does, without a bias.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
+            as in torch.nn.
+        bias: must be False.
+        padding_mode: ``"zeros"``, the only one torch.nn has here.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, C_in, D, H, W) → (B, C_out, D', H', W')
+
+    Examples:
+        >>> ConvTranspose3d(3, 8, 2, stride=2)(torch.rand(2, 3, 5, 5, 5)).shape
+        torch.Size([2, 8, 10, 10, 10])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: int | tuple[int, int, int] = 0,
+        output_padding: int | tuple[int, int, int] = 0,
+        groups: int = 1,
+        bias: bool = False,
+        dilation: int | tuple[int, int, int] = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("ConvTranspose3d", bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            groups=groups,
+            bias=False,
+            dilation=dilation,
+            padding_mode=padding_mode,
+            device=device,
+            dtype=dtype,
+        )
+
+
+class AvgPool1d(nn.AvgPool1d):
+    """Average over windows; every argument of :class:`torch.nn.AvgPool1d`.
+
+    Shape:
+        (B, C, L) → (B, C, L')
+
+    Examples:
+        >>> AvgPool1d(5)(torch.ones(1, 2, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class AvgPool2d(nn.AvgPool2d):
+    """Average over windows; every argument of :class:`torch.nn.AvgPool2d`.
+
+    Shape:
+        (B, C, H, W) → (B, C, H', W')
+
+    Examples:
+        >>> AvgPool2d(5)(torch.ones(1, 2, 5, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class AvgPool3d(nn.AvgPool3d):
+    """Average over windows; every argument of :class:`torch.nn.AvgPool3d`.
+
+    Shape:
+        (B, C, D, H, W) → (B, C, D', H', W')
+
+    Examples:
+        >>> AvgPool3d(5)(torch.ones(1, 2, 5, 5, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
+    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool1d`.
+
+    Shape:
+        (B, C, L) → (B, C, L')
+
+    Examples:
+        >>> AdaptiveAvgPool1d(1)(torch.ones(1, 2, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool2d`.
+
+    Shape:
+        (B, C, H, W) → (B, C, H', W')
+
+    Examples:
+        >>> AdaptiveAvgPool2d(1)(torch.ones(1, 2, 5, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
+    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool3d`.
+
+    Shape:
+        (B, C, D, H, W) → (B, C, D', H', W')
+
+    Examples:
+        >>> AdaptiveAvgPool3d(1)(torch.ones(1, 2, 5, 5, 5)).flatten()
+        tensor([1., 1.])
+    """
+
+
+class Dropout(nn.Dropout):
+    """Drop coefficients while training, as :class:`torch.nn.Dropout`; t stays as it is.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> Dropout(0.5).eval()(torch.ones(1, 2))
+        tensor([[1., 1.]])
+    """
+
+
+class Flatten(nn.Flatten):
+    """Flatten axes, as :class:`torch.nn.Flatten`.
+
+    Shape:
+        (B, C, H, W) → (B, C·H·W) with the default arguments
+
+    Examples:
+        >>> Flatten()(torch.ones(1, 2, 3)).shape
+        torch.Size([1, 6])
+    """
+
+
+class Identity(nn.Identity):
+    """Do nothing, as :class:`torch.nn.Identity`.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> Identity()(torch.ones(1, 2))
+        tensor([[1., 1.]])
+    """
+
+
+class Linear(nn.Linear):
+    """Multiply by a matrix, as :class:`torch.nn.Linear` does, without a bias.
+
+    Args:
+        in_features, out_features: as in torch.nn.
+        bias: must be False.
+        device, dtype: where and how the weight is kept.
+
+    Shape:
+        (B, ..., in_features) → (B, ..., out_features)
+
+    Examples:
+        >>> Linear(4, 2)(torch.rand(3, 4)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: _Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _refuse_bias("Linear", bias)
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+
+
+class Scale(nn.Module):
+    """Multiply by one learned number.
+
+    Args:
+        gain: the value to start from.
+        device, dtype: where and how the gain is kept.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> Scale(2.0)(torch.ones(1, 2)).tolist()
+        [[2.0, 2.0]]
+    """
+
+    def __init__(
+        self, gain: float = 1.0, *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if isinstance(gain, bool) or not isinstance(gain, (int, float)) or not math.isfinite(gain):
+            raise refusal("Scale(gain=...)", "a finite number", repr(gain), "1.0 changes nothing.")
+        self.initial = float(gain)
+        self.gain = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the gain back to the value it started from."""
+        nn.init.constant_(self.gain, self.initial)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``gain · input``."""
+        return input * self.gain
+
+    def extra_repr(self) -> str:
+        """Show the starting value if it is not 1."""
+        return "" if self.initial == 1.0 else f"gain={self.initial:g}"

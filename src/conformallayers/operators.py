@@ -1,0 +1,159 @@
+"""Linear operators: frozen copies of modules, their adjoints, and chains of them.
+
+An operator is a value: evaluation semantics, no parameters, no hooks, no tie to the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+
+from .bounds import Shape
+from .errors import refusal
+
+# Hooks that compute the weight before each forward; their work is done once, at freezing.
+_WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
+
+
+def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Copy a module for evaluation: parametrisations resolved, parameters turned into buffers.
+
+    Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
+    copy; other hooks are left behind, see :func:`refuse_hooks`.
+
+    Args:
+        module: any module; it is not changed.
+        dtype: cast floating-point tensors to this dtype.
+
+    Returns:
+        A new module in evaluation mode without parameters or hooks.
+    """
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        for value in vars(child).values():  # tensors kept as attributes may have a graph
+            if isinstance(value, Tensor):
+                memo[id(value)] = value.detach().clone()
+    with torch.no_grad():
+        frozen = copy.deepcopy(module, memo)
+        for child in frozen.modules():
+            _resolve(child)
+        for child in frozen.modules():
+            for name, parameter in list(child._parameters.items()):
+                if parameter is not None:
+                    del child._parameters[name]
+                    child.register_buffer(name, parameter.detach().clone())
+    frozen = frozen.eval()
+    return frozen if dtype is None else frozen.to(dtype)
+
+
+def refuse_hooks(path: str, module: nn.Module) -> None:
+    """Refuse a module whose hooks may change its output: a folded copy would lose them."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    unknown = [hook for hook in hooks if not _computes_weight(hook)]
+    if unknown:
+        raise refusal(
+            f"{type(module).__name__} at position {path}",
+            "a module without forward hooks",
+            f"{len(unknown)} of them, which a folded copy would lose",
+            "Remove them first: handle.remove().",
+        )
+
+
+def _computes_weight(hook: Any) -> bool:
+    return isinstance(hook, BasePruningMethod) or type(hook).__name__ in _WEIGHT_HOOKS
+
+
+def _resolve(module: nn.Module) -> None:
+    """Turn computed weights into plain ones, and drop the hooks."""
+    if parametrize.is_parametrized(module):
+        for name in list(module.parametrizations):  # type: ignore[arg-type]
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+    module.training = False
+    for hook in list(module._forward_pre_hooks.values()):
+        if _computes_weight(hook):
+            _run_weight_hook(module, hook)
+    module._forward_pre_hooks.clear()
+    module._forward_hooks.clear()
+
+
+def _run_weight_hook(module: nn.Module, hook: Any) -> None:
+    hook(module, ())
+    name: str = getattr(hook, "_tensor_name", None) or hook.name
+    weight = module.__dict__.pop(name).detach()
+    for table in (module._parameters, module._buffers):
+        for part in [part for part in table if part.startswith(name + "_")]:
+            del table[part]
+    module.register_buffer(name, weight)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One linear map between samples of fixed shapes, made from a frozen module.
+
+    Args:
+        module: the frozen module.
+        input_shape, output_shape: of one sample.
+    """
+
+    module: nn.Module
+    input_shape: Shape
+    output_shape: Shape
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
+        result: Tensor = self.module(x)
+        return result
+
+    def multiply_adds(self) -> int:
+        """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
+        weight = getattr(self.module, "weight", None)
+        outputs = _size(self.output_shape)
+        if not isinstance(weight, Tensor):
+            kernel = getattr(self.module, "kernel_size", 1)
+            size = _size(kernel) if isinstance(kernel, (tuple, list)) else int(kernel)
+            return outputs * size if size > 1 else 0
+        if "Transpose" in type(self.module).__name__:
+            return _size(self.input_shape) * weight[0].numel()
+        return outputs * weight[0].numel()
+
+
+def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
+    """Apply operators one after the other."""
+    for operator in operators:
+        x = operator.apply(x)
+    return x
+
+
+def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
+    """Return Uᵀ g of the chain: (B, *output_shape) → (B, *input_shape)."""
+    if not operators:
+        return g
+    with torch.enable_grad():
+        shape = (g.shape[0], *operators[0].input_shape)
+        x = torch.zeros(shape, dtype=g.dtype, device=g.device, requires_grad=True)
+        (result,) = torch.autograd.grad(apply_all(operators, x), x, g)
+    return result
+
+
+def impulses(shape: Shape, chunk: int, like: Tensor) -> Iterator[Tensor]:
+    """Yield the identity as batches of at most ``chunk`` samples of the given shape."""
+    size = _size(shape)
+    for start in range(0, size, chunk):
+        rows = torch.arange(start, min(start + chunk, size), device=like.device)
+        identity = torch.zeros(len(rows), size, dtype=like.dtype, device=like.device)
+        identity[torch.arange(len(rows), device=like.device), rows] = 1
+        yield identity.view(-1, *shape)
+
+
+def _size(shape: Sequence[int]) -> int:
+    total = 1
+    for n in shape:
+        total *= int(n)
+    return total

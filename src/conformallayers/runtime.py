@@ -1,0 +1,155 @@
+"""Plan → Folded: the module that runs a folded network. A few tensors and one short forward."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .bounds import Shape
+from .cores import STRATEGIES
+from .errors import refusal, shape_text
+from .fold import Program
+from .functional import guarded_ratio, leave, normalise
+from .plan import Plan
+
+Self = TypeVar("Self", bound="Folded")
+
+
+class Conformal(nn.Module):
+    """One folded chain: normalise, apply the core, run the scalar recurrence, divide.
+
+    Args:
+        program: what to compute.
+        plan: how.
+        dtype, device: of the constants.
+    """
+
+    bias: Tensor | None
+
+    def __init__(
+        self, program: Program, plan: Plan, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.input_shape = program.input_shape
+        self.output_shape = program.output_shape
+        self.projective = program.projective
+        self.core = STRATEGIES[plan.strategy](program, dtype, device)
+        self.scale = program.scale * self.core.gain
+        bias = None if program.bias is None else program.bias.to(dtype=dtype, device=device)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a batch (B, *input_shape) → (B, *output_shape)."""
+        unit, m, tau = normalise(x)
+        v, forms = self.core(unit)
+        for projective, n in zip(self.projective, forms, strict=True):
+            tau = tau + (guarded_ratio(n, tau) if projective else m * n)
+        y = leave(v, self.scale, tau)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        """Show the shapes."""
+        return f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+
+
+class Explanation(dict[str, Plan]):
+    """The plan of each folded part by its path; prints as tables."""
+
+    def __str__(self) -> str:
+        parts = [f"{path}\n{plan}" if path else str(plan) for path, plan in self.items()]
+        return "\n\n".join(parts)
+
+    __repr__ = __str__
+
+
+class Folded(nn.Module):
+    """A folded network. Made by :func:`conformallayers.fold`, not by hand.
+
+    It is for inference: its arrays are buffers, ``train()`` changes nothing, and it cannot be
+    fine-tuned, because one matrix and one form no longer know the layers they came from. Train the
+    original and fold again. Gradients with respect to the input do flow.
+
+    Attributes:
+        input_shape: of one sample.
+        output_shape: of one sample.
+        strategy: the name of the strategy of each part, joined with "+".
+        certificate: None, since the form is exact.
+
+    Shape:
+        (B, *input_shape) → (B, *output_shape)
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.AvgPool2d(2))
+        >>> folded = cl.fold(model, (1, 8, 8))
+        >>> folded(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 4, 3, 3])
+    """
+
+    anchor: Tensor
+
+    def __init__(
+        self,
+        body: nn.Module,
+        plans: dict[str, Plan],
+        shapes: tuple[Shape, Shape],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.plans = dict(plans)
+        self.input_shape, self.output_shape = shapes
+        self.certificate = None
+        self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=device), persistent=False)
+        self.eval()
+
+    @property
+    def strategy(self) -> str:
+        """The chosen strategy; several parts are joined with "+"."""
+        return "+".join(plan.strategy for plan in self.plans.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs, constants and outputs."""
+        return self.anchor.dtype
+
+    def explain(self) -> Explanation:
+        """Return the candidates, their costs and the reason of the choice; prints as a table."""
+        return Explanation(self.plans)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the folded network on a batch."""
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise self._wrong_shape(x)
+        if x.dtype != self.anchor.dtype:
+            raise refusal(
+                "Folded",
+                f"an input of dtype {self.anchor.dtype}",
+                f"{x.dtype}",
+                "Convert the input, or fold with dtype=....",
+            )
+        result: Tensor = self.body(x)
+        return result
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Stay in evaluation mode: a folded network has nothing to train."""
+        return super().train(False)
+
+    def extra_repr(self) -> str:
+        """Show the shapes, the dtype and the strategy."""
+        shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+        return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
+
+    def _wrong_shape(self, x: Tensor) -> Exception:
+        unbatched = tuple(x.shape) == self.input_shape
+        return refusal(
+            "Folded",
+            f"a batch of shape (B, {shape_text(self.input_shape)[1:].replace(',)', ')')}",
+            f"{'an unbatched input' if unbatched else 'an input'} of shape {tuple(x.shape)}",
+            "Add the batch axis with x.unsqueeze(0)."
+            if unbatched
+            else "Fold again for this shape: a fold is made for one.",
+        )
