@@ -32,12 +32,15 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
         tensor(1.7321, dtype=torch.float64)
     """
-    norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
-    blocks = norms.unflatten(0, (groups, -1))  # (groups, C_out/groups, C_in/groups)
-    product = blocks.sum(2).amax() * blocks.sum(1).amax() * copies
-    # The derivative of the root is infinite at 0; zero weights must not give NaN.
-    zero = product == 0
-    return torch.where(zero, torch.zeros_like(product), torch.where(zero, 1.0, product).sqrt())
+    wide = wide_dtype(weight.device)
+    norms = weight.flatten(2).abs().sum(2, dtype=wide)  # A, (C_out, C_in/groups)
+    blocks = norms.view(groups, -1, norms.shape[1])
+    product = blocks.sum(2).amax() * blocks.sum(1).amax()
+    if copies != 1:
+        product = product * copies
+    # The derivative of the root is infinite at 0: zero weights get a bound that is not quite 0.
+    floor: float = torch.finfo(wide).tiny ** 0.5
+    return product.clamp_min(floor).sqrt()
 
 
 def conv_bound(module: Any, shape: Shape) -> Scalar:

@@ -18,12 +18,12 @@ from .errors import refusal
 from .fold import program_of
 from .functional import (
     Scalar,
+    Scaling,
     activate_and_leave,
     energy,
     guarded_ratio,
     leave,
     normalise,
-    positive,
 )
 from .kinds import (
     Kind,
@@ -187,9 +187,7 @@ class ConformalLayers(nn.Sequential):
     def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``fold.py`` for the letters)."""
         z, m, tau = normalise(input)
-        balance: Scalar = 1.0
-        rho: Scalar = 1.0
-        factor: Scalar | None = None  # what z still has to be multiplied with to be in balance
+        scaling = Scaling()
         segment = Segment(z, [])
         layers = list(flatten_modules(self))
         for index, (path, module) in enumerate(layers):
@@ -197,24 +195,18 @@ class ConformalLayers(nn.Sequential):
                 kind = kind_of(path, module)
                 check_input(path, module, kind, tuple(z.shape))
                 segment.layers.append((module, kind, tuple(z.shape[1:])))
-                z = run(module, kind, z, factor)
+                z = run(module, kind, z, scaling.take() if kind.scaled else None)
                 check_batch_axis(path, module, z.shape, input.shape[0])
-                if factor is not None and kind.scaled is not None:
-                    balance, rho, factor = balance / factor**2, rho / factor, None
                 continue
             alpha = segment.alpha(module, self.training and not _transformed())
-            if module.projective:
-                gain = guarded_ratio(torch.ones_like(tau) * (rho**2 / alpha**2), tau)
-            else:
-                gain = m * (balance / alpha**2)
-            balance, rho = balance * 2 / alpha, rho * 2 / alpha
+            weight = scaling.activate(alpha, module.projective)
+            gain = guarded_ratio(weight, tau) if module.projective else m * weight
             if index + 1 == len(layers):
-                return activate_and_leave(z, tau, gain, rho)
+                return activate_and_leave(z, tau, gain, scaling.rho)
             z, n = energy(z)
             tau = tau + gain * n
-            factor = rho if module.projective else balance**0.5
             segment = Segment(z, [])
-        return leave(z, rho, tau)
+        return leave(z, scaling.rho, tau)
 
     def _would_lose_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
@@ -295,7 +287,8 @@ class Segment(NamedTuple):
         if isinstance(activation.alpha, float):
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
-            return positive(power_step(activation, self.layers, self.entry))
+            norm: Tensor = power_step(activation, self.layers, self.entry)
+            return norm
         bound: Scalar = 1.0
         for module, kind, shape in self.layers:
             bound = kind.bound(module, shape) * bound

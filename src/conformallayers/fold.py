@@ -6,7 +6,6 @@ z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l�
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from .bounds import Shape
 from .errors import shape_text
+from .functional import Scaling
 from .operators import Operator, freeze
 from .trace import Step, Trace
 
@@ -81,21 +81,19 @@ def program_of(trace: Trace) -> Program:
     """Choose the factors that keep every z and τ of a trace inside float range."""
     segments: list[Segment] = []
     pending: list[Operator] = []
-    balance = rho = 1.0  # κ²/σ and κ/σ of x = m·κ·z, t = m·σ·τ
+    scaling = Scaling()
     for step in trace.steps:
         if step.alpha is None:
             pending.append(_operator(step))
             continue
-        alpha = step.alpha
-        weight = (rho**2 if step.projective else balance) / alpha**2  # of ‖z‖² before the factor
-        balance, rho = balance * 2 / alpha, rho * 2 / alpha
-        factor = rho if step.projective else math.sqrt(balance)
-        balance, rho = balance / factor**2, rho / factor
+        weight = float(scaling.activate(step.alpha, step.projective))
+        factor = float(scaling.take() or 1.0)
         segments.append(
             Segment(tuple(pending), factor, weight / factor**2, step.projective, step.path)
         )
         pending = []
-    return Program(trace.input_shape, trace.output_shape, tuple(segments), tuple(pending), rho)
+    shapes = trace.input_shape, trace.output_shape
+    return Program(*shapes, tuple(segments), tuple(pending), float(scaling.rho))
 
 
 def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:

@@ -81,7 +81,7 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
     """
-    peak = torch.linalg.vector_norm(x.detach(), float("inf"), dim=_features(x), keepdim=True)
+    peak = x.detach().abs().amax(_features(x), keepdim=True)  # a norm of order inf is far slower
     peak = torch.where(peak == 0, torch.ones_like(peak), peak)
     unit = x / peak
     wide = wide_dtype(x.device)
@@ -127,16 +127,44 @@ def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
     return z * factor.to(z.dtype)
 
 
-def guarded_ratio(n: Tensor, tau: Tensor) -> Tensor:
+def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
     """Return ``n / τ``, and 0 where τ = 0 (a zero sample has no energy either)."""
     return n * _inverse(tau)
 
 
-def positive(alpha: Scalar) -> Scalar:
-    """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
-    if isinstance(alpha, Tensor):
-        return torch.where(alpha == 0, torch.ones_like(alpha), alpha)
-    return alpha if alpha else 1.0
+class Scaling:
+    """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, kept so that nothing over- or underflows.
+
+    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation wants balance 1 (z = x/√s), a
+    projective one wants rho 1 (z/τ is the point); :meth:`take` gives the factor that z has to be
+    multiplied with to get there. It can wait until a layer takes it on its weights.
+    """
+
+    def __init__(self) -> None:
+        self.balance: Scalar = 1.0
+        self.rho: Scalar = 1.0
+        self._projective: bool | None = None  # of the last activation, until its factor is taken
+
+    def activate(self, alpha: Scalar, projective: bool) -> Scalar:
+        """Pass an activation; return the weight that ``‖z‖²`` has in τ, for z as it is now."""
+        weight = (self.rho**2 if projective else self.balance) / alpha**2
+        double = 2 / alpha
+        self.balance = self.balance * double
+        self.rho = self.rho * double
+        self._projective = projective
+        return weight
+
+    def take(self) -> Scalar | None:
+        """Return the factor that z must be multiplied with now, or None if there is none."""
+        projective, self._projective = self._projective, None
+        if projective is None:
+            return None
+        if projective:
+            factor, self.balance, self.rho = self.rho, self.balance / self.rho**2, 1.0
+        else:
+            factor = self.balance**0.5
+            self.balance, self.rho = 1.0, self.rho / factor
+        return factor
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -166,20 +194,21 @@ def _squared_norm(z: Tensor) -> Tensor:
     return norm.square()
 
 
-def _dot(g: Tensor, z: Tensor) -> Tensor:
-    """Return the dot product of each sample, shape (B,), at least in float32."""
-    return (g * z).sum(_features(z), dtype=_at_least_float32(z.dtype))
+def _combine(
+    g: Tensor, p: Tensor | None, z: Tensor, q: Tensor, spare: Tensor | None = None
+) -> Tensor:
+    """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z.
 
-
-def _combine(g: Tensor, p: Tensor | None, z: Tensor, q: Tensor) -> Tensor:
-    """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z."""
+    ``spare`` is a tensor like z that may be overwritten: fresh memory costs more than arithmetic.
+    """
     dtype = _at_least_float32(z.dtype)
     q = q.to(dtype).view(-1, *[1] * (z.dim() - 1))
     if p is None:
         total = torch.addcmul(g.to(dtype), z.to(dtype), q)
     else:
         p = p.to(dtype).view(-1, *[1] * (z.dim() - 1))
-        total = (g.to(dtype) * p).addcmul_(z.to(dtype), q)
+        reuse = spare if spare is not None and spare.dtype == dtype else None
+        total = torch.mul(g.to(dtype), p, out=reuse).addcmul_(z.to(dtype), q)
     return total.to(z.dtype)
 
 
@@ -220,7 +249,9 @@ class _ActivateAndLeave(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z, tau, gain, rho, n = ctx.saved_tensors
         inverse = _inverse(tau + gain * n)
-        s = _dot(g, z).to(tau.dtype) * inverse
+        product = g * z
+        s = product.sum(_features(z), dtype=_at_least_float32(z.dtype)).to(tau.dtype) * inverse
         g_d = -s * rho * inverse
-        g_z = _combine(g, rho * inverse, z, 2 * (gain * g_d + g_n))
+        spare = None if torch.is_grad_enabled() else product
+        g_z = _combine(g, rho * inverse, z, 2 * (gain * g_d + g_n), spare)
         return g_z, g_d, g_d * n, s.sum()

@@ -1,0 +1,124 @@
+"""Compare a training step of each conformal network with its ReLU counterpart's.
+
+    python benchmarks/train_step.py [--rounds 15] [--out results/benchmarks]
+
+Time: forward, loss and backward, interleaved in one process. Memory: the peak of a process of its
+own for each network, less that of the same process before its first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from timing import interleave
+from torch import nn
+
+from conformallayers import networks
+
+PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module]]] = {
+    "Base": (networks.BaseReLUNet, networks.BaseReSProNet),
+    "LeNet": (networks.LeNet, networks.LeNetCL),
+    "D3ModNet": (networks.D3ModNet, networks.D3ModNetCL),
+    "DkNet, k = 1": (partial(networks.DkNet, 1), partial(networks.DkNetCL, 1)),
+    "DkNet, k = 3": (partial(networks.DkNet, 3), partial(networks.DkNetCL, 3)),
+    "DkNet, k = 9": (partial(networks.DkNet, 9), partial(networks.DkNetCL, 9)),
+}
+LIMITS = {"young": 1.15, "spectral": 1.3}
+
+
+def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+    nn.functional.cross_entropy(model(images), labels).backward()
+
+
+def batch_of(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(size, *networks.IMAGE_SHAPE, generator=generator)
+    return images, torch.randint(0, 10, (size,), generator=generator)
+
+
+def build(name: str, kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    relu, conformal = PAIRS[name]
+    return relu() if kind == "relu" else conformal(alpha=kind)
+
+
+def peak_memory(name: str, kind: str, size: int) -> int:
+    """Return the bytes by which a few steps raise the peak of a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure_peak, (name, kind, size))
+
+
+def _measure_peak(name: str, kind: str, size: int) -> int:
+    torch.set_num_threads(1)
+    model = build(name, kind)
+    images, labels = batch_of(size)
+    step(model, images[:2], labels[:2])
+    before = _high_water()
+    for _ in range(3):
+        step(model, images, labels)
+    return _high_water() - before
+
+
+def _high_water() -> int:
+    """Return the peak resident memory of this process; getrusage would show the parent's."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return 1024 * int(line.split()[1])
+    raise SystemExit("peak memory is read from /proc/self/status, which this system does not have")
+
+
+def measure(name: str, size: int, rounds: int) -> dict[str, object]:
+    images, labels = batch_of(size)
+    models = {kind: build(name, kind) for kind in ("relu", *LIMITS)}
+    engines = {kind: partial(step, model, images, labels) for kind, model in models.items()}
+    times = interleave(engines, rounds, calls=3)
+    memory = {kind: peak_memory(name, kind, size) for kind in engines}
+    row: dict[str, object] = {"network": name, "batch": size}
+    for kind, timing in times.items():
+        row[f"{kind}_ms"] = round(1e3 * timing.median, 3)
+        row[f"{kind}_spread_ms"] = [round(1e3 * timing.low, 3), round(1e3 * timing.high, 3)]
+        row[f"{kind}_mib"] = round(memory[kind] / 2**20, 1)
+    for kind in LIMITS:
+        row[f"{kind}_time_ratio"] = round(times[kind].median / times["relu"].median, 3)
+        row[f"{kind}_memory_ratio"] = round(memory[kind] / max(memory["relu"], 1), 3)
+    return row
+
+
+def markdown(rows: list[dict[str, object]]) -> str:
+    header = (
+        "| network | batch | ReLU, ms | Young, ms | ratio | spectral, ms | ratio |"
+        " ReLU, MiB | Young, MiB | spectral, MiB |\n|---|---|---|---|---|---|---|---|---|---|\n"
+    )
+    keys = ["network", "batch", "relu_ms", "young_ms", "young_time_ratio", "spectral_ms", "spectral_time_ratio", "relu_mib", "young_mib", "spectral_mib"]
+    return header + "".join("| " + " | ".join(str(r[key]) for key in keys) + " |\n" for r in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--only", nargs="+", choices=list(PAIRS), default=list(PAIRS))
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
+    options = parser.parse_args()
+    rows = []
+    for name in options.only:
+        for size in options.batch:
+            rows.append(measure(name, size, options.rounds))
+            print(markdown(rows[-1:]).splitlines()[-1], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    result = {"machine": machine, "rounds": options.rounds, "rows": rows}
+    (options.out / "train_step.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "train_step.md").write_text(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
