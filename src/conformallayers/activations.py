@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import refusal
-from .functional import Scalar, project, respro, wide_dtype
+from .functional import Scalar, positive, project, respro, wide_dtype
 
 _MODES = ("young", "spectral", "learned")
 
@@ -75,16 +75,16 @@ class ReSPro(nn.Module):
             self.vector = None
 
     def resolve(self, bound: Scalar) -> Scalar:
-        """Return α, given the bound of the layers since the last activation."""
+        """Return α, given the bound of the layers since the last activation; never 0."""
         if isinstance(self.alpha, float):
             return self.alpha
         if self.alpha == "learned":
-            return bound * _wide(self.log_factor).exp()
+            return positive(bound) * _wide(self.log_factor).exp()
         if self.alpha == "spectral":
             norm = _wide(self.norm)
-            fallback = torch.as_tensor(bound, dtype=norm.dtype, device=norm.device)
+            fallback = torch.as_tensor(positive(bound), dtype=norm.dtype, device=norm.device)
             return torch.where(norm > 0, norm, fallback)
-        return bound
+        return positive(bound)
 
     def forward(self, input: Tensor) -> Tensor:
         """Map points; needs α as a number."""

@@ -12,11 +12,17 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .functional import Scalar, wide_dtype
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
+
+_COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.modules.padding._ReflectionPadNd, "reflect"),
+    (nn.modules.padding._ReplicationPadNd, "replicate"),
+    (nn.modules.padding._CircularPadNd, "circular"),
+)
 
 
 def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
@@ -38,9 +44,9 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
     product = blocks.sum(2).amax() * blocks.sum(1).amax()
     if copies != 1:
         product = product * copies
-    # The derivative of the root is infinite at 0: zero weights get a bound that is not quite 0.
+    # √p as p/√p: 0 for zero weights, where the derivative of the root itself is infinite.
     floor: float = torch.finfo(wide).tiny ** 0.5
-    return product.clamp_min(floor).sqrt()
+    return product / product.clamp_min(floor).sqrt()
 
 
 def conv_bound(module: Any, shape: Shape) -> Scalar:
@@ -106,12 +112,10 @@ def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
     """Bound a padding module: the square root of how often it repeats a pixel."""
-    name = type(module).__name__.lower()
-    mode = next(m for m in ("reflect", "replicat", "circular", "zero", "constant") if m in name)
+    mode = next((mode for kind, mode in _COPYING_PADS if isinstance(module, kind)), None)
     pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
     copies = 1.0
-    if mode not in ("zero", "constant"):
-        mode = "replicate" if mode == "replicat" else mode
+    if mode is not None:
         for axis, size in enumerate(reversed(shape[-(len(pads) // 2) :])):
             copies *= pad_copies(size, pads[2 * axis], pads[2 * axis + 1], mode)
     return math.sqrt(copies)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .activations import ReSPro
 from .cache import FoldCache
+from .certificate import rounding_slack
 from .errors import refusal
 from .fold import program_of
 from .functional import (
@@ -24,6 +25,7 @@ from .functional import (
     guarded_ratio,
     leave,
     normalise,
+    positive,
 )
 from .kinds import (
     Kind,
@@ -36,8 +38,9 @@ from .kinds import (
     run,
 )
 from .plan import make_plan
+from .power import power_step
 from .runtime import Conformal
-from .spectral import power_step
+from .strategies import Request
 from .trace import Trace, trace_modules
 
 Self = TypeVar("Self", bound="ConformalLayers")
@@ -220,8 +223,9 @@ class ConformalLayers(nn.Sequential):
     def _fold(self, input: Tensor) -> Conformal:
         with torch.inference_mode(False), torch.no_grad():
             program = program_of(self.trace(tuple(input.shape[1:])))
-            plan = make_plan(program, "auto", input.dtype)
-            folded = Conformal(program, plan, input.dtype, input.device).eval()
+            slack = rounding_slack(input.dtype)
+            request = Request(program, slack, input.dtype, input.device)
+            folded = Conformal(request, make_plan(request, "auto").strategy).eval()
         self._cache.store(self, input, folded)
         return folded
 
@@ -288,7 +292,7 @@ class Segment(NamedTuple):
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
             norm: Tensor = power_step(activation, self.layers, self.entry)
-            return norm
+            return positive(norm)
         bound: Scalar = 1.0
         for module, kind, shape in self.layers:
             bound = kind.bound(module, shape) * bound

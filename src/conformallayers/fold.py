@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from .bounds import Shape
+from .certificate import Slack
 from .errors import shape_text
 from .functional import Scaling
 from .operators import Operator, freeze
+from .quadratic import Forms, Stage, dense_forms, dense_matrix
 from .trace import Step, Trace
 
 
@@ -27,12 +29,6 @@ class Segment:
     weight: float
     projective: bool
     path: str  # of the activation
-
-    def apply(self, z: Tensor) -> Tensor:
-        """Return ``factor · U z``."""
-        for operator in self.operators:
-            z = operator.apply(z)
-        return z * self.factor
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,22 @@ class Program:
             else:
                 groups.append((index,))
         return tuple(groups)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The segments with the number of their group."""
+        group_of = {i: g for g, members in enumerate(self.groups) for i in members}
+        return tuple(
+            Stage(s.operators, s.factor, s.weight, group_of[i]) for i, s in enumerate(self.segments)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the operators are."""
+        for operator in self.operators:
+            for tensor in operator.module.buffers():
+                return tensor.device
+        return torch.device("cpu")
 
     @property
     def projective(self) -> tuple[bool, ...]:
@@ -105,7 +117,7 @@ def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
         output_shape: of one sample.
     """
     module = freeze(module, torch.float64)
-    zero = torch.zeros(1, *program.output_shape, dtype=torch.float64, device=_device(program))
+    zero = torch.zeros(1, *program.output_shape, dtype=torch.float64, device=program.device)
     shift = program.bias if program.bias is not None else zero[0]
     with torch.no_grad():
         bias: Tensor = module(shift.unsqueeze(0))[0]
@@ -120,12 +132,16 @@ def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
     )
 
 
-def _device(program: Program) -> torch.device:
-    for operator in program.operators:
-        for tensor in operator.module.buffers():
-            return tensor.device
-    return torch.device("cpu")
-
-
 def _operator(step: Step) -> Operator:
     return Operator(freeze(step.module, torch.float64), step.input_shape, step.output_shape)
+
+
+def matrix_of(program: Program) -> Tensor:
+    """Return M of a program in float64, (d_out, d_in)."""
+    shapes = program.input_shape, program.output_shape
+    return dense_matrix(*shapes, program.stages, program.trailing, program.device)
+
+
+def forms_of(program: Program, slack: Slack) -> Forms:
+    """Return every Q of a program in float64, as deep as the slack asks for."""
+    return dense_forms(program.input_shape, program.stages, program.device, slack)

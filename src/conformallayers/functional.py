@@ -132,6 +132,11 @@ def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
     return n * _inverse(tau)
 
 
+def positive(alpha: Scalar) -> Scalar:
+    """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
+    return torch.where(alpha == 0, 1.0, alpha) if isinstance(alpha, Tensor) else alpha or 1.0
+
+
 class Scaling:
     """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, kept so that nothing over- or underflows.
 

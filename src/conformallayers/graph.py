@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from .bounds import Shape
+from .certificate import Slack, rounding_slack
 from .container import ConformalLayers
 from .errors import checked_shape, refusal
 from .fold import Program, absorb, program_of
 from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
+from .machine import machine
 from .operators import freeze, refuse_hooks
-from .plan import Plan, checked_strategy, make_plan
+from .plan import Plan, checked_strategy, make_plan, with_outcome
 from .runtime import Conformal, Folded
+from .strategies import Cost, Request
 from .trace import Trace, trace_modules
 
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
@@ -66,13 +70,16 @@ def fold(
     _check_positive("tolerance", tolerance)
     _check_positive("max_norm", max_norm)
     dtype, device = _dtype_and_device(model, dtype)
+    slack = rounding_slack(dtype)
+    if tolerance is not None:
+        slack = Slack(max(tolerance, slack.epsilon), max_norm or math.inf, requested=True)
     with torch.inference_mode(False), torch.no_grad():
         graph_module, shapes = _capture(model, shape)
         plans: dict[str, Plan] = {}
         for node in [n for n in graph_module.graph.nodes if n in shapes.traces]:
             path = "" if isinstance(model, ConformalLayers) else str(node.target)
             label = path if path not in plans else f"{path} ({node.name})"
-            plans[label] = _replace(graph_module, node, shapes, strategy, dtype, device)
+            plans[label] = _replace(graph_module, node, shapes, strategy, slack, dtype, device)
         body = _simplest(graph_module).to(dtype=dtype, device=device)
     return Folded(body, plans, (shape, shapes.result), dtype, device)
 
@@ -183,24 +190,25 @@ def _replace(
     node: fx.Node,
     shapes: _Shapes,
     strategy: str,
+    slack: Slack,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Plan:
     """Put a folded chain in the place of a ConformalLayers node and of what it absorbs."""
-    candidates = [(node, program_of(shapes.traces[node]), 0)]
-    kept = [0]  # work of the layers that each candidate leaves standing
+    request = Request(_on(program_of(shapes.traces[node]), device), slack, dtype, device)
+    requests, ends = [request], [node]
+    kept = [0.0]  # seconds of the layers that each candidate leaves standing
     for follower, module in _followers(graph_module, node, shapes):
-        last = candidates[-1][1]
-        candidates.append(
-            (follower, absorb(last, module, shapes.shapes[follower]), len(candidates))
-        )
-        own = candidates[-1][1].trailing[-1].multiply_adds()
-        kept = [work + own for work in kept] + [0]
-    plans = [make_plan(program, strategy, dtype) for _, program, _ in candidates]
-    best = min(range(len(plans)), key=lambda i: (plans[i].cost.work + kept[i], -i))
-    last_node, program, absorbed = candidates[best]
-    plan = Plan(plans[best].strategy, plans[best].reason, plans[best].candidates, absorbed)
-    folded = Conformal(_on(program, device), plan, dtype, device)
+        program = absorb(requests[-1].program, module, shapes.shapes[follower])
+        requests.append(request.sibling(_on(program, device)))
+        ends.append(follower)
+        own = Cost(gemm=program.trailing[-1].multiply_adds(), calls=2).seconds(machine())
+        kept = [seconds + own for seconds in kept] + [0.0]
+    plans = [make_plan(item, strategy) for item in requests]
+    best = min(range(len(plans)), key=lambda i: (plans[i].chosen.seconds + kept[i], -i))
+    last_node = ends[best]
+    folded = Conformal(requests[best], plans[best].strategy)
+    plan = with_outcome(plans[best], folded.core, best)
     name = f"folded_{node.name}"
     graph_module.add_submodule(name, folded)
     with graph_module.graph.inserting_after(last_node):

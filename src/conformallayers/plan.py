@@ -1,17 +1,27 @@
-"""Program → Plan: what each strategy would cost, which one is taken, and why."""
+"""Request → Plan: what each strategy would take, which one is chosen, and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from ._text import count, size, table
-from .cores import STRATEGIES, Cost
+from .certificate import Certificate
 from .errors import refusal
-from .fold import Program
+from .machine import machine
+from .strategies import STRATEGIES, Core, Cost, Request
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
+_WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One strategy: its cost and expected time, or why it does not apply."""
+
+    name: str
+    cost: Cost | None
+    seconds: float
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -20,43 +30,66 @@ class Plan:
 
     strategy: str
     reason: str
-    candidates: tuple[tuple[str, Cost], ...]
+    candidates: tuple[Candidate, ...]
     absorbed: int = 0
+    certificate: Certificate | None = None
 
     @property
-    def cost(self) -> Cost:
-        """The cost of the chosen strategy."""
-        return dict(self.candidates)[self.strategy]
+    def chosen(self) -> Candidate:
+        """The candidate that was taken."""
+        return next(c for c in self.candidates if c.name == self.strategy)
 
     def __str__(self) -> str:
-        rows = [
-            (
-                ("→ " if name == self.strategy else "  ") + name,
-                count(cost.multiply_adds),
-                str(cost.calls),
-                size(cost.bytes),
-            )
-            for name, cost in sorted(self.candidates, key=lambda item: item[1].work)
-        ]
-        header = ("  strategy", "multiply-adds", "calls", "constants")
-        absorbed = f"; {self.absorbed} layers of the head absorbed" if self.absorbed else ""
-        return f"{table(header, rows)}\n{self.strategy}: {self.reason}{absorbed}"
+        rows = []
+        for item in sorted(self.candidates, key=lambda c: c.seconds):
+            mark = "→ " if item.name == self.strategy else "  "
+            if item.cost is None:
+                rows.append((mark + item.name, "", "", "", item.note))
+                continue
+            figures = count(item.cost.multiply_adds), size(item.cost.bytes)
+            rows.append((mark + item.name, *figures, f"{1e3 * item.seconds:.3g} ms", item.note))
+        header = ("  strategy", "multiply-adds", "constants", "batch of 64", "note")
+        lines = [table(header, rows), f"{self.strategy}: {self.reason}"]
+        if self.absorbed:
+            lines.append(f"head: {self.absorbed} following layers absorbed into the matrix")
+        if self.certificate is not None:
+            lines.append(f"denominator: {self.certificate}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
 
-def make_plan(program: Program, strategy: str, dtype: torch.dtype) -> Plan:
-    """Pick the strategy with the least work, or check the one that was asked for."""
-    candidates = tuple((name, core.cost(program, dtype)) for name, core in STRATEGIES.items())
+def make_plan(request: Request, strategy: str) -> Plan:
+    """Choose a strategy for a request, or check the one that was asked for.
+
+    Arrays are built only if some fold could be faster than the layers at its most optimistic.
+    """
     if strategy != "auto":
-        return Plan(strategy, "asked for by name", candidates)
-    layers = dict(candidates)["layers"]
-    small = [item for item in candidates if item[1].bytes <= max(MEMORY_LIMIT, layers.bytes)]
-    name, cost = min(small, key=lambda item: item[1].work)
-    if name == "layers":
-        return Plan(name, "every folded form would cost more than the layers", candidates)
-    ratio = layers.work / cost.work
-    return Plan(name, f"{ratio:.3g} times less work than the layers", candidates)
+        reason = STRATEGIES[strategy].refuses(request.program)
+        if reason is not None:
+            raise refusal(
+                f'fold(strategy="{strategy}")',
+                "a network that this strategy can express",
+                f"one where {reason}",
+                'Use strategy="auto".',
+            )
+        return Plan(strategy, "asked for by name", _candidates(request, built=False))
+    candidates = _candidates(request, built=False)
+    layers = next(c for c in candidates if c.name == "layers")
+    if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
+        reason = "every folded form would take longer than the layers"
+        return Plan("layers", reason, candidates)
+    candidates = _candidates(request, built=True)
+    best = _best(candidates)
+    if best.seconds >= _WORTH_IT * layers.seconds:
+        return Plan("layers", "no folded form turned out faster than the layers", candidates)
+    ratio = layers.seconds / best.seconds
+    return Plan(best.name, f"expected {ratio:.2g} times as fast as the layers", candidates)
+
+
+def with_outcome(plan: Plan, core: Core, absorbed: int) -> Plan:
+    """Add to a plan what is known once its core is built."""
+    return replace(plan, absorbed=absorbed, certificate=core.certificate)
 
 
 def checked_strategy(strategy: object) -> str:
@@ -66,3 +99,22 @@ def checked_strategy(strategy: object) -> str:
         listed = ", ".join(f'"{name}"' for name in names)
         raise refusal("fold(strategy=...)", f"one of {listed}", repr(strategy), 'Try "auto".')
     return strategy
+
+
+def _candidates(request: Request, *, built: bool) -> tuple[Candidate, ...]:
+    found = []
+    for name, core in STRATEGIES.items():
+        reason = core.refuses(request.program)
+        if reason is not None:
+            found.append(Candidate(name, None, float("inf"), reason))
+            continue
+        cost = core.cost(request, built=built)
+        note = "too large for auto" if name != "layers" and cost.bytes > MEMORY_LIMIT else ""
+        found.append(Candidate(name, cost, cost.seconds(machine()), note))
+    return tuple(found)
+
+
+def _best(candidates: tuple[Candidate, ...]) -> Candidate:
+    allowed = [c for c in candidates if c.cost is not None and not c.note and c.name != "layers"]
+    layers = [c for c in candidates if c.name == "layers"]
+    return min(allowed or layers, key=lambda c: c.seconds)

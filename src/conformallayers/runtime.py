@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .bounds import Shape
-from .cores import STRATEGIES
+from .certificate import Certificate
 from .errors import refusal, shape_text
-from .fold import Program
 from .functional import guarded_ratio, leave, normalise
 from .plan import Plan
+from .strategies import STRATEGIES, Request
 
 Self = TypeVar("Self", bound="Folded")
+PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
 
 
 class Conformal(nn.Module):
     """One folded chain: normalise, apply the core, run the scalar recurrence, divide.
 
     Args:
-        program: what to compute.
-        plan: how.
-        dtype, device: of the constants.
+        request: what to compute.
+        strategy: how.
     """
 
     bias: Tensor | None
 
-    def __init__(
-        self, program: Program, plan: Plan, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, request: Request, strategy: str) -> None:
         super().__init__()
+        program = request.program
         self.input_shape = program.input_shape
         self.output_shape = program.output_shape
         self.projective = program.projective
-        self.core = STRATEGIES[plan.strategy](program, dtype, device)
+        self.core = STRATEGIES[strategy](request)
         self.scale = program.scale * self.core.gain
-        bias = None if program.bias is None else program.bias.to(dtype=dtype, device=device)
+        bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
         self.register_buffer("bias", bias)
+        inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
+        # Large batches run in pieces whose intermediate values stay in the cache.
+        self.piece = max(16, PIECE_BYTES // (4 * (inputs + self.core.scratch())))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
+        if torch.compiler.is_compiling() or x.shape[0] <= 2 * self.piece:
+            return self._run(x)
+        if torch.is_grad_enabled() and x.requires_grad:
+            return torch.cat([self._run(part) for part in x.split(self.piece)])
+        result = x.new_empty(x.shape[0], *self.output_shape)
+        for part, out in zip(x.split(self.piece), result.split(self.piece), strict=True):
+            out.copy_(self._run(part))
+        return result
+
+    def _run(self, x: Tensor) -> Tensor:
         unit, m, tau = normalise(x)
         v, forms = self.core(unit)
         for projective, n in zip(self.projective, forms, strict=True):
@@ -75,7 +88,7 @@ class Folded(nn.Module):
         input_shape: of one sample.
         output_shape: of one sample.
         strategy: the name of the strategy of each part, joined with "+".
-        certificate: None, since the form is exact.
+        certificate: a :class:`Certificate` where terms were left out, None where none were.
 
     Shape:
         (B, *input_shape) → (B, *output_shape)
@@ -102,7 +115,6 @@ class Folded(nn.Module):
         self.body = body
         self.plans = dict(plans)
         self.input_shape, self.output_shape = shapes
-        self.certificate = None
         self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=device), persistent=False)
         self.eval()
 
@@ -110,6 +122,12 @@ class Folded(nn.Module):
     def strategy(self) -> str:
         """The chosen strategy; several parts are joined with "+"."""
         return "+".join(plan.strategy for plan in self.plans.values())
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The weakest proof among the parts, or None where nothing was left out."""
+        proofs = [plan.certificate for plan in self.plans.values() if plan.certificate is not None]
+        return max(proofs, key=lambda proof: proof.epsilon, default=None)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,0 +1,112 @@
+"""Proofs that a simplified denominator is close to the exact one.
+
+With E = Q̂ − Q, ``|xᵀEx| ≤ ε·(‖x‖ + xᵀQx)`` holds for every ‖x‖ ≤ R if ``ε(Q + I/R) ± E ⪰ 0``:
+then ``|xᵀEx| ≤ ε(xᵀQx + ‖x‖²/R) ≤ ε(xᵀQx + ‖x‖)``. Two tests are used: one Cholesky factorisation
+of each sign, and the cheaper ``‖E‖ ≤ ε(λ_min(Q) + 1/R)`` with Schur's bound of ‖E‖.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rounding of float64 factorisations, relative to the largest entry: what a proof must leave over.
+_GUARD = 64 * torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Slack:
+    """How far a denominator may be from the exact one: relative ``epsilon`` for ‖x‖ ≤ ``radius``.
+
+    ``requested`` tells a tolerance of the user's from the rounding of the dtype.
+    """
+
+    epsilon: float
+    radius: float = math.inf
+    requested: bool = False
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A proven bound: ``|D̂ − D| ≤ epsilon·D`` for every input with ‖x‖ ≤ ``max_norm``.
+
+    ``margin`` is the share of epsilon that the proof did not need.
+    """
+
+    epsilon: float
+    max_norm: float
+    margin: float
+
+    def __str__(self) -> str:
+        radius = "any input" if math.isinf(self.max_norm) else f"‖x‖ ≤ {self.max_norm:g}"
+        return f"|D̂ − D| ≤ {self.epsilon:.3g}·D for {radius} (margin {self.margin:.0%})"
+
+
+def rounding_slack(dtype: torch.dtype) -> Slack:
+    """Return the unit roundoff of a dtype; float64 has none to spare for a float64 proof."""
+    if dtype == torch.float64:
+        return Slack(0.0)
+    return Slack(torch.finfo(torch.float32).eps / 2)
+
+
+def smallest_eigenvalue(form: Tensor) -> float:
+    """Return a proven lower bound of the smallest eigenvalue of a positive semidefinite form.
+
+    Inverse iteration guesses it, a Cholesky factorisation of ``Q − μI`` proves the guess.
+    """
+    size = form.shape[0]
+    guard = _GUARD * size * float(form.diagonal().max())
+    factor, info = torch.linalg.cholesky_ex(form)
+    if int(info) != 0:
+        return 0.0
+    vector = torch.ones(size, 1, dtype=form.dtype, device=form.device)
+    value = 0.0
+    for _ in range(30):
+        image = torch.cholesky_solve(vector, factor)
+        length = float(torch.linalg.vector_norm(image))
+        if not math.isfinite(length) or length == 0:
+            return 0.0
+        before, value = value, float(torch.linalg.vector_norm(vector)) / length
+        vector = image / length
+        if abs(value - before) < 1e-3 * value:
+            break
+    for share in (0.9, 0.5, 0.1):
+        guess = share * value - guard
+        if guess > 0 and positive_definite(form - guess * torch.eye(size).to(form)):
+            return guess
+    return 0.0
+
+
+def positive_definite(form: Tensor) -> bool:
+    """Prove that a symmetric matrix is positive definite, with room for rounding."""
+    guard = _GUARD * form.shape[0] * float(form.diagonal().abs().max())
+    shifted = form - guard * torch.eye(form.shape[0]).to(form)
+    return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
+
+
+def schur_norm(form: Tensor) -> float:
+    """Bound the spectral norm of a symmetric matrix by its largest absolute row sum."""
+    return float(form.abs().sum(1).max()) if form.numel() else 0.0
+
+
+def holds(exact: Tensor, approximate: Tensor, slack: Slack, extra: float = 0.0) -> float | None:
+    """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
+
+    Args:
+        exact: Q in float64.
+        approximate: Q̂ in float64.
+        slack: ε and R.
+        extra: a bound of what ``exact`` itself lacks.
+    """
+    inverse = 0.0 if math.isinf(slack.radius) else 1 / slack.radius
+    size = exact.shape[0]
+    error = approximate - exact
+    identity = torch.eye(size).to(exact)
+    for share in (0.5, 0.9, 1.0):
+        room = share * slack.epsilon * (exact + inverse * identity) - extra * identity
+        if positive_definite(room + error) and positive_definite(room - error):
+            return 1 - share
+    return None

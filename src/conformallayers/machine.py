@@ -1,0 +1,110 @@
+"""What this machine can do: a few rates, measured once and kept, that turn counts into time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+_ROUNDS = 7  # the best of these counts: noise only ever adds time
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one machine at float32 with its present number of threads.
+
+    ``gemm``, ``blocks``, ``conv`` and ``sparse`` are multiply-adds a second in one large product,
+    in many small ones, in a convolution and in a sparse product; ``stream`` is elements a second
+    in a pass over memory; ``fft`` is elements · log2(elements) a second; ``call`` is seconds for
+    any call at all.
+    """
+
+    gemm: float
+    blocks: float
+    conv: float
+    sparse: float
+    stream: float
+    fft: float
+    call: float
+
+
+# Two cores of a server CPU; what explain() shows where measuring is switched off.
+TYPICAL = Machine(60e9, 45e9, 40e9, 4e9, 3e9, 8e9, 6e-6)
+
+
+@lru_cache(maxsize=1)
+def machine() -> Machine:
+    """Return this machine's rates: from the cache folder, or measured now in about half a second.
+
+    The folder is ``$CONFORMALLAYERS_CACHE`` or the user's cache folder. With
+    ``CONFORMALLAYERS_CALIBRATE=0`` nothing is measured or written and typical rates are used.
+    """
+    if os.environ.get("CONFORMALLAYERS_CALIBRATE") == "0":
+        return TYPICAL
+    path = _cache_path()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        kept = json.loads(path.read_text())
+        return Machine(**{f.name: float(kept[f.name]) for f in fields(Machine)})
+    measured = calibrate()
+    with contextlib.suppress(OSError):  # a read-only home costs half a second, not the fold
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(measured), file)
+        os.replace(name, path)
+    return measured
+
+
+def calibrate() -> Machine:
+    """Measure the rates."""
+    with torch.inference_mode():
+        a, b = torch.rand(_BATCH, 1024), torch.rand(1024, 1024)
+        rows, blocks = torch.rand(32, _BATCH, 288), torch.rand(32, 288, 96)
+        image, kernel = torch.rand(_BATCH, 16, 32, 32), torch.rand(16, 16, 3, 3)
+        crow = torch.arange(0, 20 * 1024 + 1, 20, dtype=torch.int32)
+        column = torch.arange(20 * 1024, dtype=torch.int32) % 1024
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls its sparse formats beta
+            matrix = torch.sparse_csr_tensor(crow, column.sort().values, torch.rand(20 * 1024))
+        field = torch.rand(_BATCH, 3, 32, 32)
+        tiny = torch.rand(4)
+        return Machine(
+            gemm=_BATCH * 1024**2 / _seconds(lambda: a @ b),
+            blocks=32 * _BATCH * 288 * 96 / _seconds(lambda: torch.bmm(rows, blocks)),
+            conv=_BATCH * 1024 * 144 * 16 / _seconds(lambda: F.conv2d(image, kernel, padding=1)),
+            sparse=_BATCH * 20 * 1024 / _seconds(lambda: matrix @ a.T),
+            stream=image.numel() / _seconds(lambda: image * 2.0),
+            fft=field.numel() * 10 / _seconds(lambda: torch.fft.rfft2(field)),
+            call=_seconds(lambda: tiny + tiny),
+        )
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    run()
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _cache_path() -> Path:
+    home = os.environ.get("CONFORMALLAYERS_CACHE")
+    if home is None:
+        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        home = str(Path(base) / "conformallayers")
+    kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
+    return Path(home) / f"machine-{kind}.json"

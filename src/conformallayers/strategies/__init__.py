@@ -1,0 +1,15 @@
+"""The strategies by name. A new one is a class in a file of its own and a row here."""
+
+from __future__ import annotations
+
+from .banded import BandedCore
+from .base import Core, Cost, Request
+from .circular import CircularCore
+from .dense import DenseCore
+from .layers import LayersCore
+
+STRATEGIES: dict[str, type[Core]] = {
+    core.name: core for core in (DenseCore, BandedCore, CircularCore, LayersCore)
+}
+
+__all__ = ["STRATEGIES", "Core", "Cost", "Request"]

@@ -1,0 +1,158 @@
+"""Strategy "banded": image rows as blocks of a symmetric band, upper half only.
+
+A convolution couples a row with the few rows around it, and so does the form it gives. The blocks
+``Q_ij`` with ``i ≤ j ≤ i + width`` of one block row i stand side by side, so that all of them are
+one batched product over a window that slides down the image.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..certificate import Certificate
+from ..fold import Program
+from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from .dense import matrix_cost, too_large
+
+_BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor
+
+
+class Layout(NamedTuple):
+    """How a sample falls into block rows: ``rows`` image rows each, zeros behind the last one."""
+
+    shape: tuple[int, ...]
+    rows: int
+    blocks: int
+    size: int  # coefficients of a block
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> Layout:
+        """Take rows of axis 1 until a block is large enough."""
+        height = shape[1]
+        row = math.prod(shape) // height
+        rows = min(height, max(1, round(_BLOCK / row)))
+        return cls(shape, rows, -(-height // rows), rows * row)
+
+    def order(self) -> Tensor:
+        """Return the position of each coefficient when rows come before channels."""
+        index = torch.arange(math.prod(self.shape)).view(self.shape)
+        return index.movedim(1, 0).flatten()
+
+
+class BandedCore(Core):
+    """Hold the upper half of the band of each form, as wide as the slack provably asks for."""
+
+    name = "banded"
+    matrix: Tensor
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.layout = Layout.of(request.program.input_shape)
+        matrix, self.gain = normalised(request.matrix)
+        self.register_buffer("matrix", matrix.to(request.device, request.dtype))
+        weights, widths, margins = [], [], []
+        for index, form in enumerate(request.forms.values):
+            width, margin = _width(form, self.layout, request)
+            band, weight = normalised(_pack(form, self.layout, width))
+            self.register_buffer(f"band{index}", band.to(request.device, request.dtype))
+            weights.append(weight)
+            widths.append(width)
+            margins.append(margin)
+        self.weights, self.widths = tuple(weights), tuple(widths)
+        slack = request.slack
+        if slack.epsilon and weights:
+            self.certificate = Certificate(slack.epsilon, slack.radius, min(margins))
+
+    @classmethod
+    def refuses(cls, program: Program) -> str | None:
+        """Refuse samples without image rows, and what cannot be written out."""
+        if len(program.input_shape) < 2 or program.input_shape[1] < 3:
+            return "a sample has no image rows"
+        return too_large(program)
+
+    @classmethod
+    def cost(cls, request: Request, *, built: bool) -> Cost:
+        """Count the blocks of the band: its true width, or the narrowest one before it is built."""
+        layout = Layout.of(request.program.input_shape)
+        groups = len(request.program.groups)
+        if built:
+            widths = [_width(form, layout, request)[0] for form in request.forms.values]
+        else:
+            widths = [min(1, layout.blocks - 1)] * groups
+        size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
+        stream = 3 * layout.blocks * layout.size * (1 + groups)
+        forms = Cost(
+            blocks=size, stream=stream, calls=4 + 4 * groups, bytes=size * request.dtype.itemsize
+        )
+        return matrix_cost(request) + forms
+
+    def scratch(self) -> int:
+        """Count the sample in row order and the products of one form."""
+        padded = (self.layout.blocks + max(self.widths, default=0)) * self.layout.size
+        return padded + 2 * self.layout.blocks * self.layout.size + self.matrix.shape[0]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return M x̂ / gain, and the value of each form."""
+        v = (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape)
+        with full_precision(x):
+            blocks, size = self.layout.blocks, self.layout.size
+            rows = at_least_float32(x).movedim(2, 1).flatten(1)
+            length = (blocks + max(self.widths, default=0)) * size
+            rows = torch.nn.functional.pad(rows, (0, length - rows.shape[1]))
+            first = _windows(rows, blocks, size, size)
+            values = []
+            for index, (weight, width) in enumerate(zip(self.weights, self.widths, strict=True)):
+                band = getattr(self, f"band{index}").to(rows.dtype)
+                images = torch.bmm(_windows(rows, blocks, (width + 1) * size, size), band)
+                values.append(wide((images * first).sum((0, 2))) * weight)
+        return v, tuple(values)
+
+
+def _windows(rows: Tensor, blocks: int, length: int, step: int) -> Tensor:
+    """Return the windows that start at each block, (blocks, B, length), without copying."""
+    return rows.unfold(1, length, step)[:, :blocks].transpose(0, 1)
+
+
+def _in_row_order(form: Tensor, layout: Layout) -> Tensor:
+    order = layout.order().to(form.device)
+    ordered = form[order][:, order]
+    extra = layout.blocks * layout.size - len(order)
+    return torch.nn.functional.pad(ordered, (0, extra, 0, extra))
+
+
+def _pack(form: Tensor, layout: Layout, width: int) -> Tensor:
+    """Return the band, (blocks, (width + 1)·size, size); off-diagonal blocks count twice."""
+    blocks, size = layout.blocks, layout.size
+    grid = _in_row_order(form, layout).view(blocks, size, blocks, size)
+    band = form.new_zeros(blocks, width + 1, size, size)
+    for offset in range(width + 1):
+        for i in range(blocks - offset):
+            block = grid[i, :, i + offset, :].T  # (columns of block row i + offset, rows of i)
+            band[i, offset] = block if offset == 0 else 2 * block
+    return band.flatten(1, 2)
+
+
+def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:
+    """Return the smallest number of off-diagonal blocks that is provably enough, and the margin."""
+    ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
+    # largest[o]: Schur norm of everything o or more blocks away from the diagonal
+    absolute = ordered.abs().sum(3)  # (i, row, j)
+    distance = torch.arange(layout.blocks, device=form.device)
+    distance = (distance[:, None] - distance[None, :]).abs()  # (i, j)
+    sums = torch.stack(
+        [(absolute * (distance >= o)[:, None, :]).sum(2).max() for o in range(layout.blocks + 1)]
+    )
+    exact = int((sums > 0).sum()) - 1
+    slack = request.slack
+    if slack.epsilon == 0 or len(request.forms.values) != 1:
+        return max(exact, 0), 1.0
+    room = slack.epsilon * (request.forms.smallest + 1 / slack.radius) - request.forms.missing
+    for width in range(exact + 1):
+        dropped = float(sums[width + 1])
+        if dropped <= room:
+            return width, 1 - (dropped + request.forms.missing) / (room + request.forms.missing)
+    return max(exact, 0), 0.0

@@ -1,0 +1,161 @@
+"""What a strategy is: a module that turns x̂ into M x̂ and the values of the quadratic forms."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..bounds import Shape
+from ..certificate import Certificate, Slack
+from ..fold import Program, forms_of, matrix_of
+from ..functional import wide_dtype
+from ..machine import Machine
+from ..operators import impulses
+from ..quadratic import Forms
+
+BATCH = 64  # the batch size that costs are compared at
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sample takes, by kind of work, and the bytes of all constants."""
+
+    gemm: float = 0  # multiply-adds in large products
+    blocks: float = 0  # multiply-adds in many small products
+    conv: float = 0  # multiply-adds in convolutions and poolings
+    sparse: float = 0  # multiply-adds in sparse products
+    stream: float = 0  # elements that a pass over memory touches
+    fft: float = 0  # elements · log2(elements)
+    calls: int = 0  # per batch
+    bytes: int = 0
+
+    @property
+    def multiply_adds(self) -> float:
+        """All multiply-adds of one sample."""
+        return self.gemm + self.blocks + self.conv + self.sparse
+
+    def seconds(self, machine: Machine) -> float:
+        """Return the expected time of one batch of 64."""
+        work = (
+            self.gemm / machine.gemm
+            + self.blocks / machine.blocks
+            + self.conv / machine.conv
+            + self.sparse / machine.sparse
+            + self.stream / machine.stream
+            + self.fft / machine.fft
+        )
+        return BATCH * work + self.calls * machine.call
+
+    def __add__(self, other: Cost) -> Cost:
+        values = {name: getattr(self, name) + getattr(other, name) for name in vars(self)}
+        return replace(self, **values)
+
+
+class Request:
+    """A program to be folded, with what is allowed, and the arrays that strategies share.
+
+    Args:
+        program: what to compute.
+        slack: how far a form may be from the exact one.
+        dtype, device: of the result.
+    """
+
+    def __init__(
+        self, program: Program, slack: Slack, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.program = program
+        self.slack = slack
+        self.dtype = dtype
+        self.device = device
+        self._shared: list[Forms] = []
+
+    def sibling(self, program: Program) -> Request:
+        """Ask for the same chain with other layers behind its last activation: Q is the same."""
+        other = Request(program, self.slack, self.dtype, self.device)
+        other._shared = self._shared
+        return other
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """M in float64, (d_out, d_in); built when it is first asked for."""
+        return matrix_of(self.program)
+
+    @property
+    def forms(self) -> Forms:
+        """Every Q in float64; built when it is first asked for."""
+        if not self._shared:
+            self._shared.append(forms_of(self.program, self.slack))
+        return self._shared[0]
+
+
+class Core(nn.Module):
+    """The base of all strategies: x̂ (B, *input_shape) → M x̂ / gain, and the value of each form."""
+
+    name: ClassVar[str]
+    gain: float = 1.0  # what v still has to be multiplied with
+    certificate: Certificate | None = None
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self.output_shape = request.program.output_shape
+
+    @classmethod
+    def refuses(cls, program: Program) -> str | None:
+        """Return why the strategy does not apply to a program, or None if it does."""
+        return None
+
+    @classmethod
+    def cost(cls, request: Request, *, built: bool) -> Cost:
+        """Predict the cost. ``built`` allows to look at the arrays; without it, be optimistic."""
+        raise TypeError(f"{cls.__name__} does not say what it costs")
+
+    def dense_forms(self, input_shape: Shape) -> Tensor:
+        """Return the forms as they are computed, written out: (groups, d_in, d_in) in float64."""
+        exact = copy.deepcopy(self).double()
+        tensors = [*exact.buffers(), torch.empty(0, dtype=torch.float64)]
+        parts = []
+        for batch in impulses(input_shape, 256, tensors[0].double()):
+            x = batch.requires_grad_()
+            with torch.enable_grad():
+                values = exact(x)[1]
+            rows = [torch.autograd.grad(n.sum() / 2, x, retain_graph=True)[0] for n in values]
+            parts.append(torch.stack(rows).flatten(2))
+        forms = torch.cat(parts, 1)
+        return (forms + forms.transpose(1, 2)) / 2
+
+    def scratch(self) -> int:
+        """Return the number of elements that one sample needs beside input and output."""
+        raise TypeError(f"{type(self).__name__} does not say what it needs")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return M x̂ / gain, and the value of each form."""
+        raise TypeError(f"{type(self).__name__} does not say how it runs")
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Keep autocast away from the denominator."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x, widened if it is narrower than float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def wide(n: Tensor) -> Tensor:
+    """Return per-sample values in the widest dtype of their device."""
+    return n.to(wide_dtype(n.device))
+
+
+def normalised(array: Tensor) -> tuple[Tensor, float]:
+    """Split an array into one with largest entry 1, and that entry as a float64 number."""
+    peak = float(array.abs().max()) if array.numel() else 0.0
+    return (array / peak, peak) if peak else (array, 1.0)

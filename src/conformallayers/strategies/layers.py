@@ -1,0 +1,85 @@
+"""Strategy "layers": the layers themselves, every α resolved, every factor merged into a weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ..functional import energy
+from ..kinds import find_kind
+from ..operators import Operator, freeze
+from .base import Core, Cost, Request, wide
+
+
+class LayersCore(Core):
+    """Run the layers and sum the energies that share a form."""
+
+    name = "layers"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        program = request.program
+        self.groups = program.groups
+        self.weights = tuple(segment.weight for segment in program.segments)
+        stages = [_stage(s.operators, s.factor) for s in program.segments]
+        stages.append(_stage(program.trailing, 1.0))
+        self.factors = tuple(factor for _, factor in stages)
+        self.stages = nn.ModuleList(stage for stage, _ in stages)
+        self.largest = max((math.prod(op.output_shape) for op in program.operators), default=0)
+        self.to(dtype=request.dtype, device=request.device)
+
+    @classmethod
+    def cost(cls, request: Request, *, built: bool) -> Cost:
+        """Count the operators' own multiply-adds, and a pass over the result of each."""
+        program = request.program
+        operators = program.operators
+        products = sum(op.multiply_adds() for op in operators if _multiplies(op.module))
+        others = sum(op.multiply_adds() for op in operators if not _multiplies(op.module))
+        maps = sum(math.prod(op.output_shape) for op in operators)
+        energies = sum(
+            math.prod(s.operators[-1].output_shape if s.operators else program.input_shape)
+            for s in program.segments
+        )
+        return Cost(
+            gemm=products,
+            conv=others,
+            stream=maps + energies,
+            calls=2 * len(operators) + 3 * len(program.segments),
+            bytes=sum(t.numel() for op in operators for t in op.module.buffers())
+            * request.dtype.itemsize,
+        )
+
+    def scratch(self) -> int:
+        """Count two feature maps: what a layer reads and what it writes."""
+        return 2 * self.largest
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return V z_k, and the value of each form."""
+        z = x
+        energies: list[Tensor] = []
+        for index, (stage, factor) in enumerate(zip(self.stages, self.factors, strict=True)):
+            z = stage(z) if factor == 1.0 else stage(z) * factor
+            if index < len(self.weights):
+                z, n = energy(z)
+                energies.append(wide(n) * self.weights[index])
+        values = (
+            sum((energies[i] for i in group[1:]), energies[group[0]]) for group in self.groups
+        )
+        return z, tuple(values)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _stage(operators: Sequence[Operator], factor: float) -> tuple[nn.Sequential, float]:
+    """Merge the factor into the last weight of a stage; return what is left of it."""
+    modules = [freeze(operator.module) for operator in operators]
+    for module in reversed(modules):
+        kind = find_kind(module)
+        if kind is not None and kind.parameter is not None:
+            setattr(module, kind.parameter, getattr(module, kind.parameter) * factor)
+            return nn.Sequential(*modules), 1.0
+    return nn.Sequential(*modules), factor
