@@ -150,9 +150,9 @@ def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:
     slack = request.slack
     if slack.epsilon == 0 or len(request.forms.values) != 1:
         return max(exact, 0), 1.0
-    room = slack.epsilon * (request.forms.smallest + 1 / slack.radius) - request.forms.missing
+    room = slack.epsilon * (request.forms.smallest + 1 / slack.radius)
     for width in range(exact + 1):
-        dropped = float(sums[width + 1])
-        if dropped <= room:
-            return width, 1 - (dropped + request.forms.missing) / (room + request.forms.missing)
+        lost = float(sums[width + 1]) + request.forms.missing
+        if lost <= room:
+            return width, 1 - lost / room if lost else 1.0
     return max(exact, 0), 0.0

@@ -1,0 +1,294 @@
+"""The pure functions on (x, t), against numpy in float64."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import conformallayers as cl
+from conformallayers import functional as CF
+
+WIDE = [torch.float64, torch.float32]
+EVERY = [*WIDE, torch.bfloat16, torch.float16]
+RTOL = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+SHAPES = [(6,), (2, 5), (3, 4, 4), (2, 2, 3, 2)]
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(dtype)
+
+
+def rows(x):
+    """Return what the tensor holds, in float64, one sample a row."""
+    return x.detach().double().flatten(1).numpy()
+
+
+def assert_rows(actual, expected, rtol):
+    gap = np.linalg.norm(rows(actual) - expected, axis=1)
+    assert (gap <= rtol * np.linalg.norm(expected, axis=1)).all()
+
+
+def wider(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_embed_gives_the_norm_over_all_coefficients(shape, dtype):
+    x = normal(4, *shape, dtype=dtype)
+    same, t = CF.embed(x)
+    assert same is x
+    assert t.shape == (4,)
+    assert t.dtype == wider(dtype)
+    np.testing.assert_allclose(t.numpy(), np.linalg.norm(rows(x), axis=1), rtol=RTOL[dtype])
+
+
+@pytest.mark.parametrize("projective", [False, True])
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 7.0])
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_respro_and_project_follow_the_formula(shape, dtype, alpha, projective):
+    x = normal(4, *shape, dtype=dtype)
+    t = torch.tensor([0.25, 1.0, 1.5, 40.0], dtype=wider(dtype))
+    x_out, t_out = CF.respro(x, t, alpha, projective=projective)
+    assert torch.equal(x_out, x)
+    assert t_out.dtype == wider(dtype)
+    energy, old = np.square(rows(x)).sum(1), t.double().numpy()
+    expected = alpha / 2 * old + energy / (2 * alpha * (old if projective else 1.0))
+    np.testing.assert_allclose(t_out.numpy(), expected, rtol=min(RTOL[dtype], 2e-6))
+    y = CF.project(x_out, t_out)
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    assert_rows(y, rows(x) / expected[:, None], RTOL[dtype])
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_respro_takes_alpha_as_a_tensor_and_differentiates_it(dtype):
+    x, t = normal(3, 5, dtype=dtype), torch.tensor([0.5, 1.0, 2.0], dtype=dtype)
+    alpha = torch.tensor(1.7, dtype=dtype, requires_grad=True)
+    CF.respro(x, t, alpha)[1].sum().backward()
+    n = np.square(rows(x)).sum(1)
+    expected = (t.double().numpy() / 2 - n / (2 * 1.7**2)).sum()
+    assert float(alpha.grad) == pytest.approx(expected, rel=10 * RTOL[dtype])
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_normalise_splits_off_the_peak(shape, dtype):
+    x = normal(3, *shape, dtype=dtype)
+    x[1] = 0
+    unit, m, tau = CF.normalise(x)
+    peaks = np.abs(rows(x)).max(1)
+    peaks[1] = 1.0
+    assert unit.dtype == dtype
+    assert m.dtype == tau.dtype == torch.float64
+    np.testing.assert_array_equal(m.numpy(), peaks)
+    assert_rows(unit, rows(x) / peaks[:, None], RTOL[dtype])
+    np.testing.assert_allclose(tau.numpy(), np.linalg.norm(rows(unit), axis=1), rtol=2e-6)
+    assert tau[1] == 0
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_energy_values(shape, dtype):
+    z = normal(4, *shape, seed=3, dtype=dtype)
+    same, n = CF.energy(z)
+    assert torch.equal(same, z)
+    assert n.dtype == wider(dtype)
+    np.testing.assert_allclose(n.numpy(), np.square(rows(z)).sum(1), rtol=min(RTOL[dtype], 2e-6))
+
+
+@pytest.mark.parametrize("dtype", EVERY)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activate_and_leave_values(shape, dtype):
+    z = normal(3, *shape, seed=4, dtype=dtype)
+    tau = torch.tensor([0.3, 1.0, 9.0], dtype=torch.float64)
+    gain = torch.tensor([2.0, 0.1, 0.0], dtype=torch.float64)
+    y = CF.activate_and_leave(z, tau, gain, 0.7)
+    assert y.dtype == dtype
+    denominator = tau.numpy() + gain.numpy() * np.square(rows(z)).sum(1)
+    assert_rows(y, 0.7 * rows(z) / denominator[:, None], RTOL[dtype])
+    assert_rows(CF.leave(z, 0.7, tau), 0.7 * rows(z) / tau.numpy()[:, None], RTOL[dtype])
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
+def test_first_and_second_derivatives(shape):
+    z = normal(3, *shape, seed=5).requires_grad_()
+    tau = torch.tensor([0.4, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    gain = torch.tensor([0.8, 0.2, 1.5], dtype=torch.float64, requires_grad=True)
+    rho = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
+    cases = [
+        (CF.embed, (z,)),
+        (CF.energy, (z,)),
+        (CF.project, (z, tau)),
+        (CF.activate_and_leave, (z, tau, gain, rho)),
+        (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
+        (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
+    ]
+    for function, inputs in cases:
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_custom_derivative_equals_that_of_plain_operations(dtype):
+    z, tau = normal(3, 2, 4, dtype=dtype), torch.tensor([0.4, 1.0, 2.0], dtype=torch.float64)
+    gain = torch.tensor([0.8, 0.2, 1.5], dtype=torch.float64)
+    weights = normal(3, 2, 4, seed=8, dtype=dtype)
+    ours = [v.clone().requires_grad_() for v in (z, tau, gain)]
+    (CF.activate_and_leave(*ours, 0.6) * weights).sum().backward()
+    plain = [v.double().requires_grad_() for v in (z, tau, gain)]
+    denominator = plain[1] + plain[2] * plain[0].square().sum((1, 2))
+    (0.6 * plain[0] / denominator[:, None, None] * weights.double()).sum().backward()
+    for a, b in zip(ours, plain, strict=True):
+        assert_rows(a.grad[None], rows(b.grad[None]), 10 * RTOL[dtype])
+
+
+def whole(x, alpha=1.5, projective=False):
+    """Run embed, respro and project, or the balanced form of the same chain."""
+    return CF.project(*CF.respro(*CF.embed(x), alpha, projective=projective))
+
+
+def balanced(x, alpha=1.5, projective=False):
+    unit, m, tau = CF.normalise(x)
+    gain = CF.guarded_ratio(torch.ones_like(tau), tau) if projective else m
+    return CF.activate_and_leave(unit, tau, gain / alpha**2, 2 / alpha)
+
+
+def expected_point(x, alpha=1.5, projective=False):
+    x = rows(x)
+    norm = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / norm / (alpha / 2 + (1.0 if projective else norm) / (2 * alpha))
+
+
+chains = pytest.mark.parametrize("chain", [whole, balanced])
+forms = pytest.mark.parametrize("projective", [False, True], ids=["published", "projective"])
+
+
+@chains
+@forms
+@pytest.mark.parametrize("dtype", EVERY)
+def test_zero_sample_gives_zero_with_zero_gradient(chain, projective, dtype):
+    x = normal(3, 2, 3, dtype=dtype)
+    x[1] = 0
+    x.requires_grad_()
+    y = chain(x, projective=projective)
+    y.float().square().sum().backward()
+    assert not y[1].any()
+    assert not x.grad[1].any()
+    assert x.grad.isfinite().all()
+    assert x.grad[0].any()
+    assert_rows(y[::2], expected_point(x[::2], projective=projective), RTOL[dtype])
+
+
+@chains
+@forms
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", EVERY)
+def test_bad_sample_stays_alone(chain, projective, bad, dtype):
+    x = normal(3, 2, 3, dtype=dtype)
+    clean = chain(x, projective=projective)
+    x[1, 0, 2] = bad
+    y = chain(x, projective=projective)
+    assert torch.equal(y[::2], clean[::2])
+    assert y[1, 0, 2].isnan()
+    if chain is balanced:
+        assert y[1].isnan().all()
+
+
+@chains
+@forms
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_scales_inside_the_range_of_squares(chain, projective, scale, dtype):
+    x = (normal(4, 3, 5) * scale).to(dtype)
+    y = chain(x, projective=projective)
+    assert_rows(y, expected_point(x, projective=projective), 3 * RTOL[dtype])
+
+
+@forms
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_scales_beyond_the_range_of_squares(projective, scale, dtype):
+    x = (normal(4, 3, 5) * scale).to(dtype)
+    _, t = CF.embed(x)
+    np.testing.assert_allclose(t.numpy(), np.linalg.norm(rows(x), axis=1), rtol=RTOL[dtype])
+    expected = expected_point(x, projective=projective)
+    assert_rows(balanced(x, projective=projective), expected, 3 * RTOL[dtype])
+    model = cl.ConformalLayers(cl.ReSPro(1.5, projective=projective))
+    assert_rows(model.train()(x), expected, 3 * RTOL[dtype])
+    assert_rows(model.eval()(x), expected, 3 * RTOL[dtype])
+
+
+@forms
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e15])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_gradient_at_extreme_scales(projective, scale, dtype):
+    x = (normal(4, 6) * scale).to(dtype).requires_grad_()
+    weights = normal(4, 6, seed=2)
+    (balanced(x, projective=projective) * weights.to(dtype)).sum().backward()
+    exact = x.detach().double().requires_grad_()
+    norm = exact.square().sum(1, keepdim=True).sqrt()
+    point = exact / norm / (0.75 + (1.0 if projective else norm) / 3)
+    (point * weights.to(dtype).double()).sum().backward()
+    assert_rows(x.grad, rows(exact.grad), 5 * RTOL[dtype])
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_only_the_projective_form_is_scale_invariant_and_bounded(dtype):
+    directions = normal(50, 4, seed=6, dtype=dtype)
+    directions /= torch.linalg.vector_norm(directions, dim=1, keepdim=True)
+    for alpha in (0.2, 1.0, 5.0):
+        reference = whole(directions, alpha, projective=True)
+        for norm in (1e-3, 0.5, 1.0, 2.0, 1e3):
+            x = directions * norm
+            y = whole(x, alpha, projective=True)
+            assert_rows(y, rows(reference), 3 * RTOL[dtype])
+            assert np.linalg.norm(rows(y), axis=1).max() <= 1 + RTOL[dtype]
+            published = np.linalg.norm(rows(whole(x, alpha)), axis=1)
+            if norm >= 1:
+                assert published.max() <= 1 + RTOL[dtype]
+            if norm != 1:
+                assert np.abs(published / np.linalg.norm(rows(y), axis=1) - 1).min() > 1e-3
+    # t < 1 breaks the published bound: ‖x‖ = t = 0.5 and α = 0.5 give 0.5/(0.125 + 0.25).
+    broken = np.linalg.norm(rows(whole(directions * 0.5, 0.5)), axis=1)
+    np.testing.assert_allclose(broken, 4 / 3, rtol=RTOL[dtype] * 5)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 30.0])
+def test_published_form_is_bounded_where_t_is_at_least_one(alpha):
+    # The bound holds for any x, not only for those with ‖x‖ = t.
+    sizes = torch.logspace(-4, 4, 81, dtype=torch.float64).repeat(3)
+    t = torch.tensor([1.0, 1.7, 60.0], dtype=torch.float64).repeat_interleave(81)
+    y = CF.project(*CF.respro(sizes[:, None], t, alpha))
+    assert y.max() <= 1 + 1e-13
+    touching = CF.project(*CF.respro(torch.full((1, 1), alpha), torch.ones(1), alpha))
+    assert float(touching) == pytest.approx(1, rel=1e-6)
+
+
+@forms
+@pytest.mark.parametrize("dtype", WIDE)
+def test_direction_of_the_output_is_linear_in_the_input(projective, dtype):
+    torch.manual_seed(3)
+    convolutions = [cl.Conv2d(2, 3, 3, padding=1, dtype=dtype), cl.Conv2d(3, 4, 2, dtype=dtype)]
+    model = cl.ConformalLayers(
+        convolutions[0],
+        cl.ReSPro(projective=projective),
+        convolutions[1],
+        cl.ReSPro(0.7, projective=projective),
+        cl.AvgPool2d(2),
+    )
+    linear = torch.nn.Sequential(*convolutions, torch.nn.AvgPool2d(2))
+    linear = copy.deepcopy(linear).double()
+    x = normal(2, 2, 6, 6, seed=7, dtype=dtype)
+    x = torch.stack([x[0], x[1], 2 * x[0] - 3 * x[1], -x[0], 5 * x[0]])
+    y, straight = rows(model(x)), rows(linear(x.double()))
+    factors = np.linalg.norm(y, axis=1, keepdims=True) / np.linalg.norm(
+        straight, axis=1, keepdims=True
+    )
+    assert_rows(torch.from_numpy(y), factors * straight, 5 * RTOL[dtype])
+    # One scalar a sample, even in x, and not the same for all samples.
+    assert factors[3] == pytest.approx(factors[0], rel=5 * RTOL[dtype])
+    assert factors[1] != pytest.approx(factors[0], rel=1e-3)
