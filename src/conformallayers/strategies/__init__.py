@@ -5,11 +5,14 @@ from __future__ import annotations
 from .banded import BandedCore
 from .base import Core, Cost, Request
 from .circular import CircularCore
+from .composed import ComposedCore
 from .dense import DenseCore
 from .layers import LayersCore
+from .sparse import SparseCore
 
 STRATEGIES: dict[str, type[Core]] = {
-    core.name: core for core in (DenseCore, BandedCore, CircularCore, LayersCore)
+    core.name: core
+    for core in (DenseCore, BandedCore, SparseCore, ComposedCore, CircularCore, LayersCore)
 }
 
 __all__ = ["STRATEGIES", "Core", "Cost", "Request"]

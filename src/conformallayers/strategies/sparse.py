@@ -1,0 +1,124 @@
+"""Strategy "sparse": M and every Q in compressed rows.
+
+The three arrays of a matrix are plain dense buffers behind one custom operator: a sparse tensor as
+a buffer would break deepcopy, safetensors, compilation and export.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..fold import Program
+from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from .dense import too_large
+
+_BUILT_IN = 0.05  # density that is assumed before anything is built
+
+
+@torch.library.custom_op("conformallayers::csr_matmul", mutates_args=())
+def csr_matmul(crow: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
+    """Multiply a matrix in compressed rows, (rows, n), by x of shape (n, B)."""
+    matrix = _csr(crow, column, value, x.shape[0])
+    if torch.backends.mkl.is_available() or x.device.type != "cpu":
+        return matrix @ x
+    return matrix.to_dense() @ x
+
+
+@csr_matmul.register_fake
+def _(crow: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
+    return x.new_empty(crow.shape[0] - 1, x.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.size = inputs[3].shape[0]
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
+    crow, column, value = ctx.saved_tensors
+    matrix = _csr(crow, column, value, ctx.size).to_sparse_coo().t()
+    return None, None, None, torch.sparse.mm(matrix, g)
+
+
+csr_matmul.register_autograd(_backward, setup_context=_setup)
+
+
+def _csr(crow: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls its sparse formats beta
+        shape = crow.shape[0] - 1, columns
+        return torch.sparse_csr_tensor(crow, column, value, shape, check_invariants=False)
+
+
+class SparseCore(Core):
+    """Multiply by the entries that are not zero."""
+
+    name = "sparse"
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        matrix, self.gain = normalised(request.matrix)
+        self._register("matrix", matrix, request)
+        weights = []
+        for index, form in enumerate(request.forms.values):
+            scaled, weight = normalised(form)
+            self._register(f"form{index}", scaled, request)
+            weights.append(weight)
+        self.weights = tuple(weights)
+        self.largest = math.prod(request.program.input_shape)
+
+    def _register(self, name: str, matrix: Tensor, request: Request) -> None:
+        sparse = matrix.to_sparse_coo().coalesce()
+        rows, columns = sparse.indices()
+        counts = torch.bincount(rows, minlength=matrix.shape[0])
+        crow = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+        self.register_buffer(f"{name}_crow", crow.to(request.device))
+        self.register_buffer(f"{name}_column", columns.to(torch.int32).to(request.device))
+        self.register_buffer(f"{name}_value", sparse.values().to(request.device, request.dtype))
+
+    @classmethod
+    def refuses(cls, program: Program) -> str | None:
+        """Refuse what cannot be written out while it is built."""
+        return too_large(program)
+
+    @classmethod
+    def cost(cls, request: Request, *, built: bool) -> Cost:
+        """Count the entries that are not zero, or assume few before they are known."""
+        d_in, d_out = (
+            math.prod(shape)
+            for shape in (request.program.input_shape, request.program.output_shape)
+        )
+        groups = len(request.program.groups)
+        if built:
+            entries = int(request.matrix.count_nonzero() + request.forms.values.count_nonzero())
+        else:
+            entries = int(_BUILT_IN * (groups * d_in**2 + d_out * d_in))
+        item = request.dtype.itemsize + 4
+        stream = 2 * d_in * (1 + groups) + 2 * d_out
+        return Cost(sparse=entries, stream=stream, calls=4 + 5 * groups, bytes=entries * item)
+
+    def scratch(self) -> int:
+        """Count the transposed sample and two products."""
+        return 4 * self.largest + math.prod(self.output_shape)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return M x̂ / gain, and the value of each form."""
+        with full_precision(x):
+            columns = at_least_float32(x).flatten(1).T.contiguous()
+            v = self._multiply("matrix", columns).T.to(x.dtype)
+            values = []
+            for index, weight in enumerate(self.weights):
+                product = self._multiply(f"form{index}", columns) * columns
+                values.append(wide(product.sum(0)) * weight)
+        return v.reshape(-1, *self.output_shape), tuple(values)
+
+    def _multiply(self, name: str, columns: Tensor) -> Tensor:
+        value: Tensor = getattr(self, f"{name}_value").to(columns.dtype)
+        crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
+        result: Tensor = csr_matmul(crow, column, value, columns)
+        return result
