@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .cases import ALPHAS, LINEAR_CASES, Case
 from .container import layer_by_layer
 from .errors import ConformalError, checked_shape, refusal
 from .graph import fold
@@ -144,7 +145,10 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
 
 
 __all__ = [
+    "ALPHAS",
+    "LINEAR_CASES",
     "TOLERANCES",
+    "Case",
     "ConformalError",
     "assert_folds",
     "assert_linear",

@@ -1,0 +1,208 @@
+"""Every row of the case registry, in both forms and every path, against the oracle."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.cases import ALPHAS, LINEAR_CASES, Case
+from conformallayers.kinds import _KINDS
+from conformallayers.strategies import STRATEGIES
+from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+BATCH = 3
+DTYPES = (torch.float64, torch.float32)
+TOLERANCES = cl.testing.TOLERANCES
+GRADIENTS = {torch.float64: 1e-11, torch.float32: 1e-4}
+ALWAYS = {"dense", "layers"}  # strategies that apply to every network
+FORMS = {"published": (False, False), "projective": (True, True), "mixed": (False, True)}
+
+
+Forms = tuple[bool, bool]
+
+
+def rows() -> list[object]:
+    """List each torch.nn row in both forms; its namesake of this package has both in one stack."""
+    found = []
+    for turn, case in enumerate(LINEAR_CASES):
+        ours = case.name.startswith("cl.") and not case.name.startswith("cl.Scale")
+        for form in ["mixed"] if ours else ["published", "projective"]:
+            found.append(pytest.param(turn, case, FORMS[form], id=f"{case.name}-{form}"))
+    return found
+
+
+def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers:
+    """Build [layer, ReSPro, Flatten, Linear, ReSPro] with the next two ways to get α."""
+    layer = case.build()
+    with torch.no_grad():
+        size = layer(torch.zeros(1, *case.input_shape)).numel()
+    second = turn + turn // len(ALPHAS)  # runs through all pairs of ways
+    model = cl.ConformalLayers(
+        layer,
+        cl.ReSPro(ALPHAS[turn % len(ALPHAS)], projective=forms[0]),
+        nn.Flatten(),
+        cl.Linear(size, 3),
+        cl.ReSPro(ALPHAS[second % len(ALPHAS)], projective=forms[1]),
+    )
+    randomise(model, turn)
+    return model
+
+
+def batch(case: Case, dtype: torch.dtype, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(BATCH, *case.input_shape, generator=generator).to(dtype)
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Return the gradients of a fixed random combination of the outputs."""
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+    return list(torch.autograd.grad((y * weights).sum(), inputs))
+
+
+def strategies(turn: int, forms: Forms, dtype: torch.dtype) -> list[str]:
+    """Choose what to fold with: all for one form of a row in float64, else one after the other."""
+    everything = forms == (turn % 2 == 0, turn % 2 == 0) and dtype == torch.float64
+    return list(STRATEGIES) if everything else [[*STRATEGIES][turn % len(STRATEGIES)]]
+
+
+@pytest.mark.parametrize(("turn", "case", "forms"), rows())
+def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) -> None:
+    source = stack(case, forms, turn)
+    ours = forms == FORMS["mixed"]  # torch.nn's row has had both dtypes
+    for dtype in DTYPES[turn % 2 : turn % 2 + 1] if ours else DTYPES:
+        model, x = copy.deepcopy(source).to(dtype), batch(case, dtype, turn)
+        check_training(model, x)
+        expected, wanted = evaluated(model.eval(), x)
+        check_evaluation(model, x, expected, wanted)
+        for name in strategies(turn, forms, dtype):
+            check_strategy(name, model, x, expected, wanted[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("turn", "case", "forms"), rows())
+def test_all_strategies_in_all_forms(turn: int, case: Case, forms: Forms) -> None:
+    for dtype in DTYPES:
+        model, x = stack(case, forms, turn).to(dtype), batch(case, dtype, turn)
+        expected, wanted = evaluated(model.eval(), x)
+        for name in STRATEGIES:
+            check_strategy(name, model, x, expected, wanted[0])
+
+
+def evaluated(model: cl.ConformalLayers, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the oracle's outputs, and its gradients to the input and to each parameter."""
+    twin, wide = exact(model), x.double().requires_grad_()
+    expected = oracle(twin, wide)
+    return expected, gradients(expected, wide, *twin.parameters())
+
+
+def check_training(model: cl.ConformalLayers, x: Tensor) -> None:
+    """Compare values and all gradients of the training path."""
+    model.train()
+    model(x)  # gives a spectral activation its vector
+    twin = exact(model)
+    spectral = [m for m in twin if isinstance(m, cl.ReSPro) and m.alpha == "spectral"]
+    x = x.clone().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    torch.manual_seed(1)  # of dropout
+    y = model(x)
+    torch.manual_seed(1)
+    expected = oracle(twin, wide, {m: m.vector for m in spectral})
+    assert relative_error(y, expected) <= TOLERANCES[x.dtype]
+    actual = gradients(y, x, *model.parameters())
+    wanted = gradients(expected, wide, *twin.parameters())
+    assert gradient_error(actual, wanted) <= GRADIENTS[x.dtype]
+
+
+def check_evaluation(
+    model: cl.ConformalLayers, x: Tensor, expected: Tensor, wanted: list[Tensor]
+) -> None:
+    """Compare evaluation, and the gradients it keeps, with and without trainable parameters."""
+    with torch.no_grad():
+        assert relative_error(model(x), expected) <= TOLERANCES[x.dtype]
+    x = x.clone().requires_grad_()
+    kept = gradients(model(x), x, *model.parameters())
+    assert gradient_error(kept, wanted) <= GRADIENTS[x.dtype]
+    model.requires_grad_(False)  # nothing to lose: the fold runs, and lets gradients through
+    assert gradient_error(gradients(model(x), x), wanted[:1]) <= GRADIENTS[x.dtype]
+    model.requires_grad_(True)
+
+
+def check_strategy(
+    name: str, model: cl.ConformalLayers, x: Tensor, expected: Tensor, wanted: Tensor
+) -> None:
+    """Compare the fold of a strategy, if it applies, and its gradient to the input."""
+    try:
+        folded = cl.fold(model, tuple(x.shape[1:]), strategy=name)
+    except cl.ConformalError:
+        assert name not in ALWAYS
+        return
+    assert folded.strategy == name
+    x = x.clone().requires_grad_()
+    y = folded(x)
+    assert relative_error(y, expected) <= TOLERANCES[x.dtype], name
+    assert gradient_error(gradients(y, x), [wanted]) <= GRADIENTS[x.dtype], name
+
+
+def test_every_supported_type_has_a_row() -> None:
+    built = {type(case.build()) for case in LINEAR_CASES}
+    homes = {name: getattr(cl, name) for name in cl.__all__}
+    ours = {v for v in homes.values() if getattr(v, "__module__", "") == "conformallayers.layers"}
+    assert len(ours) == 17
+    torch_types = {kind for kind in _KINDS if kind.__module__.startswith("torch.")}
+    assert ours | torch_types <= built
+
+
+REFUSED = {"bias", "inplace", "value"}  # must keep their default, see test_errors
+PLACEMENT = {"self", "device", "dtype"}
+
+
+def test_every_option_of_every_type_is_varied() -> None:
+    found: dict[type[nn.Module], list[nn.Module]] = {}
+    for case in LINEAR_CASES:
+        layer = case.build()
+        found.setdefault(type(layer), []).append(layer)
+    for kind, layers in found.items():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            only_zeros = name == "padding_mode" and "Transpose" in kind.__name__
+            if only_zeros or name in REFUSED | PLACEMENT or parameter.kind.name.startswith("VAR"):
+                continue
+            values = [layer.initial if name == "gain" else getattr(layer, name) for layer in layers]
+            assert any(differs(value, parameter.default) for value in values), (
+                f"no row of {kind.__name__} varies {name}"
+            )
+
+
+def differs(value: object, default: object) -> bool:
+    return (set(value) if isinstance(value, tuple) else {value}) != {default}
+
+
+@pytest.mark.parametrize("case", LINEAR_CASES, ids=lambda case: case.name)
+def test_bounds_are_bounds_and_those_of_the_oracle(case: Case) -> None:
+    layer = randomise(case.build(), 3).double().requires_grad_(False)
+    (step,) = cl.trace(cl.ConformalLayers(layer), case.input_shape).steps
+    norm = torch.linalg.matrix_norm(matrix_of(layer, case.input_shape), 2)
+    assert step.bound == pytest.approx(float(bound_of(layer, case.input_shape)), rel=1e-12)
+    assert norm <= step.bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("case", LINEAR_CASES[::7], ids=lambda case: case.name)
+def test_spectral_nears_the_norm_from_below(case: Case) -> None:
+    layer = randomise(case.build(), 5).double()
+    model = cl.ConformalLayers(layer, cl.ReSPro("spectral", dtype=torch.float64))
+    x = batch(case, torch.float64, 0)
+    norm = float(torch.linalg.matrix_norm(matrix_of(layer, case.input_shape), 2))
+    found = []
+    for _ in range(60):
+        model(x)
+        found.append(float(model[1].norm))
+    assert all(a <= b * (1 + 1e-12) for a, b in pairwise(found))
+    assert 0.97 * norm <= found[-1] <= norm * (1 + 1e-12)
