@@ -1,0 +1,86 @@
+"""The command line. Heavy imports wait for the command that needs them."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from . import __version__
+from .errors import ConformalError, missing_extra
+
+if TYPE_CHECKING:
+    from cyclopts import App
+
+# What the extra brings: import name → name to install.
+_EXPERIMENTS = {
+    "cyclopts": "cyclopts",
+    "matplotlib": "matplotlib",
+    "pydantic": "pydantic",
+    "rich": "rich",
+    "sklearn": "scikit-learn",
+}
+_INTERRUPTED = 130  # what a shell expects after SIGINT
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code; every refusal is one line on stderr.
+
+    Args:
+        arguments: None takes those of the process.
+    """
+    code = 0
+    try:
+        _app()(arguments, result_action="return_value")
+    except KeyboardInterrupt:
+        print("Interrupted: nothing was written.", file=sys.stderr)
+        code = _INTERRUPTED
+    except (ConformalError, OSError) as error:
+        print(f"conformallayers: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+def _app() -> "App":
+    with _extra_for("the command line"):
+        from cyclopts import App, Parameter
+        from cyclopts.validators import Number
+
+    app = App(
+        name="conformallayers",
+        help="Networks whose non-linear layers are associative, and fold into one.",
+        version=__version__,
+        suppress_keyboard_interrupt=False,
+    )
+
+    @app.command
+    def demo(
+        *,
+        out: Path = Path("demo"),
+        epochs: Annotated[int, Parameter(validator=Number(gte=1))] = 20,
+        seed: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    ) -> None:
+        """Train a small conformal network on digits, fold it, and compare the two paths.
+
+        Args:
+            out: The folder for pictures and metrics.json.
+            epochs: How often to go through the training images.
+            seed: Of the weights and the order of the images.
+        """
+        with _extra_for("the demo"):
+            from .experiments.demo import DemoConfig, run_demo
+        run_demo(out, DemoConfig(epochs=epochs, seed=seed))
+
+    return app
+
+
+@contextmanager
+def _extra_for(purpose: str) -> Iterator[None]:
+    """Turn the failed import of a package of the extra into one line that names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXPERIMENTS:
+            raise
+        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error

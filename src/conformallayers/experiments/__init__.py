@@ -1,0 +1,1 @@
+"""Experiments: data, figures and measurements. They need the extra ``experiments``."""

@@ -1,0 +1,47 @@
+"""Time several functions fairly: turn by turn in one process, by the median."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], *, rounds: int = 41, block: float = 0.005
+) -> dict[str, float]:
+    """Return the median seconds of one call of each function.
+
+    Every round times each function once, so that a slow moment of the machine meets them all.
+
+    Args:
+        functions: by name.
+        rounds: how many times each function has its turn.
+        block: least seconds of a turn; a fast function is called many times in it.
+
+    Examples:
+        >>> times = interleaved({"few": lambda: sum(range(9)), "many": lambda: sum(range(9999))})
+        >>> times["few"] < times["many"]
+        True
+    """
+    calls = {name: _calls_for(function, block) for name, function in functions.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            seconds[name].append(_turn(function, calls[name]) / calls[name])
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _calls_for(function: Callable[[], object], block: float) -> int:
+    function()  # the first call may prepare something
+    calls = 1
+    while (elapsed := _turn(function, calls)) < block / 2 and calls < 10**6:
+        calls = min(4 * calls, max(calls + 1, int(calls * block / max(elapsed, 1e-9))))
+    return calls
+
+
+def _turn(function: Callable[[], object], calls: int) -> float:
+    started = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return time.perf_counter() - started
