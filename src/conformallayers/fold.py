@@ -16,7 +16,8 @@ from .certificate import Slack
 from .errors import shape_text
 from .functional import Scaling
 from .operators import Operator, freeze
-from .quadratic import Forms, Stage, dense_forms, dense_matrix
+from .quadratic import Forms, dense_forms, dense_matrix
+from .rowwise import Stage
 from .trace import Step, Trace
 
 

@@ -163,7 +163,7 @@ def operator_norm(operator: Operator) -> float:
         return bound
     weight = module.weight.detach().double()
     sizes = [1 if n == 1 else 8 * n for n in weight.shape[2:]]
-    transfer = torch.fft.fftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
+    transfer = torch.fft.rfftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
     transfer = transfer.flatten(2).permute(2, 0, 1)  # (frequencies, C_out, C_in)
     gram = transfer.mH @ transfer if weight.shape[0] >= weight.shape[1] else transfer @ transfer.mH
     power = 1

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,23 +18,11 @@ from torch import Tensor
 from ._progress import progress
 from .bounds import Shape
 from .certificate import Slack, smallest_eigenvalue
-from .operators import Operator, adjoint, apply_all, impulses, operator_norm
+from .operators import Operator, adjoint, apply_all, impulses
+from .rowwise import Stage, applies, rowwise_forms, tail
 
 CHUNK_BYTES = 256 * 2**20  # what one batch of columns may keep alive
 _SAMPLE = 48  # columns that guess how fast the terms fall off
-
-
-class Stage(NamedTuple):
-    """``z ← factor · U z``, then ``weight · ‖z‖²`` goes to the form of the given group."""
-
-    operators: tuple[Operator, ...]
-    factor: float
-    weight: float
-    group: int
-
-    def apply(self, z: Tensor) -> Tensor:
-        """Return ``factor · U z``."""
-        return apply_all(self.operators, z) * self.factor
 
 
 @dataclass(frozen=True)
@@ -81,12 +68,14 @@ def dense_forms(
     input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
 ) -> Forms:
     """Return every quadratic form, with as few terms as the slack provably allows."""
+    if len(stages) > 2 and applies(input_shape, stages):
+        return Forms(*rowwise_forms(input_shape, stages, device, slack))
     depth = _guess_depth(input_shape, stages, device, slack)
     while True:
         values, last = _forms(input_shape, stages[:depth], device)
         if depth == len(stages):
             return Forms(values, 0.0, depth)
-        forms = Forms(values, _tail(stages, depth) * last, depth)
+        forms = Forms(values, tail(stages, depth) * last, depth)
         if forms.missing <= slack.epsilon / 4 * (forms.smallest + 1 / slack.radius):
             return forms
         depth = min(len(stages), depth + 3)
@@ -146,18 +135,9 @@ def _guess_depth(
             mean = float(z.square().sum()) / len(picks)
             total += stage.weight * mean
             small = slack.epsilon / 4 * (total / 100 + 1 / slack.radius)
-            if depth < len(stages) and 3 * d_in * mean * _tail(stages, depth) < small:
+            if depth < len(stages) and 3 * d_in * mean * tail(stages, depth) < small:
                 return depth
     return len(stages)
-
-
-def _tail(stages: Sequence[Stage], depth: int) -> float:
-    """Return κ with ``Σ_{l>depth} weight_l ‖z_l‖² ≤ κ ‖z_depth‖²``."""
-    total, product = 0.0, 1.0
-    for stage in stages[depth:]:
-        product *= stage.factor**2 * math.prod(operator_norm(op) for op in stage.operators) ** 2
-        total += stage.weight * product
-    return total
 
 
 def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
