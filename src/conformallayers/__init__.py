@@ -32,6 +32,8 @@ _HOMES = {
     "trace": "graph",
     "layer_by_layer": "container",
     "fold_error": "testing",
+    "Certificate": "certificate",
+    "verify": "verify",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -42,6 +44,7 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "Certificate",
     "ConformalError",
     "ConformalLayers",
     "Conv1d",
@@ -67,11 +70,13 @@ __all__ = [
     "register_linear",
     "testing",
     "trace",
+    "verify",
 ]
 
 if TYPE_CHECKING:
     from . import functional, networks, testing
     from .activations import ReSPro
+    from .certificate import Certificate
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .graph import fold, trace
@@ -97,6 +102,7 @@ if TYPE_CHECKING:
     )
     from .runtime import Folded
     from .testing import fold_error
+    from .verify import verify
 
 
 def __getattr__(name: str) -> Any:

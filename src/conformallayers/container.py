@@ -45,6 +45,8 @@ from .trace import Trace, trace_modules
 
 Self = TypeVar("Self", bound="ConformalLayers")
 
+# Multiply-adds that the first call in eval() may spend on folding: about half a second.
+_EVAL_EFFORT = 4e9
 _LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)
 
 
@@ -225,7 +227,7 @@ class ConformalLayers(nn.Sequential):
             program = program_of(self.trace(tuple(input.shape[1:])))
             slack = rounding_slack(input.dtype)
             request = Request(program, slack, input.dtype, input.device)
-            folded = Conformal(request, make_plan(request, "auto").strategy).eval()
+            folded = Conformal(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
         self._cache.store(self, input, folded)
         return folded
 

@@ -108,6 +108,19 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     return Trace(shape, tuple(step for found in shapes.traces.values() for step in found.steps))
 
 
+def programs_of(model: nn.Module, input_shape: Shape) -> dict[str, list[Program]]:
+    """Return the program of each ConformalLayers, with none, one, … following layers absorbed."""
+    graph_module, shapes = _capture(model, input_shape)
+    found: dict[str, list[Program]] = {}
+    for node, steps in shapes.traces.items():
+        path = "" if node.target == _ROOT else str(node.target)
+        programs = [program_of(steps)]
+        for follower, module in _followers(graph_module, node, shapes):
+            programs.append(absorb(programs[-1], module, shapes.shapes[follower]))
+        found[path if path not in found else f"{path} ({node.name})"] = programs
+    return found
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, ConformalLayers) or super().is_leaf_module(m, module_qualified_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from ._text import count, size, table
@@ -59,10 +60,15 @@ class Plan:
     __repr__ = __str__
 
 
-def make_plan(request: Request, strategy: str) -> Plan:
+def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan:
     """Choose a strategy for a request, or check the one that was asked for.
 
     Arrays are built only if some fold could be faster than the layers at its most optimistic.
+
+    Args:
+        request: what to fold.
+        strategy: a name, or "auto".
+        effort: multiply-adds that "auto" may spend on building.
     """
     if strategy != "auto":
         reason = STRATEGIES[strategy].refuses(request.program)
@@ -78,6 +84,9 @@ def make_plan(request: Request, strategy: str) -> Plan:
     layers = next(c for c in candidates if c.name == "layers")
     if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
         reason = "every folded form would take longer than the layers"
+        return Plan("layers", reason, candidates)
+    if request.effort() > effort:
+        reason = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
     candidates = _candidates(request, built=True)
     best = _best(candidates)

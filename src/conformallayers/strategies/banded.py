@@ -64,7 +64,7 @@ class BandedCore(Core):
             margins.append(margin)
         self.weights, self.widths = tuple(weights), tuple(widths)
         slack = request.slack
-        if slack.epsilon and weights:
+        if slack.epsilon and weights and (slack.requested or min(margins) < 1):
             self.certificate = Certificate(slack.epsilon, slack.radius, min(margins))
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -81,6 +82,13 @@ class Request:
         other._shared = self._shared
         return other
 
+    def effort(self) -> float:
+        """Count the multiply-adds that building M and the forms takes at most."""
+        program = self.program
+        once = sum(operator.multiply_adds() for operator in program.operators)
+        d_in, d_out = math.prod(program.input_shape), math.prod(program.output_shape)
+        return float(once * (2 * d_in + min(d_in, d_out)))
+
     @cached_property
     def matrix(self) -> Tensor:
         """M in float64, (d_out, d_in); built when it is first asked for."""
@@ -123,11 +131,18 @@ class Core(nn.Module):
         for batch in impulses(input_shape, 256, tensors[0].double()):
             x = batch.requires_grad_()
             with torch.enable_grad():
-                values = exact(x)[1]
-            rows = [torch.autograd.grad(n.sum() / 2, x, retain_graph=True)[0] for n in values]
+                halves = [n.sum() / 2 for n in exact(x)[1]]
+            rows = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
             parts.append(torch.stack(rows).flatten(2))
         forms = torch.cat(parts, 1)
         return (forms + forms.transpose(1, 2)) / 2
+
+    def dense_matrix(self, input_shape: Shape) -> Tensor:
+        """Return M / gain as it is computed, written out: (d_out, d_in) in float64."""
+        exact = copy.deepcopy(self).double()
+        tensors = [*exact.buffers(), torch.empty(0, dtype=torch.float64)]
+        batches = impulses(input_shape, 256, tensors[0].double())
+        return torch.cat([exact(x)[0].flatten(1) for x in batches]).T
 
     def scratch(self) -> int:
         """Return the number of elements that one sample needs beside input and output."""
