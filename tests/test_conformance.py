@@ -15,14 +15,12 @@ from conformallayers.cases import ALPHAS, LINEAR_CASES, Case
 from conformallayers.kinds import _KINDS
 from conformallayers.strategies import STRATEGIES
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
+from support import ALWAYS, DTYPES, TOLERANCES, samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 BATCH = 3
-DTYPES = (torch.float64, torch.float32)
-TOLERANCES = cl.testing.TOLERANCES
 GRADIENTS = {torch.float64: 1e-11, torch.float32: 1e-4}
-ALWAYS = {"dense", "layers"}  # strategies that apply to every network
 FORMS = {"published": (False, False), "projective": (True, True), "mixed": (False, True)}
 
 
@@ -56,11 +54,6 @@ def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers
     return model
 
 
-def batch(case: Case, dtype: torch.dtype, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(BATCH, *case.input_shape, generator=generator).to(dtype)
-
-
 def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
     """Return the gradients of a fixed random combination of the outputs."""
     generator = torch.Generator().manual_seed(7)
@@ -79,7 +72,7 @@ def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) ->
     source = stack(case, forms, turn)
     ours = forms == FORMS["mixed"]  # torch.nn's row has had both dtypes
     for dtype in DTYPES[turn % 2 : turn % 2 + 1] if ours else DTYPES:
-        model, x = copy.deepcopy(source).to(dtype), batch(case, dtype, turn)
+        model, x = copy.deepcopy(source).to(dtype), samples(case.input_shape, dtype, BATCH, turn)
         check_training(model, x)
         expected, wanted = evaluated(model.eval(), x)
         check_evaluation(model, x, expected, wanted)
@@ -91,7 +84,7 @@ def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) ->
 @pytest.mark.parametrize(("turn", "case", "forms"), rows())
 def test_all_strategies_in_all_forms(turn: int, case: Case, forms: Forms) -> None:
     for dtype in DTYPES:
-        model, x = stack(case, forms, turn).to(dtype), batch(case, dtype, turn)
+        model, x = stack(case, forms, turn).to(dtype), samples(case.input_shape, dtype, BATCH, turn)
         expected, wanted = evaluated(model.eval(), x)
         for name in STRATEGIES:
             check_strategy(name, model, x, expected, wanted[0])
@@ -198,7 +191,7 @@ def test_bounds_are_bounds_and_those_of_the_oracle(case: Case) -> None:
 def test_spectral_nears_the_norm_from_below(case: Case) -> None:
     layer = randomise(case.build(), 5).double()
     model = cl.ConformalLayers(layer, cl.ReSPro("spectral", dtype=torch.float64))
-    x = batch(case, torch.float64, 0)
+    x = samples(case.input_shape, torch.float64)
     norm = float(torch.linalg.matrix_norm(matrix_of(layer, case.input_shape), 2))
     found = []
     for _ in range(60):

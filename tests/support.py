@@ -1,0 +1,32 @@
+"""What several test files share: inputs, folds by every strategy, common parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.strategies import STRATEGIES
+
+TOLERANCES = cl.testing.TOLERANCES
+DTYPES = (torch.float64, torch.float32)
+ALWAYS = {"dense", "layers"}  # strategies that apply to every network
+
+both_forms = pytest.mark.parametrize("projective", [False, True], ids=["published", "projective"])
+
+
+def samples(shape: tuple[int, ...], dtype: torch.dtype, batch: int = 4, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, *shape, generator=generator).to(dtype)
+
+
+def folds(model: nn.Module, shape: tuple[int, ...]) -> dict[str, cl.Folded]:
+    """Fold with every strategy that applies."""
+    found = {}
+    for name in STRATEGIES:
+        try:
+            found[name] = cl.fold(model, shape, strategy=name)
+        except cl.ConformalError:
+            assert name not in ALWAYS
+    return found
