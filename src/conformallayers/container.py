@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .activations import ReSPro
 from .cache import FoldCache
 from .certificate import rounding_slack
-from .errors import refusal
+from .errors import ConformalError, refusal
 from .fold import program_of
 from .functional import (
     Scalar,
@@ -119,7 +119,8 @@ class ConformalLayers(nn.Sequential):
         self.unfold()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, nn.Module) and "_modules" in self.__dict__:
+        modules = self.__dict__.get("_modules")
+        if modules is not None and (isinstance(value, nn.Module) or name in modules):
             self._check(name, value)
             self.unfold()
         super().__setattr__(name, value)
@@ -224,7 +225,11 @@ class ConformalLayers(nn.Sequential):
 
     def _fold(self, input: Tensor) -> Conformal:
         with torch.inference_mode(False), torch.no_grad():
-            program = program_of(self.trace(tuple(input.shape[1:])))
+            try:
+                program = program_of(self.trace(tuple(input.shape[1:])))
+            except ConformalError:
+                self._run_layers_or_explain(input)  # refuses it too, and shows the batch
+                raise
             slack = rounding_slack(input.dtype)
             request = Request(program, slack, input.dtype, input.device)
             folded = Conformal(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from .bounds import Shape
 from .certificate import Slack, rounding_slack
 from .container import ConformalLayers
-from .errors import checked_shape, refusal
+from .errors import ConformalError, checked_shape, refusal, shape_text
 from .fold import Program, absorb, program_of
 from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
@@ -44,10 +44,13 @@ def fold(
     Args:
         model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
         input_shape: of one sample, without the batch axis.
-        strategy: ``"auto"``, or the name of one: ``"dense"``, ``"layers"``.
-        tolerance: a relative error of the denominator that is allowed; the forms here are exact
-            and meet every tolerance.
-        max_norm: the largest norm of an input that the tolerance must hold for.
+        strategy: ``"auto"`` takes the fastest by a cost model of this machine. By name:
+            ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed
+            kernels, for stacks without padding), ``"spectral"`` (Fourier transform, for circular
+            padding), ``"layers"`` (no folding, only α and factors resolved).
+        tolerance: None drops only what is proven to be below the rounding of the dtype. A number
+            allows that relative error of the denominator, and proves it: ``folded.certificate``.
+        max_norm: the largest norm of an input that the tolerance must hold for; None: any.
         dtype: of the result; None takes that of the model's first parameter.
 
     Returns:
@@ -131,6 +134,7 @@ class _Shapes(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
+        self.extra_traceback = False  # or fx would write its own lines into our messages
         self.traces: dict[fx.Node, Trace] = {}
         self.shapes: dict[fx.Node, Shape] = {}
         self.result: Shape = ()
@@ -194,7 +198,17 @@ def _capture(
         device=None if parameter is None else parameter.device,
     )
     shapes = _Shapes(graph_module)
-    shapes.run(zeros)
+    try:
+        shapes.run(zeros)
+    except ConformalError:
+        raise
+    except Exception as error:
+        raise refusal(
+            f"fold({type(model).__name__})",
+            f"a model that takes one batch of samples of shape {shape_text(shape)}",
+            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            "Check input_shape, and that model(x) runs.",
+        ) from error
     return graph_module, shapes
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from . import bounds, layers
 from .activations import ReSPro
 from .bounds import Shape
-from .errors import ConformalError, refusal
+from .errors import ConformalError, refusal, shape_text
 from .functional import Scalar
 
 Bound = Callable[[nn.Module, Shape], Scalar]
@@ -95,6 +95,8 @@ def register_linear(
 
 def find_kind(module: nn.Module) -> Kind | None:
     """Return the row of a module's type, or None where no row vouches for its forward."""
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return None  # it has no weight yet, so no bound
     for ancestor in type(module).__mro__:
         kind = _KINDS.get(ancestor)
         if kind is not None:
@@ -151,15 +153,21 @@ def check_module(path: str, module: nn.Module) -> None:
         raise ConformalError(f"{where}: {problem}")
 
 
-def check_input(path: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> None:
-    """Refuse a batch whose number of axes or channels the module does not take."""
+def check_input(
+    path: str, module: nn.Module, kind: Kind, shape: tuple[int, ...], *, traced: bool = False
+) -> None:
+    """Refuse a batch whose number of axes or channels the module does not take.
+
+    ``traced`` tells that the user gave the shape of one sample, and no batch.
+    """
     name = type(module).__name__
+    came = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
     if kind.rank is not None and len(shape) != kind.rank:
-        unbatched = len(shape) == kind.rank - 1
+        unbatched = not traced and len(shape) == kind.rank - 1
         raise refusal(
             f"{name} at position {path}",
             f"a batch with {kind.rank} axes",
-            f"{'an unbatched input' if unbatched else 'an input'} of shape {tuple(shape)}",
+            f"an unbatched input of shape {shape}" if unbatched else came,
             "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input.",
         )
     wanted = getattr(module, kind.channels) if kind.channels else None
@@ -168,7 +176,7 @@ def check_input(path: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]
         raise refusal(
             f"{name} at position {path}",
             f"{kind.channels}={wanted} on axis {axis}",
-            f"an input of shape {tuple(shape)}",
+            came,
             "Change the layer or the input.",
         )
 

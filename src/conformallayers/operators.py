@@ -62,7 +62,7 @@ def refuse_hooks(path: str, module: nn.Module) -> None:
     unknown = [hook for hook in hooks if not _computes_weight(hook)]
     if unknown:
         raise refusal(
-            f"{type(module).__name__} at position {path}",
+            f"{type(module).__name__} at position {path}" if path else type(module).__name__,
             "a module without forward hooks",
             f"{len(unknown)} of them, which a folded copy would lose",
             "Remove them first: handle.remove().",

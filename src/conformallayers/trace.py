@@ -100,7 +100,7 @@ def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) 
 def _output_shape(path: str, module: nn.Module, kind: Kind, shape: Shape) -> Shape:
     """Return the shape of one output sample, or refuse the input by name and position."""
     batch = 2  # more than 1, so that a module that merges the batch axis is seen
-    check_input(path, module, kind, (batch, *shape))
+    check_input(path, module, kind, (batch, *shape), traced=True)
     tensors = dict(module.named_buffers())
     floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
     device = next((t.device for t in tensors.values()), None)
