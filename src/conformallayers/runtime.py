@@ -47,11 +47,13 @@ class Conformal(nn.Module):
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
         if torch.compiler.is_compiling() or x.shape[0] <= 2 * self.piece:
             return self._run(x)
+        parts = x.split(self.piece)
         if torch.is_grad_enabled() and x.requires_grad:
-            return torch.cat([self._run(part) for part in x.split(self.piece)])
-        result = x.new_empty(x.shape[0], *self.output_shape)
-        for part, out in zip(x.split(self.piece), result.split(self.piece), strict=True):
-            out.copy_(self._run(part))
+            return torch.cat([self._run(part) for part in parts])
+        first = self._run(parts[0])
+        result = first.new_empty(x.shape[0], *self.output_shape)
+        for part, out in zip(parts, result.split(self.piece), strict=True):
+            out.copy_(first if part is parts[0] else self._run(part))
         return result
 
     def _run(self, x: Tensor) -> Tensor:

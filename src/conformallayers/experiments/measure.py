@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 
 def interleaved(
@@ -45,3 +46,44 @@ def _turn(function: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         function()
     return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one engine: the median and the quartiles of its calls."""
+
+    median: float
+    low: float
+    high: float
+
+
+def interleave(
+    engines: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    calls: int = 3,
+    pause: float = 0.03,
+) -> dict[str, Timing]:
+    """Time engines in turn: a pause, one untimed call, then a few timed ones, in every round.
+
+    The pause lets the spinning threads of one engine go to sleep before the next one runs.
+
+    Examples:
+        >>> times = interleave({"a": lambda: sum(range(9))}, rounds=2, pause=0.0)
+        >>> times["a"].low <= times["a"].median <= times["a"].high
+        True
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in range(rounds):
+        for name, run in engines.items():
+            time.sleep(pause)
+            run()
+            seconds[name] += [_turn(run, 1) for _ in range(calls)]
+    return {name: Timing(*_quartiles(values)) for name, values in seconds.items()}
+
+
+def _quartiles(values: list[float]) -> tuple[float, float, float]:
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4)
+    return median, low, high

@@ -1,0 +1,134 @@
+"""Time folded networks against their layers and against their ReLU counterparts in four engines."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import networks
+from ..container import layer_by_layer
+from ..graph import fold
+from ..runtime import Folded
+from ..testing import fold_error
+from .engines import Engine, relu_engines
+from .measure import Timing, interleave
+
+SHAPE = networks.IMAGE_SHAPE
+Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module]]
+
+
+def pairs(depths: Iterable[int]) -> dict[str, Pair]:
+    """Return each ReLU network beside its conformal counterpart, by name."""
+    found: dict[str, Pair] = {
+        "Base": (networks.BaseReLUNet, networks.BaseReSProNet),
+        "LeNet": (networks.LeNet, networks.LeNetCL),
+        "D3ModNet": (networks.D3ModNet, networks.D3ModNetCL),
+    }
+    for k in depths:
+        found[f"DkNet {k}"] = (partial(networks.DkNet, k), partial(networks.DkNetCL, k))
+    for k in depths:
+        circular = partial(networks.DkNetCL, k, padding_mode="circular")
+        found[f"DkNet {k} circular"] = (partial(networks.DkNet, k), circular)
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network at one batch size; times are milliseconds of a batch, with quartiles."""
+
+    network: str
+    batch: int
+    strategy: str
+    error: float
+    times: dict[str, tuple[float, float, float]]
+    notes: dict[str, str]
+
+    @property
+    def fastest(self) -> str:
+        """The fastest engine of the ReLU counterpart."""
+        others = [name for name in self.times if name not in ("folded", "layers", "tolerance")]
+        return min(others, key=lambda name: self.times[name][0])
+
+    def speedup(self, name: str = "folded") -> float:
+        """How many times as fast as the fastest engine of the ReLU counterpart."""
+        return self.times[self.fastest][0] / self.times[name][0]
+
+
+def folded_engines(
+    model: nn.Module, x: torch.Tensor, folded: Folded, loose: Folded | None
+) -> dict[str, Engine]:
+    """Return the conformal network layer by layer, folded, and folded with a tolerance."""
+
+    def layers() -> object:
+        with torch.inference_mode(), layer_by_layer():
+            return model(x)
+
+    def run(module: Folded) -> object:
+        with torch.inference_mode():
+            return module(x)
+
+    engines: dict[str, Engine] = {"layers": layers, "folded": partial(run, folded)}
+    if loose is not None:
+        engines["tolerance"] = partial(run, loose)
+    return engines
+
+
+def measure(
+    name: str, pair: Pair, batches: Iterable[int], *, rounds: int, tolerance: float | None
+) -> list[Row]:
+    """Time one pair of networks at several batch sizes."""
+    torch.manual_seed(0)
+    relu, conformal = pair[0]().eval(), pair[1]().eval()
+    folded = fold(conformal, SHAPE)
+    loose = (
+        None if tolerance is None else fold(conformal, SHAPE, tolerance=tolerance, max_norm=55.0)
+    )
+    rows = []
+    for batch in batches:
+        x = torch.rand(batch, *SHAPE, generator=torch.Generator().manual_seed(batch))
+        engines, notes = relu_engines(relu, x)
+        engines |= folded_engines(conformal, x, folded, loose)
+        seconds = interleave(engines, rounds=rounds)
+        times = {key: _milliseconds(value) for key, value in seconds.items()}
+        error = fold_error(conformal, folded, x[:8])
+        rows.append(Row(name, batch, folded.strategy, error, times, notes))
+    return rows
+
+
+def markdown(rows: list[Row]) -> str:
+    """Write the rows as a table."""
+    names = list(dict.fromkeys(name for row in rows for name in row.times))
+    header = ["network", "batch", *names, "strategy", "fastest other", "speed-up", "error"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row in rows:
+        cells = [row.network, str(row.batch)]
+        cells += [f"{row.times[n][0]:.3f}" if n in row.times else "" for n in names]
+        cells += [row.strategy, row.fastest, f"{row.speedup():.2f}", f"{row.error:.1e}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def save(rows: list[Row], folder: Path, options: dict[str, Any]) -> None:
+    """Write bench.json and bench.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    result = {"machine": machine, "options": options, "rows": [asdict(row) for row in rows]}
+    (folder / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "bench.md").write_text(markdown(rows))
+
+
+def _milliseconds(timing: Timing) -> tuple[float, float, float]:
+    return tuple(round(1e3 * value, 4) for value in (timing.median, timing.low, timing.high))  # type: ignore[return-value]
