@@ -1,0 +1,164 @@
+"""The package as it is installed: cheap to import, typed, and in one order of imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.resources
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import conformallayers as cl
+
+SOURCE = Path(cl.__file__).parent
+
+# A file, or a folder as one place, imports only from places before it. New files are listed here.
+ORDER = (
+    "errors",
+    "_text",
+    "_progress",
+    "functional",
+    "layers",
+    "activations",
+    "bounds",
+    "kinds",
+    "operators",
+    "certificate",
+    "machine",
+    "rowwise",
+    "quadratic",
+    "trace",
+    "fold",
+    "strategies",
+    "plan",
+    "runtime",
+    "cache",
+    "power",
+    "container",
+    "graph",
+    "verify",
+    "cases",
+    "testing",
+    "networks",
+    "experiments",
+    "cli",
+)
+
+
+def python(*arguments: str) -> str:
+    """Run the interpreter in a clean process and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def imported_after(statement: str) -> set[str]:
+    """Return the top-level names in sys.modules after a statement."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(python("-c", code).split())
+
+
+def places(path: Path) -> Iterator[str]:
+    """Yield the places of the package that a file imports from, type-checking blocks included."""
+    package = ("conformallayers", *path.relative_to(SOURCE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            found = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for parts in found:
+            if parts[0] == "conformallayers" and len(parts) > 1:
+                yield parts[1]
+
+
+def sources() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_files_import_only_from_files_before_them(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    assert own in ORDER, f"list {own} in the order of imports"
+    known = {place.stem if place.suffix == ".py" else place.name for place in SOURCE.iterdir()}
+    inside = len(path.relative_to(SOURCE).parts) > 1
+    for place in places(path):
+        if place in known and not (inside and place == own):
+            assert ORDER.index(place) < ORDER.index(own), f"{own} imports {place}"
+
+
+def test_the_package_itself_imports_nothing_of_its_own_at_once() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    relative = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    assert relative == []
+
+
+def test_import_without_torch() -> None:
+    statements = "import conformallayers", "import conformallayers.errors"
+    for statement in (*statements, "from conformallayers import ConformalError, __version__"):
+        names = imported_after(statement)
+        assert "conformallayers" in names
+        assert "torch" not in names
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Import every public name, warnings as errors, beside a torchvision that is broken."""
+    folder = tmp_path_factory.mktemp("broken")
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (folder / "torchvision.py").write_text(broken)
+    lines = [
+        "import sys, warnings",
+        f"sys.path.insert(0, {str(folder)!r})",
+        "import conformallayers.fold, conformallayers.trace, conformallayers as cl",
+        "assert callable(cl.fold) and callable(cl.trace)",
+        "for name in cl.__all__: getattr(cl, name)",
+        "assert callable(cl.fold) and callable(cl.trace)",
+        "print(*{name.split('.')[0] for name in sys.modules})",
+    ]
+    return set(python("-W", "error", "-c", "\n".join(lines)).split())
+
+
+def test_import_of_everything_is_cheap(everything: set[str]) -> None:
+    heavy = {"scipy", "matplotlib", "onnx", "onnxruntime", "sklearn", "torchvision", "pandas"}
+    heavy |= {"optuna", "pydantic", "rich", "cyclopts", "hypothesis", "pytest"}
+    assert "torch" in everything
+    assert not heavy & everything
+
+
+def test_every_public_name_is_there() -> None:
+    assert sorted(cl.__all__, key=str.lower) == sorted(set(cl.__all__), key=str.lower)
+    for name in cl.__all__:
+        assert getattr(cl, name) is not None
+        assert name in dir(cl)
+    with pytest.raises(AttributeError, match="has no attribute 'folds'"):
+        cl.folds  # noqa: B018
+
+
+def test_functions_keep_their_names_though_files_share_them() -> None:
+    assert callable(importlib.import_module("conformallayers.fold").program_of)
+    assert cl.fold.__module__ == cl.trace.__module__ == "conformallayers.graph"
+
+
+def test_types_are_shipped() -> None:
+    assert importlib.resources.files("conformallayers").joinpath("py.typed").is_file()
+
+
+def test_one_version_number() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/conformallayers/__init__.py"
+    others = [path for path in sources() if re.search(r"^__version__", path.read_text(), re.M)]
+    assert others == []
