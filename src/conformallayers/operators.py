@@ -44,15 +44,14 @@ def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             if isinstance(value, Tensor):
                 memo[id(value)] = value.detach().clone()
     with torch.no_grad():
-        frozen = copy.deepcopy(module, memo)
-        for child in frozen.modules():
+        frozen = copy.deepcopy(module, memo).eval()  # some computed weights differ in training
+        for child in list(frozen.modules()):
             _resolve(child)
         for child in frozen.modules():
             for name, parameter in list(child._parameters.items()):
                 if parameter is not None:
                     del child._parameters[name]
                     child.register_buffer(name, parameter.detach().clone())
-    frozen = frozen.eval()
     return frozen if dtype is None else frozen.to(dtype)
 
 
@@ -76,9 +75,14 @@ def _computes_weight(hook: Any) -> bool:
 def _resolve(module: nn.Module) -> None:
     """Turn computed weights into plain ones, and drop the hooks."""
     if parametrize.is_parametrized(module):
-        for name in list(module.parametrizations):  # type: ignore[arg-type]
-            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-    module.training = False
+        # Not remove_parametrizations: it deletes properties of the class, which the copy shares
+        # with the model itself.
+        names: Any = module.parametrizations
+        values = {name: getattr(module, name).detach().clone() for name in names}
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module._modules["parametrizations"]
+        for name, value in values.items():
+            module.register_buffer(name, value)
     for hook in list(module._forward_pre_hooks.values()):
         if _computes_weight(hook):
             _run_weight_hook(module, hook)

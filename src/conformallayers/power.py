@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .activations import ReSPro
 from .functional import wide_dtype
 from .kinds import Kind
+from .strategies.base import full_precision
 
 Layer = tuple[nn.Module, Kind, tuple[int, ...]]  # with the shape of one input sample
 
@@ -28,7 +29,7 @@ def power_step(activation: ReSPro, segment: Sequence[Layer], x: Tensor) -> Tenso
     Returns:
         A 0-dim tensor in the wide dtype, differentiable in the weights, not in the vector.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with full_precision(x):
         dtype = next((p.dtype for m, *_ in segment for p in m.parameters()), x.dtype)
         vector = activation.vector
         start = torch.empty((1, *x.shape[1:]), dtype=dtype, device=x.device)

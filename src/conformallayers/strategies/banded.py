@@ -58,7 +58,10 @@ class BandedCore(Core):
         for index, form in enumerate(request.forms.values):
             width, margin = _width(form, self.layout, request)
             band, weight = normalised(_pack(form, self.layout, width))
-            self.register_buffer(f"band{index}", band.to(request.device, request.dtype))
+            full = self.layout.blocks - width
+            last = _last(band[full:], width, self.layout.size)
+            self.register_buffer(f"band{index}", band[:full].to(request.device, request.dtype))
+            self.register_buffer(f"last{index}", last.to(request.device, request.dtype))
             weights.append(weight)
             widths.append(width)
             margins.append(margin)
@@ -92,8 +95,7 @@ class BandedCore(Core):
 
     def scratch(self) -> int:
         """Count the sample in row order and the products of one form."""
-        padded = (self.layout.blocks + max(self.widths, default=0)) * self.layout.size
-        return padded + 2 * self.layout.blocks * self.layout.size + self.matrix.shape[0]
+        return 3 * self.layout.blocks * self.layout.size + self.matrix.shape[0]
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
@@ -101,20 +103,25 @@ class BandedCore(Core):
         with full_precision(x):
             blocks, size = self.layout.blocks, self.layout.size
             rows = at_least_float32(x).movedim(2, 1).flatten(1)
-            length = (blocks + max(self.widths, default=0)) * size
-            rows = torch.nn.functional.pad(rows, (0, length - rows.shape[1]))
-            first = _windows(rows, blocks, size, size)
+            if rows.shape[1] < blocks * size:
+                rows = torch.nn.functional.pad(rows, (0, blocks * size - rows.shape[1]))
             values = []
             for index, (weight, width) in enumerate(zip(self.weights, self.widths, strict=True)):
                 band = getattr(self, f"band{index}").to(rows.dtype)
-                images = torch.bmm(_windows(rows, blocks, (width + 1) * size, size), band)
-                values.append(wide((images * first).sum((0, 2))) * weight)
+                last = getattr(self, f"last{index}").to(rows.dtype)
+                values.append(wide(_evaluate(rows, band, last, width, size)) * weight)
         return v, tuple(values)
 
 
-def _windows(rows: Tensor, blocks: int, length: int, step: int) -> Tensor:
-    """Return the windows that start at each block, (blocks, B, length), without copying."""
-    return rows.unfold(1, length, step)[:, :blocks].transpose(0, 1)
+def _evaluate(rows: Tensor, band: Tensor, last: Tensor, width: int, size: int) -> Tensor:
+    """Return the value of a form: one product of all full windows, one of the last window."""
+    windows = rows.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
+    images = torch.bmm(windows, band)
+    total = (images * windows[..., :size]).sum((0, 2))
+    if width == 0:
+        return total
+    end = rows[:, -width * size :]
+    return total + (end @ last * end).sum(1)
 
 
 def _in_row_order(form: Tensor, layout: Layout) -> Tensor:
@@ -134,6 +141,16 @@ def _pack(form: Tensor, layout: Layout, width: int) -> Tensor:
             block = grid[i, :, i + offset, :].T  # (columns of block row i + offset, rows of i)
             band[i, offset] = block if offset == 0 else 2 * block
     return band.flatten(1, 2)
+
+
+def _last(band: Tensor, width: int, size: int) -> Tensor:
+    """Return the blocks of the last rows, whose windows would leave the image, as one matrix."""
+    blocks = band.view(width, width + 1, size, size) if width else band
+    matrix = band.new_zeros(width, size, width, size)
+    for i in range(width):
+        for offset in range(width - i):
+            matrix[i + offset, :, i, :] = blocks[i, offset]
+    return matrix.reshape(width * size, width * size)
 
 
 def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:

@@ -155,7 +155,7 @@ class Core(nn.Module):
 
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Keep autocast away from the denominator."""
-    if torch.is_autocast_enabled(x.device.type):
+    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
 

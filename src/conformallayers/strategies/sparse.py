@@ -66,7 +66,8 @@ class SparseCore(Core):
         self._register("matrix", matrix, request)
         weights = []
         for index, form in enumerate(request.forms.values):
-            scaled, weight = normalised(form)
+            # Q is symmetric: the upper half, with what is off the diagonal counted twice.
+            scaled, weight = normalised(form.triu() + form.triu(1))
             self._register(f"form{index}", scaled, request)
             weights.append(weight)
         self.weights = tuple(weights)
@@ -95,9 +96,11 @@ class SparseCore(Core):
         )
         groups = len(request.program.groups)
         if built:
-            entries = int(request.matrix.count_nonzero() + request.forms.values.count_nonzero())
+            forms = request.forms.values
+            half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
+            entries = int(request.matrix.count_nonzero() + half)
         else:
-            entries = int(_BUILT_IN * (groups * d_in**2 + d_out * d_in))
+            entries = int(_BUILT_IN * (groups * d_in**2 / 2 + d_out * d_in))
         item = request.dtype.itemsize + 4
         stream = 2 * d_in * (1 + groups) + 2 * d_out
         return Cost(sparse=entries, stream=stream, calls=4 + 5 * groups, bytes=entries * item)
