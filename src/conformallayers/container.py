@@ -307,7 +307,7 @@ class Segment(NamedTuple):
 
 
 def _autocast(input: Tensor) -> bool:
-    return torch.is_autocast_enabled(input.device.type)
+    return input.device.type != "meta" and torch.is_autocast_enabled(input.device.type)
 
 
 def _transformed() -> bool:
