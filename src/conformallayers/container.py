@@ -312,5 +312,7 @@ def _autocast(input: Tensor) -> bool:
 
 def _transformed() -> bool:
     """Tell whether a torch.func transform is under way: it must see the layers."""
+    if torch.compiler.is_compiling():
+        return False  # the compiler cannot look, and would take the answer for yes
     active: Any = torch._C._functorch.peek_interpreter_stack()
     return active is not None
