@@ -26,6 +26,7 @@ from .functional import (
     leave,
     normalise,
     positive,
+    transformed,
 )
 from .kinds import (
     Kind,
@@ -161,7 +162,7 @@ class ConformalLayers(nn.Sequential):
         self._check_batch(input)
         if torch.compiler.is_compiling():
             return self._run_layers(input)
-        layers = self.training or _transformed() or _LAYER_BY_LAYER.get()
+        layers = self.training or transformed() or _LAYER_BY_LAYER.get()
         if layers or self._would_lose_gradients():
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
@@ -204,7 +205,7 @@ class ConformalLayers(nn.Sequential):
                 z = run(module, kind, z, scaling.take() if kind.scaled else None)
                 check_batch_axis(path, module, z.shape, input.shape[0])
                 continue
-            alpha = segment.alpha(module, self.training and not _transformed())
+            alpha = segment.alpha(module, self.training and not transformed())
             weight = scaling.activate(alpha, module.projective)
             gain = guarded_ratio(weight, tau) if module.projective else m * weight
             if index + 1 == len(layers):
@@ -308,11 +309,3 @@ class Segment(NamedTuple):
 
 def _autocast(input: Tensor) -> bool:
     return input.device.type != "meta" and torch.is_autocast_enabled(input.device.type)
-
-
-def _transformed() -> bool:
-    """Tell whether a torch.func transform is under way: it must see the layers."""
-    if torch.compiler.is_compiling():
-        return False  # the compiler cannot look, and would take the answer for yes
-    active: Any = torch._C._functorch.peek_interpreter_stack()
-    return active is not None

@@ -134,6 +134,19 @@ def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
     return n * _inverse(tau)
 
 
+def transformed(g: Tensor | None = None) -> bool:
+    """Tell whether a torch.func transform (vmap, grad, jacrev, …) is under way.
+
+    A gradient g also tells the batching of ``torch.autograd.grad(is_grads_batched=True)``.
+    """
+    if torch.compiler.is_compiling():
+        return False  # the compiler cannot look, and would take the answer for yes
+    active: Any = torch._C._functorch.peek_interpreter_stack()
+    return active is not None or (
+        g is not None and bool(torch._C._functorch.is_legacy_batchedtensor(g))
+    )
+
+
 def positive(alpha: Scalar) -> Scalar:
     """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
     return torch.where(alpha == 0, 1.0, alpha) if isinstance(alpha, Tensor) else alpha or 1.0
@@ -214,8 +227,10 @@ def _combine(
         total = torch.addcmul(g.to(dtype), z.to(dtype), q)
     else:
         p = p.to(dtype).view(-1, *[1] * (z.dim() - 1))
-        reuse = spare if spare is not None and spare.dtype == dtype else None
-        total = torch.mul(g.to(dtype), p, out=reuse).addcmul_(z.to(dtype), q)
+        if spare is not None and spare.dtype == dtype:
+            total = torch.mul(g.to(dtype), p, out=spare).addcmul_(z.to(dtype), q)
+        else:
+            total = torch.addcmul(g.to(dtype) * p, z.to(dtype), q)
     return total.to(z.dtype)
 
 
@@ -259,6 +274,7 @@ class _ActivateAndLeave(torch.autograd.Function):
         product = g * z
         s = product.sum(_features(z), dtype=_at_least_float32(z.dtype)).to(tau.dtype) * inverse
         g_d = -s * rho * inverse
-        spare = None if torch.is_grad_enabled() else product
+        keep = torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g)
+        spare = None if keep else product
         g_z = _combine(g, rho * inverse, z, 2 * (gain * g_d + g_n), spare)
         return g_z, g_d, g_d * n, s.sum()
