@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..fold import Program
+from ..functional import transformed
 from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
 from .dense import too_large
 
@@ -41,6 +42,8 @@ def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
     crow, column, value = ctx.saved_tensors
+    if transformed(g):
+        return None, None, None, _dense(crow, column, value, ctx.size).T @ g
     matrix = _csr(crow, column, value, ctx.size).to_sparse_coo().t()
     return None, None, None, torch.sparse.mm(matrix, g)
 
@@ -53,6 +56,13 @@ def _csr(crow: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
         warnings.simplefilter("ignore")  # torch calls its sparse formats beta
         shape = crow.shape[0] - 1, columns
         return torch.sparse_csr_tensor(crow, column, value, shape, check_invariants=False)
+
+
+def _dense(crow: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
+    """Write the matrix out: transforms of torch.func know nothing of custom operators."""
+    count = crow.shape[0] - 1
+    rows = torch.arange(count, device=crow.device).repeat_interleave(crow.diff())
+    return value.new_zeros(count, columns).index_put((rows, column), value)
 
 
 class SparseCore(Core):
@@ -123,5 +133,7 @@ class SparseCore(Core):
     def _multiply(self, name: str, columns: Tensor) -> Tensor:
         value: Tensor = getattr(self, f"{name}_value").to(columns.dtype)
         crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
+        if transformed():
+            return _dense(crow, column, value, columns.shape[0]) @ columns
         result: Tensor = csr_matmul(crow, column, value, columns)
         return result
