@@ -105,7 +105,7 @@ def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
         right.set(title="Q: the denominator's form", xlabel="input pixel", ylabel="input pixel")
         bar = figure.colorbar(image, ax=[left, right], shrink=0.85)
         bar.set_label("entry / largest entry")
-        figure.suptitle(f"{layers} as one map: y = M x / (‖x‖ + xᵀ Q x)")
+        figure.suptitle(f"{layers} as one map: y = M x / (‖x‖ + xᵀ Q x) + b")
     return figure
 
 
