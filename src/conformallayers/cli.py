@@ -71,6 +71,32 @@ def _app() -> "App":
             from .experiments.demo import DemoConfig, run_demo
         run_demo(out, DemoConfig(epochs=epochs, seed=seed))
 
+    @app.command
+    def bench(
+        networks: tuple[str, ...] = (),
+        *,
+        batch: tuple[int, ...] = (64,),
+        depth: tuple[int, ...] = (1, 3, 9, 13, 30),
+        rounds: Annotated[int, Parameter(validator=Number(gte=1))] = 15,
+        tolerance: float | None = 1e-3,
+        threads: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+        out: Path = Path("results/benchmarks"),
+    ) -> None:
+        """Time folded networks against their layers and their ReLU counterparts in four engines.
+
+        Args:
+            networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9"; all if none is given.
+            batch: Batch sizes.
+            depth: Depths of DkNet, zero-padded and circular.
+            rounds: How often each engine has its turn.
+            tolerance: Fold also with this error of the denominator for pixels in [0, 1].
+            threads: Of every engine; all cores if not given.
+            out: The folder for bench.json, bench.md and bench.png.
+        """
+        with _extra_for("the benchmark"):
+            from .experiments.bench import run_bench
+        run_bench(out, networks, batch, depth, rounds, tolerance, threads)
+
     return app
 
 

@@ -52,7 +52,7 @@ def respro(
         tensor([[1., 0.]])
     """
     x, n = energy(x)
-    n = n / _nonzero(t) if projective else n
+    n = guarded_ratio(n, t) if projective else n
     return x, t * (alpha / 2) + n / (2 * alpha)
 
 
@@ -84,7 +84,7 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     fixed, axes = x.detach(), _features(x)
     # Two reads and no write; a norm of order infinity would take twenty times as long.
     peak = torch.maximum(fixed.amax(axes, keepdim=True), -fixed.amin(axes, keepdim=True))
-    peak = torch.where(peak == 0, torch.ones_like(peak), peak)
+    peak = peak + (peak == 0)
     unit = x / peak
     wide = wide_dtype(x.device)
     dtype = _at_least_float32(x.dtype)
@@ -199,13 +199,10 @@ def _features(z: Tensor) -> tuple[int, ...]:
     return tuple(range(1, z.dim()))
 
 
-def _nonzero(t: Tensor) -> Tensor:
-    return torch.where(t == 0, torch.ones_like(t), t)
-
-
 def _inverse(t: Tensor) -> Tensor:
     """Return 1/t, and 0 with zero gradient where t = 0; NaN stays NaN."""
-    return torch.where(t == 0, torch.zeros_like(t), 1 / _nonzero(t))
+    zero = t == 0
+    return ~zero / (t + zero)
 
 
 def _squared_norm(z: Tensor) -> Tensor:

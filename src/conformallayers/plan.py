@@ -93,7 +93,8 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
     if best.seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form turned out faster than the layers", candidates)
     ratio = layers.seconds / best.seconds
-    return Plan(best.name, f"expected {ratio:.2g} times as fast as the layers", candidates)
+    times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+    return Plan(best.name, f"expected {times} times as fast as the layers", candidates)
 
 
 def with_outcome(plan: Plan, core: Core, absorbed: int) -> Plan:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from .. import networks
 from ..container import layer_by_layer
+from ..errors import refusal
 from ..graph import fold
 from ..runtime import Folded
 from ..testing import fold_error
+from . import figures
 from .engines import Engine, relu_engines
 from .measure import Timing, interleave
 
@@ -128,6 +133,58 @@ def save(rows: list[Row], folder: Path, options: dict[str, Any]) -> None:
     result = {"machine": machine, "options": options, "rows": [asdict(row) for row in rows]}
     (folder / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
     (folder / "bench.md").write_text(markdown(rows))
+
+
+def run_bench(
+    out: Path,
+    names: Sequence[str],
+    batches: Sequence[int],
+    depths: Sequence[int],
+    rounds: int,
+    tolerance: float | None,
+    threads: int | None,
+) -> list[Row]:
+    """Measure the named networks (all, if none is named) and write table, JSON and figure."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    known = pairs(depths)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise refusal(
+            "bench", f"networks among {', '.join(known)}", ", ".join(unknown), "See --help."
+        )
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    rows: list[Row] = []
+    options = {"rounds": rounds, "tolerance": tolerance, "depths": list(depths)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # exporters speak of their own deprecations
+        for name in names or known:
+            rows += measure(name, known[name], batches, rounds=rounds, tolerance=tolerance)
+            print(markdown(rows[-len(batches) :]), flush=True)
+            save(rows, out, options)  # after every network: a stop costs one of them
+    speedup_figure(rows, out)
+    return rows
+
+
+def speedup_figure(rows: list[Row], folder: Path) -> None:
+    """Draw the time of a batch against depth, one line an engine, for the smallest batch size."""
+    smallest = min(row.batch for row in rows)
+    chosen = [r for r in rows if r.network.startswith("DkNet ") and r.batch == smallest]
+    chosen = [r for r in chosen if not r.network.endswith("circular")]
+    if len(chosen) < 2:
+        return
+    depths = [int(row.network.split()[1]) for row in chosen]
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(name for row in chosen for name in row.times):
+        points = [
+            (k, r.times[name][0]) for k, r in zip(depths, chosen, strict=True) if name in r.times
+        ]
+        bold = name in ("folded", "tolerance")
+        axes.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if bold else 1)
+    axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {smallest}", yscale="log")
+    axes.legend()
+    figures.save(figure, folder, "bench")
 
 
 def _milliseconds(timing: Timing) -> tuple[float, float, float]:

@@ -35,7 +35,19 @@ def _(crow: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
     return x.new_empty(crow.shape[0] - 1, x.shape[1])
 
 
-def _setup(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+@torch.library.custom_op("conformallayers::csr_adjoint", mutates_args=())
+def csr_adjoint(crow: Tensor, column: Tensor, value: Tensor, g: Tensor, size: int) -> Tensor:
+    """Multiply the transpose of a matrix in compressed rows, (size, rows), by g (rows, B)."""
+    result: Tensor = torch.sparse.mm(_csr(crow, column, value, size).to_sparse_coo().t(), g)
+    return result
+
+
+@csr_adjoint.register_fake
+def _(crow: Tensor, column: Tensor, value: Tensor, g: Tensor, size: int) -> Tensor:
+    return g.new_empty(size, g.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
     ctx.size = inputs[3].shape[0]
 
@@ -44,11 +56,17 @@ def _backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor]:
     crow, column, value = ctx.saved_tensors
     if transformed(g):
         return None, None, None, _dense(crow, column, value, ctx.size).T @ g
-    matrix = _csr(crow, column, value, ctx.size).to_sparse_coo().t()
-    return None, None, None, torch.sparse.mm(matrix, g)
+    result: Tensor = csr_adjoint(crow, column, value, g, ctx.size)
+    return None, None, None, result
+
+
+def _adjoint_backward(ctx: Any, g: Tensor) -> tuple[None, None, None, Tensor, None]:
+    result: Tensor = csr_matmul(*ctx.saved_tensors, g)
+    return None, None, None, result, None
 
 
 csr_matmul.register_autograd(_backward, setup_context=_setup)
+csr_adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 
 
 def _csr(crow: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
