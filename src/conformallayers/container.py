@@ -162,12 +162,15 @@ class ConformalLayers(nn.Sequential):
         self._check_batch(input)
         if torch.compiler.is_compiling():
             return self._run_layers(input)
-        layers = self.training or transformed() or _LAYER_BY_LAYER.get()
-        if layers or self._would_lose_gradients():
+        if self.training or transformed() or _LAYER_BY_LAYER.get():
+            return self._run_layers_or_explain(input)
+        if self._would_lose_gradients():
+            self.unfold()  # an optimiser's step may follow, and fused ones leave no trace
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
         if folded is None:
-            if input.device.type == "meta" or any(has_hooks(m) for m in self.children()):
+            hooked = any(has_hooks(module) for module in self.modules() if module is not self)
+            if hooked or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
             with self._lock:
                 folded = self._cache.find(input) or self._fold(input)
