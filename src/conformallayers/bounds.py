@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .functional import Scalar, wide_dtype
+from .functional import Scalar, signed, wide_dtype
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
@@ -38,15 +38,61 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
         tensor(1.7321, dtype=torch.float64)
     """
-    wide = wide_dtype(weight.device)
-    norms = weight.flatten(2).abs().sum(2, dtype=wide)  # A, (C_out, C_in/groups)
+    bound: Tensor = _Young.apply(weight, groups, copies)  # type: ignore[no-untyped-call]
+    return bound
+
+
+class _Young(torch.autograd.Function):
+    """Young's bound as one step of the graph: its dozen small operations would cost more alone.
+
+    Zero weights have bound 0 and gradient 0, where the root itself has none.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(weight: Tensor, groups: int, copies: float) -> Tensor:
+        _, rows, columns = _sums(weight, groups)
+        bound: Tensor = (rows.amax() * columns.amax() * copies).sqrt()
+        return bound
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.groups, ctx.copies = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        blocks, rows, columns = _sums(weight, ctx.groups)
+        row, column = rows.amax(), columns.amax()
+        # d√(rc) = (c·dr + r·dc) / 2√(rc); the largest sums share the gradient if they are equal.
+        share = g / 2 * ctx.copies**0.5
+        largest = _share(rows, row).unsqueeze(2) * (column / (row + (row == 0))).sqrt()
+        largest = (
+            largest + _share(columns, column).unsqueeze(1) * (row / (column + (column == 0))).sqrt()
+        )
+        per_kernel = (share * largest).expand_as(blocks).reshape(weight.shape[:2])
+        kernel = (1,) * (weight.dim() - 2)
+        return (
+            weight.sign() * per_kernel.to(weight.dtype).view(*weight.shape[:2], *kernel),
+            None,
+            None,
+        )
+
+
+def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return A in blocks (groups, C_out/groups, C_in/groups), its row sums and its column sums."""
+    norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
     blocks = norms.view(groups, -1, norms.shape[1])
-    product = blocks.sum(2).amax() * blocks.sum(1).amax()
-    if copies != 1:
-        product = product * copies
-    # √p as p/√p: 0 for zero weights, where the derivative of the root itself is infinite.
-    floor: float = torch.finfo(wide).tiny ** 0.5
-    return product / product.clamp_min(floor).sqrt()
+    return blocks, blocks.sum(2), blocks.sum(1)
+
+
+def _share(sums: Tensor, largest: Tensor) -> Tensor:
+    """Return 1 at the largest sum, divided among those that are equally large."""
+    mask = (sums == largest).to(sums.dtype)
+    return mask / mask.sum()
 
 
 def conv_bound(module: Any, shape: Shape) -> Scalar:

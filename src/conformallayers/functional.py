@@ -6,11 +6,14 @@ numbers in a balanced scaling that stays inside float range at any depth and any
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
 
 
@@ -149,7 +152,7 @@ def transformed(g: Tensor | None = None) -> bool:
 
 def positive(alpha: Scalar) -> Scalar:
     """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
-    return torch.where(alpha == 0, 1.0, alpha) if isinstance(alpha, Tensor) else alpha or 1.0
+    return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0
 
 
 class Scaling:
@@ -161,30 +164,49 @@ class Scaling:
     """
 
     def __init__(self) -> None:
-        self.balance: Scalar = 1.0
-        self.rho: Scalar = 1.0
-        self._projective: bool | None = None  # of the last activation, until its factor is taken
+        self._balance: Scalar = 1.0
+        self._rho: Scalar = 1.0
+        self._last: tuple[Scalar, bool] | None = None  # α and form, until the factor is taken
+
+    @property
+    def rho(self) -> Scalar:
+        """The point is ``rho · z / τ``, for z as it is now."""
+        return self._rho if self._last is None else self._rho * (2 / self._last[0])
 
     def activate(self, alpha: Scalar, projective: bool) -> Scalar:
         """Pass an activation; return the weight that ``‖z‖²`` has in τ, for z as it is now."""
-        weight = (self.rho**2 if projective else self.balance) / alpha**2
-        double = 2 / alpha
-        self.balance = self.balance * double
-        self.rho = self.rho * double
-        self._projective = projective
-        return weight
+        if self._last is not None:  # no layer took the factor of the one before
+            double = 2 / self._last[0]
+            self._balance, self._rho = self._balance * double, self._rho * double
+        self._last = alpha, projective
+        weight = self._rho**2 if projective else self._balance
+        return alpha**-2 if _is_one(weight) else weight / alpha**2
 
     def take(self) -> Scalar | None:
         """Return the factor that z must be multiplied with now, or None if there is none."""
-        projective, self._projective = self._projective, None
-        if projective is None:
+        if self._last is None:
             return None
+        (alpha, projective), self._last = self._last, None
+        double = 2 / alpha
         if projective:
-            factor, self.balance, self.rho = self.rho, self.balance / self.rho**2, 1.0
+            factor = double if _is_one(self._rho) else self._rho * double
+            if not _is_one(self._balance):
+                self._balance = self._balance * double / factor**2
+            else:
+                self._balance = double / factor**2
+            self._rho = 1.0
+        elif _is_one(self._balance):
+            factor = double**0.5
+            self._rho = factor if _is_one(self._rho) else self._rho * factor
         else:
-            factor = self.balance**0.5
-            self.balance, self.rho = 1.0, self.rho / factor
+            factor = (self._balance * double) ** 0.5
+            self._balance, self._rho = 1.0, self._rho * double / factor
         return factor
+
+
+def _is_one(scalar: Scalar) -> bool:
+    """Tell whether a scalar is the plain number 1, which needs no operation."""
+    return isinstance(scalar, float) and scalar == 1.0
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -231,12 +253,19 @@ def _combine(
     return total.to(z.dtype)
 
 
+def signed(function: Callable[..., T]) -> Callable[..., T]:
+    """Keep a function's signature: ``Function.apply`` would work it out anew at every call."""
+    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return function
+
+
 class _Energy(torch.autograd.Function):
     """z ↦ (z, ‖z‖²). A function of its own because autograd would make three passes of it."""
 
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         return z.view_as(z), _squared_norm(z)
 
@@ -256,6 +285,7 @@ class _ActivateAndLeave(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @signed
     def forward(z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         n = _squared_norm(z)
         return scale_samples(z, rho * _inverse(tau + gain * n)), n

@@ -95,13 +95,20 @@ def register_linear(
 
 def find_kind(module: nn.Module) -> Kind | None:
     """Return the row of a module's type, or None where no row vouches for its forward."""
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+    if "forward" in vars(module):
+        return None  # replaced on the object itself
+    kind = _KINDS.get(type(module)) or _NAMESAKES.get(type(module))
+    return kind if kind is not None else _inherited(type(module))
+
+
+def _inherited(module_type: type[nn.Module]) -> Kind | None:
+    if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
         return None  # it has no weight yet, so no bound
-    for ancestor in type(module).__mro__:
+    for ancestor in module_type.__mro__:
         kind = _KINDS.get(ancestor)
         if kind is not None:
             same = all(
-                getattr(type(module), name, None) is getattr(ancestor, name, None)
+                getattr(module_type, name, None) is getattr(ancestor, name, None)
                 for name in ("forward", "_conv_forward", "__call__")
             )
             return kind if same else None
@@ -342,3 +349,9 @@ def _register_torch() -> None:
 
 
 _register_torch()
+# This package's own classes, so that their look-up ends at the first step.
+_NAMESAKES: dict[type[nn.Module], Kind] = {
+    ours: _KINDS[ours.__mro__[1]]
+    for ours in vars(layers).values()
+    if isinstance(ours, type) and ours.__module__ == layers.__name__ and ours not in _KINDS
+}
