@@ -97,7 +97,18 @@ def markdown(rows: list[dict[str, object]]) -> str:
         "| network | batch | ReLU, ms | Young, ms | ratio | spectral, ms | ratio |"
         " ReLU, MiB | Young, MiB | spectral, MiB |\n|---|---|---|---|---|---|---|---|---|---|\n"
     )
-    keys = ["network", "batch", "relu_ms", "young_ms", "young_time_ratio", "spectral_ms", "spectral_time_ratio", "relu_mib", "young_mib", "spectral_mib"]
+    keys = [
+        "network",
+        "batch",
+        "relu_ms",
+        "young_ms",
+        "young_time_ratio",
+        "spectral_ms",
+        "spectral_time_ratio",
+        "relu_mib",
+        "young_mib",
+        "spectral_mib",
+    ]
     return header + "".join("| " + " | ".join(str(r[key]) for key in keys) + " |\n" for r in rows)
 
 

@@ -133,10 +133,10 @@ def test_changing_as_nn_sequential() -> None:
     assert list(model) == list(plain) == [c, d, a]
     assert list(model.named_children()) == list(plain.named_children())
     for result, wanted in (
-        (model + [b], plain + nn.Sequential(b)),
+        (model + [b], plain + nn.Sequential(b)),  # noqa: RUF005
         (model * 2, plain * 2),
         (2 * model, 2 * plain),
-    ):  # noqa: RUF005
+    ):
         assert isinstance(result, cl.ConformalLayers)
         assert list(result) == list(wanted)
         assert [name for name, _ in result.named_modules()] == [
