@@ -21,20 +21,6 @@ Model = cl.ConformalLayers
 Made = list[Conformal]
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Collect every folded chain that is built."""
-    found: Made = []
-    original = Conformal.__init__
-
-    def counting(self: Conformal, *arguments: object, **keywords: object) -> None:
-        original(self, *arguments, **keywords)
-        found.append(self)
-
-    monkeypatch.setattr(Conformal, "__init__", counting)
-    return found
-
-
 def small() -> Model:
     model = cl.ConformalLayers(
         cl.Conv2d(2, 3, 3),

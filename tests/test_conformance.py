@@ -38,7 +38,11 @@ def rows() -> list[object]:
 
 
 def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers:
-    """Build [layer, ReSPro, Flatten, Linear, ReSPro] with the next two ways to get α."""
+    """Build [layer, ReSPro, Flatten, Linear, ReSPro] with the next two ways to get α.
+
+    All but the published form start with one more ReSPro: behind an activation a layer runs with
+    a factor in its weight.
+    """
     layer = case.build()
     with torch.no_grad():
         size = layer(torch.zeros(1, *case.input_shape)).numel()
@@ -50,6 +54,8 @@ def stack(case: Case, forms: tuple[bool, bool], turn: int) -> cl.ConformalLayers
         cl.Linear(size, 3),
         cl.ReSPro(ALPHAS[second % len(ALPHAS)], projective=forms[1]),
     )
+    if forms != FORMS["published"]:
+        model.insert(0, cl.ReSPro(0.8, projective=forms[1]))
     randomise(model, turn)
     return model
 

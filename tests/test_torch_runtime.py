@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
+from conformallayers.runtime import Conformal
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import folds, samples
 
@@ -228,6 +229,23 @@ def test_threads_evaluate_one_model_at_once() -> None:
         thread.join()
     assert len(errors) == 5 * len(batches)
     assert max(errors) <= 5e-6
+
+
+def test_threads_fold_once(made: list[Conformal]) -> None:
+    model, x = small().eval(), inputs()
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        start.wait()
+        with torch.no_grad():
+            model(x)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
 
 
 def test_shared_memory() -> None:

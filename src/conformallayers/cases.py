@@ -96,6 +96,8 @@ def _pool_options(n: int) -> Iterator[_Options]:
     yield {"kernel_size": 3, "padding": 1}
     yield {"kernel_size": 4, "stride": 2, "padding": _first(n, 2, 1, 0) if n > 1 else 2}
     yield {"kernel_size": 4, "stride": 3, "ceil_mode": True}
+    # The last window would start behind the image: it does not count.
+    yield {"kernel_size": 2, "stride": 3, "ceil_mode": True, "count_include_pad": False}
     yield {"kernel_size": 3, "padding": 1, "count_include_pad": False}
     yield {
         "kernel_size": 3,
