@@ -292,16 +292,18 @@ class _ActivateAndLeave(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, output[1])
+        # y instead of z: the layer behind keeps y anyway, so that z need not stay in memory.
+        ctx.save_for_backward(output[0], *inputs[1:], output[1])
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        z, tau, gain, rho, n = ctx.saved_tensors
+        y, tau, gain, rho, n = ctx.saved_tensors
         inverse = _inverse(tau + gain * n)
-        product = g * z
-        s = product.sum(_features(z), dtype=_at_least_float32(z.dtype)).to(tau.dtype) * inverse
-        g_d = -s * rho * inverse
+        factor = rho * inverse  # y = factor · z
+        product = g * y
+        s = product.sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
+        g_d = -s * inverse
         keep = torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g)
         spare = None if keep else product
-        g_z = _combine(g, rho * inverse, z, 2 * (gain * g_d + g_n), spare)
-        return g_z, g_d, g_d * n, s.sum()
+        g_z = _combine(g, factor, y, 2 * (gain * g_d + g_n) * _inverse(factor), spare)
+        return g_z, g_d, g_d * n, s.sum() * _inverse(rho)
