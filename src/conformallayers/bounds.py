@@ -53,7 +53,7 @@ class _Young(torch.autograd.Function):
     @staticmethod
     @signed
     def forward(weight: Tensor, groups: int, copies: float) -> Tensor:
-        _, rows, columns = _sums(weight, groups)
+        rows, columns = _sums(weight, groups)
         bound: Tensor = (rows.amax() * columns.amax() * copies).sqrt()
         return bound
 
@@ -65,34 +65,29 @@ class _Young(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        blocks, rows, columns = _sums(weight, ctx.groups)
+        rows, columns = _sums(weight, ctx.groups)
         row, column = rows.amax(), columns.amax()
-        # d√(rc) = (c·dr + r·dc) / 2√(rc); the largest sums share the gradient if they are equal.
-        share = g / 2 * ctx.copies**0.5
-        largest = _share(rows, row).unsqueeze(2) * (column / (row + (row == 0))).sqrt()
-        largest = (
-            largest + _share(columns, column).unsqueeze(1) * (row / (column + (column == 0))).sqrt()
+        # d√(rc) = √(rc)/2 · (dr/r + dc/c); sums that are equally large share the gradient.
+        half = g / 2 * (row * column * ctx.copies).sqrt()
+        per_kernel = _share(rows, row, half).unsqueeze(2) + _share(columns, column, half).unsqueeze(
+            1
         )
-        per_kernel = (share * largest).expand_as(blocks).reshape(weight.shape[:2])
         kernel = (1,) * (weight.dim() - 2)
-        return (
-            weight.sign() * per_kernel.to(weight.dtype).view(*weight.shape[:2], *kernel),
-            None,
-            None,
-        )
+        per_kernel = per_kernel.view(*weight.shape[:2], *kernel).to(weight.dtype)
+        return weight.sign() * per_kernel, None, None
 
 
-def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return A in blocks (groups, C_out/groups, C_in/groups), its row sums and its column sums."""
+def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the row sums and the column sums of A, which has one block a group."""
     norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
     blocks = norms.view(groups, -1, norms.shape[1])
-    return blocks, blocks.sum(2), blocks.sum(1)
+    return blocks.sum(2), blocks.sum(1)
 
 
-def _share(sums: Tensor, largest: Tensor) -> Tensor:
-    """Return 1 at the largest sum, divided among those that are equally large."""
-    mask = (sums == largest).to(sums.dtype)
-    return mask / mask.sum()
+def _share(sums: Tensor, largest: Tensor, amount: Tensor) -> Tensor:
+    """Divide ``amount / largest`` among the sums that are largest; nothing if all are 0."""
+    mask = (sums == largest) & (sums > 0)
+    return mask * (amount / (mask * sums).sum().clamp_min(torch.finfo(sums.dtype).tiny))
 
 
 def conv_bound(module: Any, shape: Shape) -> Scalar:
