@@ -1,0 +1,267 @@
+"""The folding engine: strategies against each other, proofs under attack, memory, explanations."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.certificate import Slack, holds, positive_definite, smallest_eigenvalue
+from conformallayers.fold import forms_of, program_of
+from conformallayers.networks import DkNetCL
+from conformallayers.operators import Operator, operator_norm
+from conformallayers.quadratic import _forms
+from conformallayers.rowwise import applies, rowwise_forms
+from conformallayers.runtime import Conformal
+from conformallayers.strategies import STRATEGIES
+
+
+def stack(
+    depth: int, channels: int = 6, *, projective: bool = False, **options
+) -> cl.ConformalLayers:
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        layers.append(cl.Conv2d(channels if index else 3, channels, 3, **options))
+        layers.append(cl.ReSPro(projective=projective))
+    return cl.ConformalLayers(*layers)
+
+
+def with_head(features: cl.ConformalLayers, shape: tuple[int, ...]) -> nn.Sequential:
+    size = math.prod(cl.trace(features, shape).output_shape)
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(size, 7))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+STACKS = {
+    "padded": {"padding": 1},
+    "unpadded": {},
+    "circular": {"padding": 1, "padding_mode": "circular"},
+    "dilated": {"padding": 2, "dilation": 2},
+}
+
+
+@pytest.mark.parametrize("projective", [False, True])
+@pytest.mark.parametrize("kind", STACKS)
+def test_all_strategies_agree(kind: str, projective: bool) -> None:
+    shape = (3, 11, 9)
+    expected = {"dense", "banded", "sparse", "layers"}
+    expected |= {"conv"} if kind == "unpadded" else set()
+    expected |= {"spectral"} if kind == "circular" else set()
+    for model in (
+        stack(3, projective=projective, **STACKS[kind]),
+        with_head(stack(3, projective=projective, **STACKS[kind]), shape),
+    ):
+        for name in STRATEGIES:
+            if name in expected:
+                cl.testing.assert_folds(model, shape, strategy=name)
+            else:
+                with pytest.raises(cl.ConformalError, match=f'fold.strategy="{name}"'):
+                    cl.fold(model, shape, strategy=name)
+
+
+@pytest.mark.parametrize("height", [1, 2, 3, 6, 10])
+@pytest.mark.parametrize("projective", [False, True])
+def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool) -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3, padding=1),
+        cl.ReSPro(projective=projective),
+        cl.Conv2d(4, 4, (5, 3), padding=(2, 1), groups=2),
+        cl.Scale(1.5),
+        cl.ReSPro(projective=projective),
+        cl.Conv2d(4, 3, 3, padding=2, dilation=2),
+        cl.ReSPro(projective=projective),
+    ).double()
+    shape = (2, height, 5)
+    program = program_of(model.trace(shape))
+    assert applies(shape, program.stages)
+    rows = rowwise_forms(shape, program.stages, program.device, Slack(0.0))[0]
+    columns = _forms(shape, program.stages, program.device)[0]
+    assert torch.allclose(rows, columns, rtol=1e-12, atol=1e-14 * float(columns.abs().max()))
+
+
+def test_what_a_truncated_form_lacks_is_below_its_bound() -> None:
+    model = stack(8, channels=16, padding=1)
+    program = program_of(model.trace((3, 12, 12)))
+    exact = forms_of(program, Slack(0.0))
+    short = forms_of(program, Slack(1e-3, radius=20.0))
+    assert exact.depth == 8
+    assert exact.missing == 0
+    assert short.depth < 8
+    lacking = torch.linalg.matrix_norm(exact.values[0] - short.values[0], 2)
+    assert 0 < float(lacking) <= short.missing
+
+
+def test_the_operator_norm_is_a_bound_and_a_close_one() -> None:
+    for weight_shape in ((5, 3, 3, 3), (3, 6, 5, 1), (4, 4, 2, 3)):
+        conv = (
+            cl.Conv2d(weight_shape[1], weight_shape[0], weight_shape[2:], padding=1)
+            .double()
+            .requires_grad_(False)
+        )
+        nn.init.normal_(conv.weight)
+        shape = (weight_shape[1], 9, 9)
+        size = math.prod(shape)
+        columns = conv(torch.eye(size, dtype=torch.float64).view(size, *shape)).flatten(1).detach()
+        bound = operator_norm(
+            Operator(conv, shape, tuple(conv(torch.zeros(1, *shape).double()).shape[1:]))
+        )
+        true = float(torch.linalg.matrix_norm(columns, 2))
+        assert true <= bound <= 1.5 * true
+
+
+def test_the_smallest_eigenvalue_is_a_lower_bound() -> None:
+    factor = torch.randn(30, 40, dtype=torch.float64)
+    form = factor @ factor.T
+    true = float(torch.linalg.eigvalsh(form)[0])
+    assert 0.5 * true <= smallest_eigenvalue(form) <= true
+    assert smallest_eigenvalue(factor.T @ factor) == 0  # rank 30 of 40
+    assert positive_definite(form)
+    assert not positive_definite(form - 1.01 * true * torch.eye(30).double())
+    assert holds(form, form * 1.009, Slack(0.01)) is not None
+    assert holds(form, form * 1.011, Slack(0.01)) is None
+
+
+def denominator(part: Conformal, x: torch.Tensor) -> torch.Tensor:
+    _, (n,) = part.core(x)
+    return torch.linalg.vector_norm(x.flatten(1), dim=1) + n
+
+
+@pytest.mark.parametrize(("tolerance", "radius"), [(1e-1, None), (1e-2, None), (1e-2, 3.0)])
+def test_a_certificate_survives_gradient_ascent(tolerance: float, radius: float | None) -> None:
+    shape = (3, 12, 10)
+    model = stack(5, channels=8, padding=1).double()
+    loose = cl.fold(
+        model, shape, strategy="banded", tolerance=tolerance, max_norm=radius, dtype=torch.float64
+    )
+    exact = cl.fold(model, shape, strategy="dense")
+    assert loose.certificate is not None
+    assert loose.certificate.epsilon == tolerance
+    assert loose.body.core.widths < cl.fold(model, shape, strategy="banded").body.core.widths
+    assert cl.verify(loose, model)
+    x = torch.randn(16, *shape, dtype=torch.float64)
+    worst = 0.0
+    for _ in range(60):
+        size = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, 1, 1, 1)
+        x = x / size * (radius or 1e3)  # the larger the input, the more the form counts
+        x.requires_grad_()
+        true = denominator(exact.body, x)
+        error = (denominator(loose.body, x) - true).abs() / true
+        worst = max(worst, float(error.detach().max()))
+        (gradient,) = torch.autograd.grad(error.sum(), x)
+        step = torch.linalg.vector_norm(gradient.flatten(1), dim=1).view(-1, 1, 1, 1)
+        x = (x + 0.2 * (radius or 1e3) * gradient / (step + 1e-300)).detach()
+    assert 0 < worst <= tolerance
+
+
+def test_verify_finds_a_tampered_fold_and_another_model() -> None:
+    shape = (3, 12, 10)
+    model = with_head(stack(3, padding=1), shape)
+    folded = cl.fold(model, shape, strategy="banded")
+    assert cl.verify(folded, model)
+    assert "proven" in str(cl.verify(folded, model))
+    tampered = copy.deepcopy(folded)
+    tampered.body.core.band0[1] *= 1.01
+    assert not cl.verify(tampered, model)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed[0][0].weight[0] *= 1.01
+    assert not cl.verify(folded, changed)
+    assert not cl.verify(folded, with_head(stack(3), shape))
+    with pytest.raises(cl.ConformalError, match="Pass the model that was folded"):
+        cl.verify(folded, nn.Sequential(stack(3, padding=1), nn.Flatten()))
+
+
+def test_folding_changes_nothing_in_the_model() -> None:
+    model = with_head(stack(3, padding=1), (3, 8, 8)).train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    versions = [p._version for p in model.parameters()]
+    for name in ("auto", "dense", "banded", "sparse", "layers"):
+        cl.fold(model, (3, 8, 8), strategy=name)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    assert [p._version for p in model.parameters()] == versions
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["dense", "banded", "sparse", "conv", "layers"])
+def test_large_batches_run_in_pieces_with_the_same_numbers(name: str) -> None:
+    model = stack(2, channels=4)
+    folded = cl.fold(model, (3, 12, 12), strategy=name)
+    x = torch.rand(50, 3, 12, 12)
+    expected = folded(x)
+    sizes = []
+    part = folded.body
+    part.core.register_forward_hook(lambda _module, inputs, _output: sizes.append(len(inputs[0])))
+    part.piece = 8
+    assert cl.testing.relative_error(folded(x), expected) < 5e-6
+    assert sizes == [8] * 6 + [2]
+    x.requires_grad_()
+    folded(x).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).flatten(1).any(1).all())
+
+
+def test_a_model_with_several_conformal_parts_folds_each() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = stack(2, padding=1)
+            self.second = cl.ConformalLayers(cl.Linear(20, 10), cl.ReSPro())
+            self.middle = nn.Linear(6 * 64, 20)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            features = torch.relu(self.middle(self.first(x).flatten(1)))
+            return self.second(features) + features[:, :10]
+
+    model = Two()
+    folded = cl.fold(model, (3, 8, 8))
+    assert set(folded.explain()) == {"first", "second"}
+    x = torch.rand(4, 3, 8, 8)
+    assert cl.fold_error(model, folded, x) < cl.testing.TOLERANCES[torch.float32]
+
+
+def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    from conformallayers import plan
+    from conformallayers.machine import TYPICAL
+
+    monkeypatch.setattr(plan, "machine", lambda: TYPICAL)
+    monkeypatch.setattr("conformallayers.graph.machine", lambda: TYPICAL)
+    model = nn.Sequential(
+        cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(3.0), cl.Conv2d(8, 8, 3), cl.ReSPro(3.0)),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+    text = str(cl.fold(model, (1, 8, 8)).explain())
+    assert text == SNAPSHOT, text
+
+
+SNAPSHOT = """\
+0
+  strategy  multiply-adds  constants  batch of 64  note
+----------  -------------  ---------  -----------  --------------------------------------------------------
+→ dense            4.74 k   18.5 KiB    0.0438 ms
+  banded           4.74 k   18.5 KiB    0.0747 ms
+  conv             6.43 k   3.56 KiB    0.0757 ms
+  sparse           2.02 k   15.8 KiB    0.0923 ms
+  layers           13.1 k   7.53 KiB     0.125 ms
+  spectral                                         Conv2d before 0.1 is no circular convolution of stride 1
+dense: expected 2.9 times as fast as the layers
+head: 2 following layers absorbed into the matrix"""
+
+
+@pytest.mark.slow
+def test_a_deep_network_keeps_the_terms_that_count() -> None:
+    model = DkNetCL(13)
+    folded = cl.fold(model, (3, 32, 32), strategy="banded")
+    assert folded.certificate is not None
+    assert folded.certificate.epsilon < 6e-8
+    assert cl.fold_error(model, folded, torch.rand(4, 3, 32, 32)) < 5e-6
