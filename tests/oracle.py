@@ -18,8 +18,6 @@ import conformallayers as cl
 
 Vectors = Mapping[nn.Module, Tensor]
 
-_COPYING = {"Reflection": "reflect", "Replication": "replicate", "Circular": "circular"}
-
 
 def oracle(model: nn.Module, x: Tensor, vectors: Vectors | None = None) -> Tensor:
     """Return what a float64 ConformalLayers (or nn.Sequential) must give for a batch.
