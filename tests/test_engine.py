@@ -13,7 +13,7 @@ import conformallayers as cl
 from conformallayers.certificate import Slack, holds, positive_definite, smallest_eigenvalue
 from conformallayers.fold import forms_of, program_of
 from conformallayers.networks import DkNetCL
-from conformallayers.operators import Operator, operator_norm
+from conformallayers.operators import Operator
 from conformallayers.quadratic import _forms
 from conformallayers.rowwise import applies, rowwise_forms
 from conformallayers.runtime import Conformal
@@ -110,9 +110,8 @@ def test_the_operator_norm_is_a_bound_and_a_close_one() -> None:
         shape = (weight_shape[1], 9, 9)
         size = math.prod(shape)
         columns = conv(torch.eye(size, dtype=torch.float64).view(size, *shape)).flatten(1).detach()
-        bound = operator_norm(
-            Operator(conv, shape, tuple(conv(torch.zeros(1, *shape).double()).shape[1:]))
-        )
+        out = tuple(conv(torch.zeros(1, *shape).double()).shape[1:])
+        bound = Operator(conv, shape, out).norm
         true = float(torch.linalg.matrix_norm(columns, 2))
         assert true <= bound <= 1.5 * true
 

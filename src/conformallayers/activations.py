@@ -95,6 +95,13 @@ class ReSPro(nn.Module):
                 f'alpha="{self.alpha}"',
                 "Put it into cl.ConformalLayers after the layers that bound it, or give a number.",
             )
+        if not input.is_floating_point() or input.dim() < 2:
+            raise refusal(
+                "ReSPro called on its own",
+                "a batch of points as a floating-point tensor",
+                f"{input.dtype} of shape {tuple(input.shape)}",
+                "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
+            )
         return project(*respro(input, input.new_ones(input.shape[0]), self.alpha))
 
     def extra_repr(self) -> str:

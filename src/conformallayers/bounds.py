@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -175,25 +174,26 @@ def spread(value: object, axes: int) -> tuple[int, ...]:
     return (value,) * axes  # type: ignore[return-value]
 
 
-@lru_cache(maxsize=1024)
 def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     """Count how often the most repeated pixel of an axis stands in its padded form.
+
+    Negative padding crops; circular padding crops first and then repeats what is left.
 
     Examples:
         >>> pad_copies(8, 1, 1, "replicate"), pad_copies(8, 2, 2, "reflect")
         (2, 2)
+        >>> pad_copies(4, 1, -1, "circular")
+        2
     """
-    counts = [0] * size
-    for position in range(-before, size + after):
-        if mode == "circular":
-            source = position % size
-        elif mode == "replicate":
-            source = min(max(position, 0), size - 1)
-        else:
-            source = abs(position)
-            source = source if source < size else 2 * (size - 1) - source
-        counts[source] += 1
-    return max(counts)
+    if mode == "circular":
+        kept = size + min(before, 0) + min(after, 0)
+        return -(-(kept + max(before, 0) + max(after, 0)) // kept)
+    before, after = max(before, 0), max(after, 0)
+    if mode == "replicate":
+        return 1 + (before + after if size == 1 else max(before, after))
+    # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both.
+    both = max(1, size - 1 - after) <= min(before, size - 2)
+    return 1 + (before > 0) + (after > 0) if both else 1 + (before + after > 0)
 
 
 def _paddings(module: Any) -> Sequence[tuple[int, int]]:
@@ -205,7 +205,6 @@ def _paddings(module: Any) -> Sequence[tuple[int, int]]:
     return [(int(p), int(p)) for p in module.padding]
 
 
-@lru_cache(maxsize=1024)
 def _windows(
     size: int, kernel: int, stride: int, padding: int, ceil: bool
 ) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ReSPro
-from .kinds import has_hooks
+from .kinds import find_kind, has_hooks
 from .runtime import Conformal
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
@@ -55,12 +55,12 @@ class _State:
                     self.slots.append(_Slot(table, name, tensor, version, alias))
 
     def holds(self) -> bool:
-        """Tell whether the model is still as it was, and has no hooks that a fold would skip."""
+        """Tell whether the model is still as it was, and may be folded at all."""
         root = self.modules[0][0]
         return (
             all(slot.unchanged() for slot in self.slots)
             and all(
-                module._modules == children and (module is root or not has_hooks(module))
+                module._modules == children and (module is root or not must_run(module))
                 for module, children in self.modules
             )
             and all((m.alpha, m.projective) == (a, p) for m, a, p in self.activations)
@@ -72,10 +72,12 @@ class FoldCache:
 
     def __init__(self) -> None:
         self._state: _State | None = None
+        self._cleared = 0
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, and whatever is being folded now."""
         self._state = None
+        self._cleared += 1
 
     def find(self, input: Tensor) -> Conformal | None:
         """Return the fold for such an input, or None if there is none that still holds."""
@@ -83,13 +85,25 @@ class FoldCache:
         fold = state.folds.get(_key(input)) if state is not None else None
         return fold if state is not None and fold is not None and state.holds() else None
 
-    def store(self, model: nn.Module, input: Tensor, fold: Conformal) -> None:
-        """Keep a fold; those of an earlier state of the model go."""
+    def begin(self, model: nn.Module) -> tuple[_State, int]:
+        """Note the state of the model before it is folded."""
         state = self._state
-        if state is None or not state.holds():
-            state = _State(model)
-        state.folds = {**state.folds, _key(input): fold}
-        self._state = state
+        return (state if state is not None and state.holds() else _State(model)), self._cleared
+
+    def store(self, begun: tuple[_State, int], input: Tensor, fold: Conformal) -> None:
+        """Keep a fold, unless the model has changed while it was made."""
+        state, cleared = begun
+        if cleared == self._cleared and state.holds():
+            state.folds = {**state.folds, _key(input): fold}
+            self._state = state
+
+
+def must_run(module: nn.Module) -> bool:
+    """Tell whether a layer does more than a fold would keep: hooks, or dropout left in training."""
+    if has_hooks(module):
+        return True
+    kind = find_kind(module) if module.training else None
+    return kind is not None and kind.drops
 
 
 def _key(input: Tensor) -> Key:

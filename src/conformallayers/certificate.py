@@ -13,9 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rounding of float64 factorisations, relative to the largest entry: what a proof must leave over.
-_GUARD = 64 * torch.finfo(torch.float64).eps
-
 
 @dataclass(frozen=True)
 class Slack:
@@ -58,7 +55,7 @@ def smallest_eigenvalue(form: Tensor) -> float:
     Inverse iteration guesses it, a Cholesky factorisation of ``Q − μI`` proves the guess.
     """
     size = form.shape[0]
-    guard = _GUARD * size * float(form.diagonal().max())
+    guard = _guard(form)
     factor, info = torch.linalg.cholesky_ex(form)
     if int(info) != 0:
         return 0.0
@@ -82,31 +79,31 @@ def smallest_eigenvalue(form: Tensor) -> float:
 
 def positive_definite(form: Tensor) -> bool:
     """Prove that a symmetric matrix is positive definite, with room for rounding."""
-    guard = _GUARD * form.shape[0] * float(form.diagonal().abs().max())
+    guard = _guard(form)
     shifted = form - guard * torch.eye(form.shape[0]).to(form)
     return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
 
 
-def schur_norm(form: Tensor) -> float:
-    """Bound the spectral norm of a symmetric matrix by its largest absolute row sum."""
-    return float(form.abs().sum(1).max()) if form.numel() else 0.0
+def _guard(form: Tensor) -> float:
+    """Return what a Cholesky factorisation in float64 may err by, in norm: n(n+1)u·max|a_ii|."""
+    size = form.shape[0]
+    return size * (size + 1) * torch.finfo(form.dtype).eps * float(form.diagonal().abs().max())
 
 
-def holds(exact: Tensor, approximate: Tensor, slack: Slack, extra: float = 0.0) -> float | None:
+def holds(exact: Tensor, approximate: Tensor, slack: Slack) -> float | None:
     """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
 
     Args:
         exact: Q in float64.
         approximate: Q̂ in float64.
         slack: ε and R.
-        extra: a bound of what ``exact`` itself lacks.
     """
     inverse = 0.0 if math.isinf(slack.radius) else 1 / slack.radius
     size = exact.shape[0]
     error = approximate - exact
     identity = torch.eye(size).to(exact)
     for share in (0.5, 0.9, 1.0):
-        room = share * slack.epsilon * (exact + inverse * identity) - extra * identity
+        room = share * slack.epsilon * (exact + inverse * identity)
         if positive_definite(room + error) and positive_definite(room - error):
             return 1 - share
     return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import ReSPro
-from .cache import FoldCache
+from .cache import FoldCache, must_run
 from .certificate import rounding_slack
 from .errors import ConformalError, refusal
 from .fold import program_of
@@ -21,6 +21,7 @@ from .functional import (
     Scalar,
     Scaling,
     activate_and_leave,
+    autocasts,
     energy,
     guarded_ratio,
     leave,
@@ -34,7 +35,6 @@ from .kinds import (
     check_input,
     check_module,
     flatten_modules,
-    has_hooks,
     kind_of,
     run,
 )
@@ -169,8 +169,8 @@ class ConformalLayers(nn.Sequential):
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
         if folded is None:
-            hooked = any(has_hooks(module) for module in self.modules() if module is not self)
-            if hooked or input.device.type == "meta":
+            busy = any(must_run(module) for module in self.modules() if module is not self)
+            if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
             with self._lock:
                 folded = self._cache.find(input) or self._fold(input)
@@ -208,7 +208,7 @@ class ConformalLayers(nn.Sequential):
                 z = run(module, kind, z, scaling.take() if kind.scaled else None)
                 check_batch_axis(path, module, z.shape, input.shape[0])
                 continue
-            alpha = segment.alpha(module, self.training and not transformed())
+            alpha = segment.alpha(module, self.training and _may_step())
             weight = scaling.activate(alpha, module.projective)
             gain = guarded_ratio(weight, tau) if module.projective else m * weight
             if index + 1 == len(layers):
@@ -228,6 +228,7 @@ class ConformalLayers(nn.Sequential):
         return trace_modules(flatten_modules(self), input_shape)
 
     def _fold(self, input: Tensor) -> Conformal:
+        begun = self._cache.begin(self)
         with torch.inference_mode(False), torch.no_grad():
             try:
                 program = program_of(self.trace(tuple(input.shape[1:])))
@@ -237,7 +238,7 @@ class ConformalLayers(nn.Sequential):
             slack = rounding_slack(input.dtype)
             request = Request(program, slack, input.dtype, input.device)
             folded = Conformal(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
-        self._cache.store(self, input, folded)
+        self._cache.store(begun, input, folded)
         return folded
 
     # -- checks ---------------------------------------------------------------------------------
@@ -250,18 +251,26 @@ class ConformalLayers(nn.Sequential):
                 repr(module),
                 "Pass modules, or one OrderedDict of modules.",
             )
+        spectral = isinstance(module, ReSPro) and module.alpha == "spectral"
+        if spectral and any(module is m and key != name for key, m in self._modules.items()):
+            raise refusal(
+                f"ConformalLayers at position {name}",
+                'a ReSPro(alpha="spectral") of its own',
+                "one that stands elsewhere too",
+                "Make a second one: each keeps the norm of the layers before it.",
+            )
         nested = type(module) is nn.Sequential
         for path, child in flatten_modules(module, name) if nested else [(name, module)]:
             check_module(path, child)
 
     def _check_batch(self, input: Tensor) -> None:
         if not isinstance(input, Tensor) or not input.is_floating_point():
-            got = str(input.dtype) if isinstance(input, Tensor) else type(input).__name__
-            raise refusal(
-                "ConformalLayers", "a floating-point tensor", got, "Convert it with x.float()."
-            )
+            tensor = isinstance(input, Tensor)
+            got = str(input.dtype) if tensor else type(input).__name__
+            remedy = "Convert it with x.float()." if tensor else "Use torch.as_tensor(x)."
+            raise refusal("ConformalLayers", "a floating-point tensor", got, remedy)
         parameter = next(self.parameters(), None)
-        if parameter is not None and parameter.dtype != input.dtype and not _autocast(input):
+        if parameter is not None and parameter.dtype != input.dtype and not autocasts(input):
             raise refusal(
                 "ConformalLayers",
                 f"an input of the parameters' dtype {parameter.dtype}",
@@ -310,5 +319,8 @@ class Segment(NamedTuple):
         return activation.resolve(bound)
 
 
-def _autocast(input: Tensor) -> bool:
-    return input.device.type != "meta" and torch.is_autocast_enabled(input.device.type)
+def _may_step() -> bool:
+    """Power iteration needs autograd of its own, which transforms and inference mode do not give."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (transformed() or torch.is_inference_mode_enabled())

@@ -47,7 +47,8 @@ def checked_shape(shape: object, where: str) -> tuple[int, ...]:
     remedy = "Give the shape of one sample without the batch axis, for example (3, 32, 32)."
     expected = "a non-empty tuple of positive whole numbers"
     if isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
-        raise refusal(where, expected, repr(shape), remedy)
+        shown = f"a {type(shape).__name__}" if hasattr(shape, "shape") else repr(shape)
+        raise refusal(where, expected, shown, remedy)
     sizes = tuple(shape)
     if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise refusal(where, expected, repr(shape), remedy)

@@ -150,6 +150,11 @@ def transformed(g: Tensor | None = None) -> bool:
     )
 
 
+def autocasts(x: Tensor) -> bool:
+    """Tell whether autocast is on for the device of x."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
 def positive(alpha: Scalar) -> Scalar:
     """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
     return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0

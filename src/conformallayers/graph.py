@@ -18,7 +18,7 @@ from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
 from .machine import machine
 from .operators import freeze, refuse_hooks
-from .plan import Plan, checked_strategy, make_plan, with_outcome
+from .plan import Plan, checked_strategy, make_plan, outlook, with_outcome
 from .runtime import Conformal, Folded
 from .strategies import Cost, Request
 from .trace import Trace, trace_modules
@@ -72,10 +72,21 @@ def fold(
     strategy = checked_strategy(strategy)
     _check_positive("tolerance", tolerance)
     _check_positive("max_norm", max_norm)
+    if max_norm is not None and tolerance is None:
+        raise refusal(
+            "fold(max_norm=...)", "a tolerance beside it", "none", "Give tolerance=... as well."
+        )
     dtype, device = _dtype_and_device(model, dtype)
     slack = rounding_slack(dtype)
     if tolerance is not None:
-        slack = Slack(max(tolerance, slack.epsilon), max_norm or math.inf, requested=True)
+        if not torch.finfo(dtype).eps / 2 <= tolerance < 1:
+            raise refusal(
+                "fold(tolerance=...)",
+                f"a number from {torch.finfo(dtype).eps / 2:.1g}, the rounding of {dtype}, to 1",
+                repr(tolerance),
+                "Leave it out for a fold that is exact to rounding.",
+            )
+        slack = Slack(tolerance, max_norm or math.inf, requested=True)
     with torch.inference_mode(False), torch.no_grad():
         graph_module, shapes = _capture(model, shape)
         plans: dict[str, Plan] = {}
@@ -141,8 +152,7 @@ class _Shapes(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "call_module" and isinstance(self.fetch_attr(str(n.target)), ConformalLayers):
-            arguments: Any = self.map_nodes_to_values(n.args, n)
-            x: Tensor = arguments[0]
+            x: Tensor = self.env[n.all_input_nodes[0]]
             self.traces[n] = _retraced(self.fetch_attr(str(n.target)), str(n.target), x)
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
@@ -150,7 +160,14 @@ class _Shapes(fx.Interpreter):
         if isinstance(value, Tensor):
             self.shapes[n] = tuple(value.shape[1:])
         if n.op == "output":
-            self.result = tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
+            if not isinstance(value, Tensor):
+                raise refusal(
+                    "fold(model)",
+                    "a model that returns one tensor",
+                    type(value).__name__,
+                    "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
+                )
+            self.result = tuple(value.shape[1:])
         return value
 
 
@@ -174,6 +191,15 @@ def _capture(
             type(model).__name__,
             "Nothing else folds; wrap its linear layers and activations.",
         )
+    for path, module in model.named_modules():
+        custom = type(module).forward is not ConformalLayers.forward
+        if isinstance(module, ConformalLayers) and custom:
+            raise refusal(
+                f"fold({path or 'model'})",
+                "the forward of ConformalLayers",
+                f"{type(module).__name__}, which overrides it",
+                "Put what it adds into a module around the ConformalLayers.",
+            )
     if not keep_hooks:
         for path, module in model.named_modules():
             refuse_hooks(path, module)
@@ -231,15 +257,17 @@ def _replace(
         ends.append(follower)
         own = Cost(gemm=program.trailing[-1].multiply_adds(), calls=2).seconds(machine())
         kept = [seconds + own for seconds in kept] + [0.0]
-    plans = [make_plan(item, strategy) for item in requests]
-    best = min(range(len(plans)), key=lambda i: (plans[i].chosen.seconds + kept[i], -i))
+    # How much of the head to absorb is settled before anything is built: building takes longest.
+    seconds = [outlook(item, strategy) + rest for item, rest in zip(requests, kept, strict=True)]
+    best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
     last_node = ends[best]
-    folded = Conformal(requests[best], plans[best].strategy)
-    plan = with_outcome(plans[best], folded.core, best)
+    plan = make_plan(requests[best], strategy)
+    folded = Conformal(requests[best], plan.strategy)
+    plan = with_outcome(plan, folded.core, best)
     name = f"folded_{node.name}"
     graph_module.add_submodule(name, folded)
     with graph_module.graph.inserting_after(last_node):
-        new = graph_module.graph.call_module(name, node.args)
+        new = graph_module.graph.call_module(name, (node.all_input_nodes[0],))
     last_node.replace_all_uses_with(new)
     current = last_node
     while True:
@@ -270,12 +298,25 @@ def _followers(
 def _affine(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     if node.op == "call_module":
         module = graph_module.get_submodule(str(node.target))
-        return module if find_kind(module) is not None else None
+        kind = find_kind(module)
+        # A bias is absorbed beside the matrix; whatever else a layer refuses is not linear.
+        linear = kind is not None and (
+            getattr(module, "bias", None) is not None or not (kind.check and kind.check(module))
+        )
+        return module if linear else None
     flattens = node.op == "call_function" and node.target is torch.flatten
     flattens = flattens or (node.op == "call_method" and node.target == "flatten")
-    if flattens and (node.args[1:], node.kwargs) in (((1,), {}), ((), {"start_dim": 1})):
+    if flattens and (node.args[1:], dict(node.kwargs)) in _FROM_AXIS_1:
         return nn.Flatten()
     return None
+
+
+_FROM_AXIS_1: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
+    ((1,), {}),
+    ((1, -1), {}),
+    ((), {"start_dim": 1}),
+    ((), {"start_dim": 1, "end_dim": -1}),
+)
 
 
 def _simplest(graph_module: fx.GraphModule) -> nn.Module:

@@ -97,7 +97,7 @@ def find_kind(module: nn.Module) -> Kind | None:
     """Return the row of a module's type, or None where no row vouches for its forward."""
     if "forward" in vars(module):
         return None  # replaced on the object itself
-    kind = _KINDS.get(type(module)) or _NAMESAKES.get(type(module))
+    kind = _KINDS.get(type(module)) or _KINDS.get(_NAMESAKES.get(type(module), nn.Module))
     return kind if kind is not None else _inherited(type(module))
 
 
@@ -120,12 +120,20 @@ def kind_of(path: str, module: nn.Module) -> Kind:
     kind = find_kind(module)
     if kind is None:
         raise _unsupported(f"ConformalLayers at position {path}", module)
+    problem = kind.check(module) if kind.check else None
+    if problem is not None:
+        raise ConformalError(f"ConformalLayers at position {path}: {problem}")
     return kind
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Tell whether calling the module runs more than its forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def run(module: nn.Module, kind: Kind, x: Tensor, factor: Scalar | None) -> Tensor:
@@ -151,13 +159,8 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
 
 def check_module(path: str, module: nn.Module) -> None:
     """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy."""
-    if isinstance(module, ReSPro):
-        return
-    kind = kind_of(path, module)
-    where = f"ConformalLayers at position {path}"
-    problem = kind.check(module) if kind.check else None
-    if problem is not None:
-        raise ConformalError(f"{where}: {problem}")
+    if not isinstance(module, ReSPro):
+        kind_of(path, module)
 
 
 def check_input(
@@ -350,8 +353,8 @@ def _register_torch() -> None:
 
 _register_torch()
 # This package's own classes, so that their look-up ends at the first step.
-_NAMESAKES: dict[type[nn.Module], Kind] = {
-    ours: _KINDS[ours.__mro__[1]]
+_NAMESAKES: dict[type[nn.Module], type[nn.Module]] = {
+    ours: ours.__mro__[1]
     for ours in vars(layers).values()
     if isinstance(ours, type) and ours.__module__ == layers.__name__ and ours not in _KINDS
 }

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -118,6 +118,11 @@ class Operator:
         result: Tensor = self.module(x)
         return result
 
+    @cached_property
+    def norm(self) -> float:
+        """A proven upper bound of the operator norm."""
+        return _operator_norm(self)
+
     def multiply_adds(self) -> int:
         """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
         weight = getattr(self.module, "weight", None)
@@ -149,8 +154,16 @@ def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
     return result
 
 
-@lru_cache(maxsize=256)
-def operator_norm(operator: Operator) -> float:
+def row_window(operator: Operator) -> tuple[int, int, int]:
+    """Return kernel, stride and dilation of an operator along the rows of an image; 1 if none."""
+    found = []
+    for name in ("kernel_size", "stride", "dilation"):
+        value: Any = getattr(operator.module, name, 1)
+        found.append(int(value[0] if isinstance(value, (tuple, list)) else value))
+    return found[0], found[1], found[2]
+
+
+def _operator_norm(operator: Operator) -> float:
     """Return a proven upper bound of an operator's norm.
 
     A convolution that pads with zeros is a part of one on the infinite plane, whose norm is the

@@ -83,18 +83,26 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
     candidates = _candidates(request, built=False)
     layers = next(c for c in candidates if c.name == "layers")
     if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
-        reason = "every folded form would take longer than the layers"
-        return Plan("layers", reason, candidates)
+        return Plan("layers", "no folded form would be faster by a tenth", candidates)
     if request.effort() > effort:
         reason = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
     candidates = _candidates(request, built=True)
     best = _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
-        return Plan("layers", "no folded form turned out faster than the layers", candidates)
+        return Plan("layers", "no folded form turned out faster by a tenth", candidates)
     ratio = layers.seconds / best.seconds
     times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
     return Plan(best.name, f"expected {times} times as fast as the layers", candidates)
+
+
+def outlook(request: Request, strategy: str) -> float:
+    """Return the seconds that a strategy would take at its most optimistic; infinity if refused."""
+    candidates = _candidates(request, built=False)
+    if strategy == "auto":
+        layers = next(c for c in candidates if c.name == "layers")
+        return min(_best(candidates).seconds, layers.seconds)
+    return next(c.seconds for c in candidates if c.name == strategy)
 
 
 def with_outcome(plan: Plan, core: Core, absorbed: int) -> Plan:

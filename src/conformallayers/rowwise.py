@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ._progress import progress
 from .bounds import Shape
 from .certificate import Slack, smallest_eigenvalue
-from .operators import Operator, operator_norm
+from .operators import Operator
 
 
 class Stage(NamedTuple):
@@ -52,7 +52,7 @@ def tail(stages: Sequence[Stage], depth: int) -> float:
     """Return κ with ``Σ_{l>depth} weight_l ‖z_l‖² ≤ κ ‖z_depth‖²``."""
     total, product = 0.0, 1.0
     for stage in stages[depth:]:
-        product *= stage.factor**2 * math.prod(operator_norm(op) for op in stage.operators) ** 2
+        product *= stage.factor**2 * math.prod(op.norm for op in stage.operators) ** 2
         total += stage.weight * product
     return total
 

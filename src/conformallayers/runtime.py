@@ -64,6 +64,23 @@ class Conformal(nn.Module):
         y = leave(v, self.scale, tau)
         return y if self.bias is None else y + self.bias
 
+    def get_extra_state(self) -> Tensor:
+        """Return the float64 factors, which are part of the state beside the buffers."""
+        return torch.tensor([self.scale, *self.core.scalars()], dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the factors of a fold of the same kind."""
+        values = [float(value) for value in state]
+        if len(values) != 1 + len(self.core.scalars()):
+            raise refusal(
+                "Folded.load_state_dict",
+                f"{1 + len(self.core.scalars())} factors",
+                f"{len(values)}",
+                "Load the state of a fold with the same strategy and depth.",
+            )
+        self.scale = values[0]
+        self.core.set_scalars(values[1:])
+
     def extra_repr(self) -> str:
         """Show the shapes."""
         return f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
@@ -142,8 +159,17 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""
+        if not isinstance(x, Tensor):
+            raise refusal("Folded", "a tensor", type(x).__name__, "Use torch.as_tensor(x).")
         if tuple(x.shape[1:]) != self.input_shape:
             raise self._wrong_shape(x)
+        if x.device != self.anchor.device:
+            raise refusal(
+                "Folded",
+                f"an input on {self.anchor.device}",
+                f"one on {x.device}",
+                "Move one of them with .to(device).",
+            )
         if x.dtype != self.anchor.dtype:
             raise refusal(
                 "Folded",

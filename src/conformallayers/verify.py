@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from .fold import Program, forms_of, matrix_of
 from .graph import programs_of
 from .runtime import Conformal, Folded
 from .strategies.dense import too_large
+from .testing import TOLERANCES, fold_error
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,13 @@ class Verification(tuple[Finding, ...]):
     __repr__ = __str__
 
 
-def verify(folded: Folded, model: nn.Module) -> Verification:
+def verify(folded: nn.Module, model: nn.Module) -> Verification:
     """Prove again, from the model itself, what a fold's certificate says.
 
     M and every Q are computed anew from the model in float64; those of the fold are read back from
     its own arithmetic. Entries that agree to the rounding of the dtype count as equal. For the
-    rest, ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0`` is tested.
+    rest, ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0`` is tested. What is kept behind the folded parts is compared
+    on random inputs.
 
     Args:
         folded: the result of :func:`conformallayers.fold`.
@@ -73,7 +76,8 @@ def verify(folded: Folded, model: nn.Module) -> Verification:
         True
     """
     if not isinstance(folded, Folded):
-        raise refusal("verify(folded)", "a Folded", type(folded).__name__, "Pass cl.fold's result.")
+        remedy = "The order is verify(folded, model)."
+        raise refusal("verify(folded, model)", "a Folded first", type(folded).__name__, remedy)
     parts = [module for module in folded.modules() if isinstance(module, Conformal)]
     with torch.inference_mode(False), torch.no_grad():
         programs = programs_of(model, folded.input_shape)
@@ -88,6 +92,7 @@ def verify(folded: Folded, model: nn.Module) -> Verification:
             _check(path, part, candidates)
             for part, (path, candidates) in zip(parts, programs.items(), strict=True)
         ]
+        findings.append(_check_output(folded, model))
     return Verification(findings)
 
 
@@ -101,6 +106,8 @@ def _check(path: str, part: Conformal, candidates: list[Program]) -> Finding:
             "Pass the model that was folded.",
         )
     program = matching[-1]
+    if part.projective != program.projective:
+        return Finding(path, math.nan, 0.0, None)
     reason = too_large(program)
     if reason is not None:
         raise refusal(
@@ -115,6 +122,8 @@ def _check(path: str, part: Conformal, candidates: list[Program]) -> Finding:
     slack = rounding_slack(torch.float32)
     if certificate is not None:
         slack = Slack(certificate.epsilon, certificate.max_norm)
+    if part.projective == (True,):
+        slack = replace(slack, radius=1.0)  # D = ‖x‖ + xᵀQx/‖x‖, whatever the norm
     matrix = matrix_of(program) * program.scale
     error = _distance(core.dense_matrix(program.input_shape) * part.scale, matrix)
     margins: list[float | None] = []
@@ -125,8 +134,29 @@ def _check(path: str, part: Conformal, candidates: list[Program]) -> Finding:
         margins.append(holds(form, close, slack) if bool((close != form).any()) else 1.0)
     allowed = 64 * torch.finfo(dtype).eps
     failed = error > allowed or any(margin is None for margin in margins)
+    failed = (
+        failed or part.projective != program.projective or not _same_bias(part, program, allowed)
+    )
     margin = None if failed else min((m for m in margins if m is not None), default=1.0)
     return Finding(path, error, slack.epsilon, margin)
+
+
+def _same_bias(part: Conformal, program: Program, allowed: float) -> bool:
+    if part.bias is None or program.bias is None:
+        return part.bias is None and program.bias is None
+    return _distance(part.bias.double(), program.bias) <= allowed
+
+
+def _check_output(folded: Folded, model: nn.Module) -> Finding:
+    """Compare the whole models on random inputs: what is kept behind the parts is seen here only."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, *folded.input_shape, generator=generator).to(folded.anchor)
+    certificate = folded.certificate
+    if certificate is not None and math.isfinite(certificate.max_norm):
+        x = x / torch.linalg.vector_norm(x.flatten(1), dim=1).max() * certificate.max_norm
+    epsilon = TOLERANCES[folded.dtype] + (0 if certificate is None else 4 * certificate.epsilon)
+    error = fold_error(model, folded, x)
+    return Finding("output", error, epsilon, 1 - error / epsilon if error <= epsilon else None)
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..certificate import Certificate
 from ..fold import Program
+from ..operators import row_window
 from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
 from .dense import matrix_cost, too_large
 
@@ -54,9 +54,9 @@ class BandedCore(Core):
         self.layout = Layout.of(request.program.input_shape)
         matrix, self.gain = normalised(request.matrix)
         self.register_buffer("matrix", matrix.to(request.device, request.dtype))
-        weights, widths, margins = [], [], []
+        weights, widths, dropped = [], [], []
         for index, form in enumerate(request.forms.values):
-            width, margin = _width(form, self.layout, request)
+            width, lost = _width(form, self.layout, request)
             band, weight = normalised(_pack(form, self.layout, width))
             full = self.layout.blocks - width
             last = _last(band[full:], width, self.layout.size)
@@ -64,11 +64,9 @@ class BandedCore(Core):
             self.register_buffer(f"last{index}", last.to(request.device, request.dtype))
             weights.append(weight)
             widths.append(width)
-            margins.append(margin)
+            dropped.append(lost)
         self.weights, self.widths = tuple(weights), tuple(widths)
-        slack = request.slack
-        if slack.epsilon and weights and (slack.requested or min(margins) < 1):
-            self.certificate = Certificate(slack.epsilon, slack.radius, min(margins))
+        self.certificate = request.certificate(max(dropped, default=0.0))
 
     @classmethod
     def refuses(cls, program: Program) -> str | None:
@@ -85,7 +83,7 @@ class BandedCore(Core):
         if built:
             widths = [_width(form, layout, request)[0] for form in request.forms.values]
         else:
-            widths = [min(1, layout.blocks - 1)] * groups
+            widths = [_least_width(request.program, layout)] * groups
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + groups)
         forms = Cost(
@@ -153,8 +151,19 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
     return matrix.reshape(width * size, width * size)
 
 
+def _least_width(program: Program, layout: Layout) -> int:
+    """Return the band of the first three stages: those always count in float32."""
+    rows, step = 0, 1
+    for segment in program.segments[:3]:
+        for operator in segment.operators:
+            kernel, stride, dilation = row_window(operator)
+            rows += (kernel - 1) * dilation * step
+            step *= stride
+    return min(-(-rows // layout.rows), layout.blocks - 1)
+
+
 def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:
-    """Return the smallest number of off-diagonal blocks that is provably enough, and the margin."""
+    """Return how many off-diagonal blocks are provably enough, and the norm of those dropped."""
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
     # largest[o]: Schur norm of everything o or more blocks away from the diagonal
     absolute = ordered.abs().sum(3)  # (i, row, j)
@@ -166,10 +175,9 @@ def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:
     exact = int((sums > 0).sum()) - 1
     slack = request.slack
     if slack.epsilon == 0 or len(request.forms.values) != 1:
-        return max(exact, 0), 1.0
-    room = slack.epsilon * (request.forms.smallest + 1 / slack.radius)
+        return max(exact, 0), 0.0
+    room = slack.epsilon * (request.forms.smallest + request.room) - request.forms.missing
     for width in range(exact + 1):
-        lost = float(sums[width + 1]) + request.forms.missing
-        if lost <= room:
-            return width, 1 - lost / room if lost else 1.0
+        if float(sums[width + 1]) <= room:
+            return width, float(sums[width + 1])
     return max(exact, 0), 0.0

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..bounds import Shape
 from ..certificate import Certificate, Slack
 from ..fold import Program, forms_of, matrix_of
-from ..functional import wide_dtype
+from ..functional import autocasts, wide_dtype
 from ..machine import Machine
 from ..operators import impulses
 from ..quadratic import Forms
@@ -76,6 +76,27 @@ class Request:
         self.device = device
         self._shared: list[Forms] = []
 
+    @property
+    def room(self) -> float:
+        """1/R of the proof: a projective denominator ‖x‖ + xᵀQx/‖x‖ counts as R = 1 at any norm."""
+        return 1.0 if self.program.projective == (True,) else 1 / self.slack.radius
+
+    def certificate(self, dropped: float = 0.0) -> Certificate | None:
+        """State what leaving out terms of norm ``dropped``, and those already missing, proves.
+
+        None where nothing was left out and no tolerance was asked for.
+        """
+        slack = self.slack
+        lost = dropped + (self._shared[0].missing if self._shared else 0.0)
+        if lost == 0:
+            margin = 1.0
+        else:
+            margin = 1 - lost / (slack.epsilon * (self.forms.smallest + self.room))
+        if lost == 0 and not slack.requested:
+            return None
+        radius = math.inf if self.program.projective == (True,) else slack.radius
+        return Certificate(slack.epsilon, radius, margin)
+
     def sibling(self, program: Program) -> Request:
         """Ask for the same chain with other layers behind its last activation: Q is the same."""
         other = Request(program, self.slack, self.dtype, self.device)
@@ -123,6 +144,19 @@ class Core(nn.Module):
         """Predict the cost. ``built`` allows to look at the arrays; without it, be optimistic."""
         raise TypeError(f"{cls.__name__} does not say what it costs")
 
+    def scalars(self) -> list[float]:
+        """Return the float64 factors that are no buffers; they belong to the state all the same."""
+        return [self.gain, *getattr(self, "weights", ()), *getattr(self, "factors", ())]
+
+    def set_scalars(self, values: list[float]) -> None:
+        """Take factors that :meth:`scalars` gave."""
+        self.gain, rest = values[0], values[1:]
+        for name in ("weights", "factors"):
+            count = len(getattr(self, name, ()))
+            if count:
+                setattr(self, name, tuple(rest[:count]))
+                rest = rest[count:]
+
     def dense_forms(self, input_shape: Shape) -> Tensor:
         """Return the forms as they are computed, written out: (groups, d_in, d_in) in float64."""
         exact = copy.deepcopy(self).double()
@@ -153,11 +187,24 @@ class Core(nn.Module):
         raise TypeError(f"{type(self).__name__} does not say how it runs")
 
 
+def exact_certificate(request: Request) -> Certificate | None:
+    """Nothing is left out here, whatever other strategies have built."""
+    slack = request.slack
+    return Certificate(slack.epsilon, slack.radius, 1.0) if slack.requested else None
+
+
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Keep autocast away from the denominator."""
-    if x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def as_autocast(v: Tensor, x: Tensor) -> Tensor:
+    """Return v in the dtype that a product under autocast would have, else in that of x."""
+    if autocasts(x):
+        return v.to(torch.get_autocast_dtype(x.device.type))
+    return v.to(x.dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from ..fold import Program
 from ..operators import Operator
-from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from .base import (
+    Core,
+    Cost,
+    Request,
+    as_autocast,
+    at_least_float32,
+    exact_certificate,
+    full_precision,
+    normalised,
+    wide,
+)
 from .dense import matrix_cost
 
 _MOST = 2**27  # entries of M that are written out: 512 MiB in float32
@@ -38,6 +48,7 @@ class CircularCore(Core):
         # Complex buffers would stay behind in .double(); their real view does not.
         stacked = torch.stack([symbol for symbol, _ in scaled])  # (groups, C, C, frequencies)
         self.register_buffer("symbols", torch.view_as_real(stacked).to(*place))
+        self.certificate = exact_certificate(request)
         if program.trailing:
             matrix, self.gain = normalised(request.matrix)
             self.register_buffer("matrix", matrix.to(*place))
@@ -95,6 +106,9 @@ class CircularCore(Core):
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
+        if x.shape[0] == 0:  # the transform does not take an empty batch
+            empty = x.new_zeros(0, *self.output_shape)
+            return empty, tuple(wide(x.new_zeros(0)) for _ in self.weights)
         with full_precision(x):
             exact = at_least_float32(x)
             spectrum = torch.fft.rfftn(exact, dim=tuple(range(2, x.dim()))).flatten(2)
@@ -107,8 +121,9 @@ class CircularCore(Core):
                 v = _multiply(_complex(self.transfer, exact), spectrum)
                 v = v.unflatten(2, (*self.spatial[:-1], -1))
                 v = torch.fft.irfftn(v, s=self.spatial, dim=tuple(range(2, x.dim())))
-                return v.to(x.dtype), tuple(values)
-        return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), tuple(values)  # type: ignore[union-attr]
+        if self.matrix is None:
+            return as_autocast(v, x), tuple(values)
+        return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), tuple(values)
 
 
 def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..fold import Program
 from ..operators import Operator, apply_all
-from .base import Core, Cost, Request, normalised, wide
+from .base import Core, Cost, Request, exact_certificate, normalised, wide
 from .dense import matrix_cost
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -53,6 +53,7 @@ class ComposedCore(Core):
         else:
             self.gain = self.last
             self.register_buffer("matrix", None)
+        self.certificate = exact_certificate(request)
         self.largest = max(math.prod(op.output_shape) for op in program.operators)
 
     @classmethod

@@ -44,6 +44,7 @@ class DenseCore(Core):
         values = torch.stack([form for form, _ in scaled]) if scaled else request.forms.values
         self.register_buffer("matrix", matrix.to(request.device, request.dtype))
         self.register_buffer("forms", values.to(request.device, request.dtype))
+        self.certificate = request.certificate()
 
     @classmethod
     def refuses(cls, program: Program) -> str | None:

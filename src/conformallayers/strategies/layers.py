@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..functional import energy
 from ..kinds import find_kind
 from ..operators import Operator, freeze
-from .base import Core, Cost, Request, wide
+from .base import Core, Cost, Request, exact_certificate, wide
 
 
 class LayersCore(Core):
@@ -29,6 +29,7 @@ class LayersCore(Core):
         self.stages = nn.ModuleList(stage for stage, _ in stages)
         self.largest = max((math.prod(op.output_shape) for op in program.operators), default=0)
         self.to(dtype=request.dtype, device=request.device)
+        self.certificate = exact_certificate(request)
 
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:

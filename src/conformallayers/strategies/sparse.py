@@ -15,9 +15,19 @@ from torch import Tensor
 
 from ..fold import Program
 from ..functional import transformed
-from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from .base import (
+    Core,
+    Cost,
+    Request,
+    as_autocast,
+    at_least_float32,
+    full_precision,
+    normalised,
+    wide,
+)
 from .dense import too_large
 
+_LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
 _BUILT_IN = 0.05  # density that is assumed before anything is built
 
 
@@ -100,6 +110,7 @@ class SparseCore(Core):
             weights.append(weight)
         self.weights = tuple(weights)
         self.largest = math.prod(request.program.input_shape)
+        self.certificate = request.certificate()
 
     def _register(self, name: str, matrix: Tensor, request: Request) -> None:
         sparse = matrix.to_sparse_coo().coalesce()
@@ -123,7 +134,7 @@ class SparseCore(Core):
             for shape in (request.program.input_shape, request.program.output_shape)
         )
         groups = len(request.program.groups)
-        if built:
+        if built and d_in * d_out <= _LARGEST_MATRIX:
             forms = request.forms.values
             half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
             entries = int(request.matrix.count_nonzero() + half)
@@ -141,12 +152,12 @@ class SparseCore(Core):
         """Return M x̂ / gain, and the value of each form."""
         with full_precision(x):
             columns = at_least_float32(x).flatten(1).T.contiguous()
-            v = self._multiply("matrix", columns).T.to(x.dtype)
+            v = self._multiply("matrix", columns).T
             values = []
             for index, weight in enumerate(self.weights):
                 product = self._multiply(f"form{index}", columns) * columns
                 values.append(wide(product.sum(0)) * weight)
-        return v.reshape(-1, *self.output_shape), tuple(values)
+        return as_autocast(v.reshape(-1, *self.output_shape), x), tuple(values)
 
     def _multiply(self, name: str, columns: Tensor) -> Tensor:
         value: Tensor = getattr(self, f"{name}_value").to(columns.dtype)
