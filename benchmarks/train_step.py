@@ -3,7 +3,8 @@
     python benchmarks/train_step.py [--rounds 15] [--out results/benchmarks]
 
 Time: forward, loss and backward, interleaved in one process. Memory: the peak of a process of its
-own for each network, less that of the same process before its first step.
+own for each network, less that of the same process before its first step. For the times, glibc's
+allocator is told to keep what it has: otherwise chance decides who pays for fresh pages.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
-from timing import interleave
 from torch import nn
 
 from conformallayers import networks
+from conformallayers.experiments.measure import interleave
 
 PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module]]] = {
     "Base": (networks.BaseReLUNet, networks.BaseReSProNet),
@@ -79,7 +82,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     images, labels = batch_of(size)
     models = {kind: build(name, kind) for kind in ("relu", *LIMITS)}
     engines = {kind: partial(step, model, images, labels) for kind, model in models.items()}
-    times = interleave(engines, rounds, calls=3)
+    times = interleave(engines, rounds=rounds, calls=3)
     memory = {kind: peak_memory(name, kind, size) for kind in engines}
     row: dict[str, object] = {"network": name, "batch": size}
     for kind, timing in times.items():
@@ -112,6 +115,13 @@ def markdown(rows: list[dict[str, object]]) -> str:
     return header + "".join("| " + " | ".join(str(r[key]) for key in keys) + " |\n" for r in rows)
 
 
+def keep_memory() -> None:
+    """Start again with an allocator that returns nothing to the system."""
+    settings = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "1000000000"}
+    if any(os.environ.get(name) != value for name, value in settings.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **settings})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
@@ -119,6 +129,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PAIRS), default=list(PAIRS))
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     options = parser.parse_args()
+    keep_memory()
     rows = []
     for name in options.only:
         for size in options.batch:
