@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_PIECE = 2**18  # elements of a feature map that stay in the cache
 Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
 
 
@@ -305,10 +306,33 @@ class _ActivateAndLeave(torch.autograd.Function):
         y, tau, gain, rho, n = ctx.saved_tensors
         inverse = _inverse(tau + gain * n)
         factor = rho * inverse  # y = factor · z
-        product = g * y
-        s = product.sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
+        # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
+        back = _inverse(factor)
+        slope, offset = -2 * gain * inverse * back, 2 * g_n * back
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g):
+            s = (g * y).sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
+            g_z = _combine(g, factor, y, slope * s + offset)
+        else:
+            g_z, s = _combine_in_pieces(g, factor, y, slope, offset)
         g_d = -s * inverse
-        keep = torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g)
-        spare = None if keep else product
-        g_z = _combine(g, factor, y, 2 * (gain * g_d + g_n) * _inverse(factor), spare)
         return g_z, g_d, g_d * n, s.sum() * _inverse(rho)
+
+
+def _combine_in_pieces(
+    g: Tensor, p: Tensor, y: Tensor, slope: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a few samples at a time.
+
+    Both need g and y; in pieces they come from the cache the second time.
+    """
+    step = max(1, _PIECE // max(1, y[:1].numel()))
+    result, dots = torch.empty_like(y), torch.empty_like(p)
+    for start in range(0, y.shape[0], step):
+        piece = slice(start, start + step)
+        product = g[piece] * y[piece]
+        dots[piece] = product.sum(_features(y), dtype=_at_least_float32(y.dtype))
+        q = torch.addcmul(offset[piece], slope[piece], dots[piece])
+        combined = _combine(g[piece], p[piece], y[piece], q, result[piece])
+        if _narrow(y):  # computed in float32 beside it
+            result[piece] = combined
+    return result, dots
