@@ -38,6 +38,7 @@ class Kind:
         rank: the number of axes of a batch, where the module fixes it.
         channels: the attribute that holds the size of axis 1.
         drops: it is the identity in evaluation mode.
+        multiple: in evaluation mode it multiplies the whole sample by one number.
     """
 
     bound: Bound
@@ -47,6 +48,7 @@ class Kind:
     channels: str | None = None
     parameter: str | None = None
     drops: bool = False
+    multiple: bool = False
 
 
 _KINDS: dict[type[nn.Module], Kind] = {}
@@ -336,7 +338,9 @@ def _register_torch() -> None:
         )
         _KINDS[kind("AvgPool")] = Kind(bounds.avg_pool_bound, rank=rank)
         _KINDS[kind("AdaptiveAvgPool")] = Kind(bounds.adaptive_pool_bound, rank=rank)
-        _KINDS[kind("Dropout")] = Kind(bounds.one, check=_not_in_place, rank=rank, drops=True)
+        _KINDS[kind("Dropout")] = Kind(
+            bounds.one, check=_not_in_place, rank=rank, drops=True, multiple=True
+        )
         for pad in ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
             _KINDS[kind(pad)] = Kind(bounds.pad_bound, check=_zero_value, rank=rank)
     _KINDS[nn.Linear] = Kind(
@@ -344,11 +348,11 @@ def _register_torch() -> None:
     )
     _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch)
     _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch)
-    _KINDS[nn.Identity] = Kind(bounds.one)
-    _KINDS[nn.Dropout] = Kind(bounds.one, check=_not_in_place, drops=True)
+    _KINDS[nn.Identity] = Kind(bounds.one, multiple=True)
+    _KINDS[nn.Dropout] = Kind(bounds.one, check=_not_in_place, drops=True, multiple=True)
     for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
         _KINDS[shuffle] = Kind(bounds.one, rank=4)
-    _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain")
+    _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
 
 
 _register_torch()

@@ -123,6 +123,12 @@ class Operator:
         """A proven upper bound of the operator norm."""
         return _operator_norm(self)
 
+    @property
+    def multiple(self) -> bool:
+        """Whether it multiplies the whole sample by one number."""
+        kind = find_kind(self.module)
+        return kind is not None and kind.multiple
+
     def multiply_adds(self) -> int:
         """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
         weight = getattr(self.module, "weight", None)

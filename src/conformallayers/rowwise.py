@@ -183,7 +183,7 @@ def _step(stage: Stage, response: Response, height: int) -> Response:
 def _reach(operator: Operator) -> tuple[int, int] | None:
     """Return how many rows up and down an operator spreads a row; None if it does other things."""
     module: Any = operator.module
-    if isinstance(module, (nn.Identity, nn.Dropout)) or type(module).__name__ == "Scale":
+    if operator.multiple:
         return 0, 0
     if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) or module.padding_mode != "zeros":
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,9 +18,10 @@ from ..certificate import Certificate, Slack
 from ..fold import Program, forms_of, matrix_of
 from ..functional import autocasts, wide_dtype
 from ..machine import Machine
-from ..operators import impulses
+from ..operators import Operator, impulses
 from ..quadratic import Forms
 
+_LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 BATCH = 64  # the batch size that costs are compared at
 
 
@@ -185,6 +187,16 @@ class Core(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
         raise TypeError(f"{type(self).__name__} does not say how it runs")
+
+
+def refused_layer(program: Program, accepts: Callable[[Operator], bool], fault: str) -> str | None:
+    """Name the first layer that a strategy cannot express, or a matrix that is too large."""
+    for segment in program.segments:
+        for operator in segment.operators:
+            if not accepts(operator):
+                return f"{type(operator.module).__name__} before {segment.path} {fault}"
+    size = math.prod(program.input_shape) * math.prod(program.output_shape)
+    return f"M would have {size} entries" if program.trailing and size > _LARGEST else None
 
 
 def exact_certificate(request: Request) -> Certificate | None:

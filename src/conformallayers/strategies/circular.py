@@ -22,11 +22,10 @@ from .base import (
     exact_certificate,
     full_precision,
     normalised,
+    refused_layer,
     wide,
 )
 from .dense import matrix_cost
-
-_MOST = 2**27  # entries of M that are written out: 512 MiB in float32
 
 
 class CircularCore(Core):
@@ -63,14 +62,7 @@ class CircularCore(Core):
         """Refuse whatever does not commute with shifts on a torus."""
         if len(program.input_shape) < 2 or not program.segments:
             return "a sample has no spatial axes"
-        for segment in program.segments:
-            for operator in segment.operators:
-                if not _commutes(operator):
-                    return f"{type(operator.module).__name__} before {segment.path} is no circular convolution of stride 1"
-        size = math.prod(program.input_shape) * math.prod(program.output_shape)
-        if program.trailing and size > _MOST:
-            return f"M would have {size} entries"
-        return None
+        return refused_layer(program, _commutes, "is no circular convolution of stride 1")
 
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:
@@ -179,6 +171,4 @@ def _commutes(operator: Operator) -> bool:
             and all(s == 1 for s in module.stride)
             and operator.input_shape[1:] == operator.output_shape[1:]
         )
-    return isinstance(
-        module, (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    ) or (type(module).__name__ == "Scale")
+    return operator.multiple

@@ -16,11 +16,10 @@ from torch.nn import functional as F
 
 from ..fold import Program
 from ..operators import Operator, apply_all
-from .base import Core, Cost, Request, exact_certificate, normalised, wide
+from .base import Core, Cost, Request, exact_certificate, normalised, refused_layer, wide
 from .dense import matrix_cost
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_MOST = 2**26  # entries of M that are written out
 
 
 class ComposedCore(Core):
@@ -63,14 +62,7 @@ class ComposedCore(Core):
             return "a sample has no spatial axes"
         if not program.segments[0].operators:
             return "the first activation has no layer before it"
-        for segment in program.segments:
-            for operator in segment.operators:
-                if not _unpadded(operator):
-                    return f"{type(operator.module).__name__} before {segment.path} pads or is no window"
-        size = math.prod(program.input_shape) * math.prod(program.output_shape)
-        if program.trailing and size > _MOST:
-            return f"M would have {size} entries"
-        return None
+        return refused_layer(program, _unpadded, "pads, or does not slide a window")
 
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:
@@ -149,10 +141,7 @@ def _unpadded(operator: Operator) -> bool:
         return module.padding == "valid" or not any(_numbers(module.padding))
     if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)):
         return not any(_numbers(module.padding)) and not module.ceil_mode
-    return (
-        isinstance(module, (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-        or type(module).__name__ == "Scale"
-    )
+    return operator.multiple
 
 
 def _numbers(padding: Any) -> tuple[int, ...]:
