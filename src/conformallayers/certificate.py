@@ -90,20 +90,21 @@ def _guard(form: Tensor) -> float:
     return size * (size + 1) * torch.finfo(form.dtype).eps * float(form.diagonal().abs().max())
 
 
-def holds(exact: Tensor, approximate: Tensor, slack: Slack) -> float | None:
+def holds(exact: Tensor, approximate: Tensor, slack: Slack, missing: float = 0.0) -> float | None:
     """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
 
     Args:
-        exact: Q in float64.
+        exact: Q in float64, or a part of it that lacks a positive semidefinite rest.
         approximate: Q̂ in float64.
         slack: ε and R.
+        missing: a bound of the norm of that rest.
     """
     inverse = 0.0 if math.isinf(slack.radius) else 1 / slack.radius
-    size = exact.shape[0]
     error = approximate - exact
-    identity = torch.eye(size).to(exact)
-    for share in (0.5, 0.9, 1.0):
-        room = share * slack.epsilon * (exact + inverse * identity)
-        if positive_definite(room + error) and positive_definite(room - error):
-            return 1 - share
-    return None
+    for share in (1.0, 0.5):
+        # Q is the known part and something more, so ε times the known part is room enough.
+        room = share * slack.epsilon * exact
+        room.diagonal().add_(share * slack.epsilon * inverse - missing)
+        if not (positive_definite(room + error) and positive_definite(room - error)):
+            return None if share == 1.0 else 0.0
+    return 0.5

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_MODERATE = 1e-12, 1e12  # norms whose squares, times any weight of a fold, fit into float32
 _PIECE = 2**18  # elements of a feature map that stay in the cache
 Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
 
@@ -94,6 +95,27 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _at_least_float32(x.dtype)
     tau = torch.linalg.vector_norm(unit, dim=_features(x), dtype=dtype)
     return unit, peak.flatten().to(wide), tau.to(wide)
+
+
+def moderate_norm(x: Tensor) -> Tensor | None:
+    """Return ``‖x‖`` if no sample needs :func:`normalise`, None if one does or nobody may look.
+
+    Looking at values is for plain inference on the CPU, where it costs less than dividing.
+    """
+    may_look = (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and x.shape[0] > 0
+        and not (torch.is_grad_enabled() and x.requires_grad)
+        and not (torch.compiler.is_compiling() or torch._C._get_tracing_state() or transformed())
+    )
+    if not may_look:
+        return None
+    norm: Tensor = torch.linalg.vector_norm(x, dim=_features(x))
+    low, high = torch.aminmax(norm)
+    inside = _MODERATE[0] < float(low) and float(high) < _MODERATE[1]  # NaN is not
+    return norm.to(wide_dtype(x.device)) if inside else None
 
 
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,6 +84,8 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
     layers = next(c for c in candidates if c.name == "layers")
     if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
+    if STRATEGIES[_best(candidates).name].foreseen:  # the others can only turn out slower
+        return _faster(_best(candidates), layers, candidates)
     if request.effort() > effort:
         reason = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
@@ -91,6 +93,10 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
     best = _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form turned out faster by a tenth", candidates)
+    return _faster(best, layers, candidates)
+
+
+def _faster(best: Candidate, layers: Candidate, candidates: tuple[Candidate, ...]) -> Plan:
     ratio = layers.seconds / best.seconds
     times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
     return Plan(best.name, f"expected {times} times as fast as the layers", candidates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from .bounds import Shape
 from .certificate import Certificate
 from .errors import refusal, shape_text
-from .functional import guarded_ratio, leave, normalise
+from .functional import guarded_ratio, leave, moderate_norm, normalise, scale_samples
 from .plan import Plan
 from .strategies import STRATEGIES, Request
 
@@ -42,6 +43,7 @@ class Conformal(nn.Module):
         inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
         # Large batches run in pieces whose intermediate values stay in the cache.
         self.piece = max(16, PIECE_BYTES // (4 * (inputs + self.core.scratch())))
+        _steady_allocator()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
@@ -57,11 +59,18 @@ class Conformal(nn.Module):
         return result
 
     def _run(self, x: Tensor) -> Tensor:
-        unit, m, tau = normalise(x)
-        v, forms = self.core(unit)
-        for projective, n in zip(self.projective, forms, strict=True):
-            tau = tau + (guarded_ratio(n, tau) if projective else m * n)
-        y = leave(v, self.scale, tau)
+        tau = moderate_norm(x)
+        if tau is not None:
+            v, forms = self.core(x)
+            for projective, n in zip(self.projective, forms, strict=True):
+                tau = tau + (n / tau if projective else n)
+            y = scale_samples(v, self.scale / tau)
+        else:
+            unit, m, tau = normalise(x)
+            v, forms = self.core(unit)
+            for projective, n in zip(self.projective, forms, strict=True):
+                tau = tau + (guarded_ratio(n, tau) if projective else m * n)
+            y = leave(v, self.scale, tau)
         return y if self.bias is None else y + self.bias
 
     def get_extra_state(self) -> Tensor:
@@ -84,6 +93,15 @@ class Conformal(nn.Module):
     def extra_repr(self) -> str:
         """Show the shapes."""
         return f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+
+
+@lru_cache(maxsize=1)
+def _steady_allocator() -> None:
+    """Make the C library keep what a piece needs, instead of fetching fresh pages at each call.
+
+    glibc raises its threshold to the size of a large block when that is freed for the first time.
+    """
+    torch.empty(PIECE_BYTES, dtype=torch.uint8)
 
 
 class Explanation(dict[str, Plan]):

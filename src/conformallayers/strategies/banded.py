@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..certificate import Slack, holds
 from ..fold import Program
 from ..operators import row_window
 from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
@@ -54,9 +55,9 @@ class BandedCore(Core):
         self.layout = Layout.of(request.program.input_shape)
         matrix, self.gain = normalised(request.matrix)
         self.register_buffer("matrix", matrix.to(request.device, request.dtype))
-        weights, widths, dropped = [], [], []
+        weights, widths, margins = [], [], []
         for index, form in enumerate(request.forms.values):
-            width, lost = _width(form, self.layout, request)
+            width, margin = _width(index, self.layout, request)
             band, weight = normalised(_pack(form, self.layout, width))
             full = self.layout.blocks - width
             last = _last(band[full:], width, self.layout.size)
@@ -64,9 +65,10 @@ class BandedCore(Core):
             self.register_buffer(f"last{index}", last.to(request.device, request.dtype))
             weights.append(weight)
             widths.append(width)
-            dropped.append(lost)
+            margins.append(margin)
         self.weights, self.widths = tuple(weights), tuple(widths)
-        self.certificate = request.certificate(max(dropped, default=0.0))
+        proven = [margin for margin in margins if margin is not None]
+        self.certificate = request.certificate(min(proven, default=None))
 
     @classmethod
     def refuses(cls, program: Program) -> str | None:
@@ -81,7 +83,7 @@ class BandedCore(Core):
         layout = Layout.of(request.program.input_shape)
         groups = len(request.program.groups)
         if built:
-            widths = [_width(form, layout, request)[0] for form in request.forms.values]
+            widths = [_width(i, layout, request)[0] for i in range(groups)]
         else:
             widths = [_least_width(request.program, layout)] * groups
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
@@ -162,22 +164,49 @@ def _least_width(program: Program, layout: Layout) -> int:
     return min(-(-rows // layout.rows), layout.blocks - 1)
 
 
-def _width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float]:
-    """Return how many off-diagonal blocks are provably enough, and the norm of those dropped."""
+def _width(index: int, layout: Layout, request: Request) -> tuple[int, float | None]:
+    """Return how many off-diagonal blocks are provably enough, and the margin of the proof.
+
+    The margin is None where all blocks that are not zero are kept.
+    """
+    key = "width", index, layout
+    if key not in request.memo:
+        request.memo[key] = _prove_width(request.forms.values[index], layout, request)
+    width: tuple[int, float | None] = request.memo[key]
+    return width
+
+
+def _prove_width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float | None]:
+    # sums[o]: Schur norm of everything o or more blocks away from the diagonal
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
-    # largest[o]: Schur norm of everything o or more blocks away from the diagonal
     absolute = ordered.abs().sum(3)  # (i, row, j)
     distance = torch.arange(layout.blocks, device=form.device)
     distance = (distance[:, None] - distance[None, :]).abs()  # (i, j)
-    sums = torch.stack(
-        [(absolute * (distance >= o)[:, None, :]).sum(2).max() for o in range(layout.blocks + 1)]
-    )
-    exact = int((sums > 0).sum()) - 1
-    slack = request.slack
-    if slack.epsilon == 0 or len(request.forms.values) != 1:
-        return max(exact, 0), 0.0
-    room = slack.epsilon * (request.forms.smallest + request.room) - request.forms.missing
-    for width in range(exact + 1):
-        if float(sums[width + 1]) <= room:
-            return width, float(sums[width + 1])
-    return max(exact, 0), 0.0
+    sums = [
+        float((absolute * (distance >= o)[:, None, :]).sum(2).max())
+        for o in range(layout.blocks + 1)
+    ]
+    exact = max(sum(total > 0 for total in sums) - 1, 0)
+    slack, forms = request.slack, request.forms
+    if slack.epsilon == 0 or len(forms.values) != 1:
+        return exact, None
+    room = slack.epsilon * (forms.smallest + request.room)
+    found: tuple[int, float | None] = exact, None
+    for width in range(exact):
+        lost = sums[width + 1] + forms.missing
+        if lost <= room:
+            found = width, 1 - lost / room
+            break
+    # Schur's norm is coarse: an eigenvalue test often allows a narrower band.
+    radius = 1 / request.room if request.room else float("inf")
+    flat = ordered.reshape(layout.blocks * layout.size, -1)
+    size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test
+    for width in reversed(range(found[0])):
+        kept = (distance <= width).repeat_interleave(layout.size, 0)
+        band = flat * kept.repeat_interleave(layout.size, 1)
+        inner = Slack(slack.epsilon, radius)
+        margin = holds(flat[:size, :size], band[:size, :size], inner, forms.missing)
+        if margin is None:
+            break
+        found = width, margin
+    return found

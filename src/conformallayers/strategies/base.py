@@ -32,6 +32,7 @@ class Cost:
     gemm: float = 0  # multiply-adds in large products
     blocks: float = 0  # multiply-adds in many small products
     conv: float = 0  # multiply-adds in convolutions and poolings
+    idle: float = 0  # those of lanes that a convolution has no channels for
     sparse: float = 0  # multiply-adds in sparse products
     stream: float = 0  # elements that a pass over memory touches
     fft: float = 0  # elements · log2(elements)
@@ -48,7 +49,7 @@ class Cost:
         work = (
             self.gemm / machine.gemm
             + self.blocks / machine.blocks
-            + self.conv / machine.conv
+            + (self.conv + self.idle) / machine.conv
             + self.sparse / machine.sparse
             + self.stream / machine.stream
             + self.fft / machine.fft
@@ -77,32 +78,32 @@ class Request:
         self.dtype = dtype
         self.device = device
         self._shared: list[Forms] = []
+        self.memo: dict[Any, Any] = {}  # what strategies found out about the forms
 
     @property
     def room(self) -> float:
         """1/R of the proof: a projective denominator ‖x‖ + xᵀQx/‖x‖ counts as R = 1 at any norm."""
         return 1.0 if self.program.projective == (True,) else 1 / self.slack.radius
 
-    def certificate(self, dropped: float = 0.0) -> Certificate | None:
-        """State what leaving out terms of norm ``dropped``, and those already missing, proves.
+    def certificate(self, margin: float | None = None) -> Certificate | None:
+        """State what is proven of the forms, or of something proven closer to them by ``margin``.
 
         None where nothing was left out and no tolerance was asked for.
         """
         slack = self.slack
-        lost = dropped + (self._shared[0].missing if self._shared else 0.0)
-        if lost == 0:
-            margin = 1.0
-        else:
-            margin = 1 - lost / (slack.epsilon * (self.forms.smallest + self.room))
-        if lost == 0 and not slack.requested:
-            return None
+        lost = self._shared[0].missing if self._shared else 0.0
+        if margin is None:
+            room = slack.epsilon * (self.forms.smallest + self.room) if lost else 1.0
+            margin = 1 - lost / room
+            if lost == 0 and not slack.requested:
+                return None
         radius = math.inf if self.program.projective == (True,) else slack.radius
         return Certificate(slack.epsilon, radius, margin)
 
     def sibling(self, program: Program) -> Request:
         """Ask for the same chain with other layers behind its last activation: Q is the same."""
         other = Request(program, self.slack, self.dtype, self.device)
-        other._shared = self._shared
+        other._shared, other.memo = self._shared, self.memo
         return other
 
     def effort(self) -> float:
@@ -129,6 +130,7 @@ class Core(nn.Module):
     """The base of all strategies: x̂ (B, *input_shape) → M x̂ / gain, and the value of each form."""
 
     name: ClassVar[str]
+    foreseen: ClassVar[bool] = False  # whether the cost is known before anything is built
     gain: float = 1.0  # what v still has to be multiplied with
     certificate: Certificate | None = None
 

@@ -1,155 +1,176 @@
-"""Strategy "conv": the layers up to each activation as one convolution, for stacks without padding.
+"""Strategy "conv": composed convolutions, only as many as the energies and the result need.
 
-Layers that do not pad treat every position alike, so a chain of them is one convolution with the
-response of the chain to an impulse as its kernel.
+Which layers compose, and where an energy is had without its feature map, is the route; see there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..fold import Program
-from ..operators import Operator, apply_all
-from .base import Core, Cost, Request, exact_certificate, normalised, refused_layer, wide
-from .dense import matrix_cost
+from ..functional import transformed
+from ..machine import machine
+from ..operators import apply_all, impulses
+from .base import Core, Cost, Request, exact_certificate, normalised, wide
+from .layers import stage_of
+from .routes import Chain, Move, best_route, kernel_of
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class ComposedCore(Core):
-    """Convolve with the composed kernel of each stage and take the norm."""
+    """Follow a route: convolve, take norms, end with the last layers or with one matrix."""
 
     name = "conv"
-    matrix: Tensor | None
+    foreseen = True
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         program = request.program
-        self.axes = len(program.input_shape) - 1
         self.groups = program.groups
-        weights, strides = [], []
-        operators: list[Operator] = []
-        factor = 1.0
-        for index, stage in enumerate(program.stages):
-            operators += stage.operators
-            factor *= stage.factor
-            kernel, stride = _compose(operators, program.input_shape)
-            scaled, peak = normalised(kernel * factor)
-            self.register_buffer(f"kernel{index}", scaled.to(request.device, request.dtype))
-            weights.append(stage.weight * peak**2)
-            strides.append(stride)
-        self.weights, self.strides = tuple(weights), tuple(strides)
-        self.last = peak if program.segments else 1.0
-        if program.trailing:
-            matrix, self.gain = normalised(request.matrix)
-            self.register_buffer("matrix", matrix.to(request.device, request.dtype))
-        else:
-            self.gain = self.last
-            self.register_buffer("matrix", None)
+        self.moves, _ = best_route(program, machine(), request.dtype.itemsize)
+        self.chain = _Geometry(Chain(program), self.moves)
+        self.layers = nn.ModuleList()
+        chain = Chain(program)
+        weights = [segment.weight for segment in program.segments]
+        factors = []
+        pending = 1.0  # what the map at hand still has to be multiplied with
+        for index, move in enumerate(self.moves):
+            layers, factor = nn.Sequential(), 1.0
+            if move.how == "layers":
+                operators = chain.operators[move.start : move.stop]
+                layers, factor = stage_of(operators, pending * chain.factor(move.levels))
+            elif move.how == "matrix of x":
+                matrix, self.gain = normalised(request.matrix)
+                self._keep(f"step{index}", _rows_last(matrix, program.input_shape), request)
+            elif move.how == "matrix":
+                matrix, self.gain = normalised(pending * _matrix(chain, move))
+                self._keep(f"step{index}", _rows_last(matrix, chain.shape(move.start)), request)
+            else:
+                kernel = pending * kernel_of(chain, move)
+                if not move.keep and move.energy is not None:
+                    kernel = kernel * math.sqrt(weights[move.energy])
+                    weights[move.energy] = 1.0
+                self._keep(f"step{index}", kernel, request)
+            if move.keep:
+                pending = move.phase ** (-chain.axes / 2) if move.how == "pooled" else 1.0
+            self.layers.append(layers)
+            factors.append(factor)
+        self.weights, self.factors = tuple(weights), tuple(factors)
+        self.layers.to(request.device, request.dtype)
+        for module in self.layers.modules():
+            for name, array in module._buffers.items():
+                if array is not None and array.dim() == 4:
+                    module._buffers[name] = array.contiguous(memory_format=torch.channels_last)
         self.certificate = exact_certificate(request)
-        self.largest = max(math.prod(op.output_shape) for op in program.operators)
 
     @classmethod
     def refuses(cls, program: Program) -> str | None:
-        """Refuse layers that pad, and samples without spatial axes."""
-        if not 2 <= len(program.input_shape) <= 4 or not program.segments:
+        """Refuse a network in which nothing can be composed."""
+        if not program.segments or not 2 <= len(program.input_shape) <= 4:
             return "a sample has no spatial axes"
-        if not program.segments[0].operators:
-            return "the first activation has no layer before it"
-        return refused_layer(program, _unpadded, "pads, or does not slide a window")
+        chain = Chain(program)
+        if chain.window(0, 1) is None and chain.window(0, chain.ends[0]) is None:
+            return "the first layers are no convolution with zero padding or none"
+        return None
 
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:
-        """Count C_l · C_in · kernel for each output of each stage."""
-        program = request.program
-        total = Cost() if not program.trailing else matrix_cost(request)
-        operators: list[Operator] = []
-        for stage in program.stages:
-            operators += stage.operators
-            size, _ = _window(operators)
-            window = program.input_shape[0] * math.prod(size)
-            shape = operators[-1].output_shape
-            total += Cost(
-                conv=window * math.prod(shape),
-                stream=2 * math.prod(shape),
-                calls=3,
-                bytes=window * shape[0] * request.dtype.itemsize,
-            )
-        return total
+        """Return the cost of the best route, and of the change to channels last."""
+        _, cost = best_route(request.program, machine(), request.dtype.itemsize)
+        return cost + Cost(stream=2 * math.prod(request.program.input_shape), calls=1)
 
     def scratch(self) -> int:
-        """Count the result of the largest stage."""
-        return 2 * self.largest
+        """Count the two largest maps of the route."""
+        return 2 * self.chain.largest
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
-        energies = []
-        v = x
-        for index, (weight, stride) in enumerate(zip(self.weights, self.strides, strict=True)):
-            v = _CONVOLUTIONS[self.axes](x, getattr(self, f"kernel{index}"), stride=stride)
-            norm = torch.linalg.vector_norm(
-                v, dim=tuple(range(1, v.dim())), dtype=torch.promote_types(v.dtype, torch.float32)
-            )
-            energies.append(wide(norm).square() * weight)
-        values = tuple(
-            sum(energies[i] for i in group[1:]) + energies[group[0]] for group in self.groups
-        )
-        if self.matrix is not None:
-            v = (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape)
-        return v, values
+        axes = self.chain.axes
+        images = axes == 2 and not transformed()  # a transform cannot be asked for its layout
+        first = x.contiguous(memory_format=torch.channels_last) if images else x
+        z = first
+        norms: list[Tensor] = []
+        for index, (move, layers) in enumerate(zip(self.moves, self.layers, strict=True)):
+            factor = self.factors[index]
+            if move.how == "layers":
+                y = layers(z) if factor == 1.0 else layers(z) * factor
+            elif move.how in ("matrix", "matrix of x"):
+                flat = _rows_first(first if move.start == 0 else z)
+                z = (flat @ getattr(self, f"step{index}").T).view(-1, *self.output_shape)
+                break
+            else:
+                stride, padding = self.chain.steps[index]
+                kernel = getattr(self, f"step{index}")
+                y = _CONVOLUTIONS[axes](z, kernel, stride=stride, padding=padding)
+            if move.energy is not None:
+                dtype = torch.promote_types(y.dtype, torch.float32)
+                norms.append(torch.linalg.vector_norm(y, dim=tuple(range(1, y.dim())), dtype=dtype))
+            if move.how == "pooled":
+                z = y[:, : self.chain.kept[index]]
+            elif move.keep:
+                z = y
+        energies = wide(torch.stack(norms)).square()
+        values = tuple(self._sum(energies, group) for group in self.groups)
+        return z, values
+
+    def _sum(self, energies: Tensor, group: tuple[int, ...]) -> Tensor:
+        terms = (energies[i] * w if (w := self.weights[i]) != 1.0 else energies[i] for i in group)
+        return reduce(torch.add, terms)
+
+    def _keep(self, name: str, array: Tensor, request: Request) -> None:
+        array = array.to(request.device, request.dtype)
+        if array.dim() == 4:
+            array = array.contiguous(memory_format=torch.channels_last)
+        self.register_buffer(name, array)
 
 
-def _window(operators: Sequence[Operator]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the receptive field and the stride of a chain, per axis."""
-    axes = len(operators[0].input_shape) - 1
-    size, stride = [1] * axes, [1] * axes
-    for operator in operators:
-        module: Any = operator.module
-        if not hasattr(module, "kernel_size"):
-            continue
-        kernel = _each(module.kernel_size, axes)
-        dilation = _each(getattr(module, "dilation", 1), axes)
-        step = _each(module.stride, axes)
-        for axis in range(axes):
-            size[axis] += (kernel[axis] - 1) * dilation[axis] * stride[axis]
-            stride[axis] *= step[axis]
-    return tuple(size), tuple(stride)
+class _Geometry:
+    """The plain numbers of a route: strides, paddings, kept channels."""
+
+    def __init__(self, chain: Chain, moves: tuple[Move, ...]) -> None:
+        self.axes = chain.axes
+        self.steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.kept: list[int] = []
+        sizes = [math.prod(chain.shape(0))]
+        for move in moves:
+            shape = chain.shape(move.stop)
+            window = chain.window(move.start, move.stop)
+            if window is None or move.how == "layers" or move.how.startswith("matrix"):
+                self.steps.append(((), ()))
+                inner = range(move.start, move.stop + 1)
+                sizes += [math.prod(chain.shape(position)) for position in inner]
+            else:
+                stride = tuple(move.phase * s for s in window.stride)
+                self.steps.append((stride, window.padding))
+                positions = math.prod(shape[1:]) // move.phase**chain.axes
+                sizes.append(chain.patches(move) * positions)
+            self.kept.append(shape[0])
+        self.largest = max(sizes)
 
 
-def _compose(
-    operators: Sequence[Operator], input_shape: tuple[int, ...]
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Return the kernel, (C_l, C_in, *window), and the stride of a chain."""
-    size, stride = _window(operators)
-    shape = (input_shape[0], *size)
-    device = next((t.device for op in operators for t in op.module.buffers()), None)
-    identity = torch.eye(math.prod(shape), dtype=torch.float64, device=device)
-    columns = [apply_all(operators, part.view(-1, *shape)) for part in identity.split(256)]
-    response = torch.cat(columns).flatten(1)  # (C_in · window, C_l)
-    return response.T.reshape(-1, *shape).contiguous(), stride
+def _matrix(chain: Chain, move: Move) -> Tensor:
+    """Return the layers behind a map as one matrix, (d_out, d_map), in float64."""
+    operators = chain.operators[move.start :]
+    like = torch.empty(0, dtype=torch.float64, device=chain.program.device)
+    batches = impulses(chain.shape(move.start), 256, like)
+    columns = torch.cat([apply_all(operators, batch).flatten(1) for batch in batches])
+    return columns.T * chain.factor(move.levels)
 
 
-def _unpadded(operator: Operator) -> bool:
-    module: Any = operator.module
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return module.padding == "valid" or not any(_numbers(module.padding))
-    if isinstance(module, (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)):
-        return not any(_numbers(module.padding)) and not module.ceil_mode
-    return operator.multiple
+def _rows_last(matrix: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Order the columns of a matrix as channels-last memory has the coefficients."""
+    if len(shape) != 3:
+        return matrix.contiguous()
+    ordered: Tensor = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
+    return ordered.contiguous()
 
 
-def _numbers(padding: Any) -> tuple[int, ...]:
-    if isinstance(padding, str):
-        return (1,)
-    return tuple(padding) if isinstance(padding, (tuple, list)) else (padding,)
-
-
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * axes if len(values) == 1 else values
+def _rows_first(z: Tensor) -> Tensor:
+    """Flatten a map in the order of its memory: channels last for images."""
+    return z.movedim(1, -1).flatten(1) if z.dim() == 4 else z.flatten(1)

@@ -11,20 +11,22 @@ from ..functional import energy
 from ..kinds import find_kind
 from ..operators import Operator, freeze
 from .base import Core, Cost, Request, exact_certificate, wide
+from .routes import layer_cost
 
 
 class LayersCore(Core):
     """Run the layers and sum the energies that share a form."""
 
     name = "layers"
+    foreseen = True
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         program = request.program
         self.groups = program.groups
         self.weights = tuple(segment.weight for segment in program.segments)
-        stages = [_stage(s.operators, s.factor) for s in program.segments]
-        stages.append(_stage(program.trailing, 1.0))
+        stages = [stage_of(s.operators, s.factor) for s in program.segments]
+        stages.append(stage_of(program.trailing, 1.0))
         self.factors = tuple(factor for _, factor in stages)
         self.stages = nn.ModuleList(stage for stage, _ in stages)
         self.largest = max((math.prod(op.output_shape) for op in program.operators), default=0)
@@ -33,24 +35,12 @@ class LayersCore(Core):
 
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:
-        """Count the operators' own multiply-adds, and a pass over the result of each."""
+        """Count the layers as they are, and a pass over each map whose energy is taken."""
         program = request.program
-        operators = program.operators
-        products = sum(op.multiply_adds() for op in operators if _multiplies(op.module))
-        others = sum(op.multiply_adds() for op in operators if not _multiplies(op.module))
-        maps = sum(math.prod(op.output_shape) for op in operators)
-        energies = sum(
-            math.prod(s.operators[-1].output_shape if s.operators else program.input_shape)
-            for s in program.segments
-        )
-        return Cost(
-            gemm=products,
-            conv=others,
-            stream=maps + energies,
-            calls=2 * len(operators) + 3 * len(program.segments),
-            bytes=sum(t.numel() for op in operators for t in op.module.buffers())
-            * request.dtype.itemsize,
-        )
+        maps = (s.operators[-1].output_shape if s.operators else () for s in program.segments)
+        energies = Cost(stream=sum(map(math.prod, maps)), calls=3 * len(program.segments))
+        item = request.dtype.itemsize
+        return sum((layer_cost(operator, item) for operator in program.operators), energies)
 
     def scratch(self) -> int:
         """Count two feature maps: what a layer reads and what it writes."""
@@ -71,11 +61,7 @@ class LayersCore(Core):
         return z, tuple(values)
 
 
-def _multiplies(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
-
-
-def _stage(operators: Sequence[Operator], factor: float) -> tuple[nn.Sequential, float]:
+def stage_of(operators: Sequence[Operator], factor: float) -> tuple[nn.Sequential, float]:
     """Merge the factor into the last weight of a stage; return what is left of it."""
     modules = [freeze(operator.module) for operator in operators]
     for module in reversed(modules):
