@@ -95,7 +95,8 @@ def fold(
             label = path if path not in plans else f"{path} ({node.name})"
             plans[label] = _replace(graph_module, node, shapes, strategy, slack, dtype, device)
         body = _simplest(graph_module).to(dtype=dtype, device=device)
-    return Folded(body, plans, (shape, shapes.result), dtype, device)
+        piece = _piece(graph_module)
+    return Folded(body, plans, (shape, shapes.result), dtype, device, piece)
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
@@ -304,11 +305,14 @@ def _affine(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
             getattr(module, "bias", None) is not None or not (kind.check and kind.check(module))
         )
         return module if linear else None
+    return nn.Flatten() if _flattens(node) else None
+
+
+def _flattens(node: fx.Node) -> bool:
+    """Tell whether a node flattens all axes but the first."""
     flattens = node.op == "call_function" and node.target is torch.flatten
     flattens = flattens or (node.op == "call_method" and node.target == "flatten")
-    if flattens and (node.args[1:], dict(node.kwargs)) in _FROM_AXIS_1:
-        return nn.Flatten()
-    return None
+    return flattens and (node.args[1:], dict(node.kwargs)) in _FROM_AXIS_1
 
 
 _FROM_AXIS_1: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
@@ -333,6 +337,31 @@ def _simplest(graph_module: fx.GraphModule) -> nn.Module:
             return graph_module
         previous = node
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
+
+
+# Modules of torch.nn outside the registry that treat every sample by itself in evaluation mode.
+_BY_SAMPLE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU),
+    *(nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LayerNorm, nn.GroupNorm),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+)
+
+
+def _piece(graph_module: fx.GraphModule) -> int | None:
+    """Return the samples that may run at a time, or None where samples might depend on others."""
+    pieces = []
+    for node in graph_module.graph.nodes:
+        if node.op in ("placeholder", "output") or _flattens(node):
+            continue
+        if node.op != "call_module":
+            return None
+        module = graph_module.get_submodule(str(node.target))
+        if isinstance(module, Conformal):
+            pieces.append(module.piece)
+        elif find_kind(module) is None and not isinstance(module, _BY_SAMPLE):
+            return None
+    return min(pieces, default=None)
 
 
 def _on(program: Program, device: torch.device) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -18,6 +19,20 @@ from .strategies import STRATEGIES, Request
 
 Self = TypeVar("Self", bound="Folded")
 PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
+
+
+def in_pieces(run: Callable[[Tensor], Tensor], x: Tensor, piece: int | None) -> Tensor:
+    """Run a large batch a few samples at a time, so that intermediate values stay in the cache."""
+    if piece is None or torch.compiler.is_compiling() or x.shape[0] <= 2 * piece:
+        return run(x)
+    parts = x.split(piece)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return torch.cat([run(part) for part in parts])
+    first = run(parts[0])
+    result = first.new_empty(x.shape[0], *first.shape[1:])
+    for part, out in zip(parts, result.split(piece), strict=True):
+        out.copy_(first if part is parts[0] else run(part))
+    return result
 
 
 class Conformal(nn.Module):
@@ -41,22 +56,13 @@ class Conformal(nn.Module):
         bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
         self.register_buffer("bias", bias)
         inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
-        # Large batches run in pieces whose intermediate values stay in the cache.
-        self.piece = max(16, PIECE_BYTES // (4 * (inputs + self.core.scratch())))
+        # Samples that run at a time, by what each needs beside its input and output.
+        self.piece = max(1, PIECE_BYTES // (4 * (inputs + self.core.scratch())))
         _steady_allocator()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
-        if torch.compiler.is_compiling() or x.shape[0] <= 2 * self.piece:
-            return self._run(x)
-        parts = x.split(self.piece)
-        if torch.is_grad_enabled() and x.requires_grad:
-            return torch.cat([self._run(part) for part in parts])
-        first = self._run(parts[0])
-        result = first.new_empty(x.shape[0], *self.output_shape)
-        for part, out in zip(parts, result.split(self.piece), strict=True):
-            out.copy_(first if part is parts[0] else self._run(part))
-        return result
+        return in_pieces(self._run, x, self.piece)
 
     def _run(self, x: Tensor) -> Tensor:
         tau = moderate_norm(x)
@@ -147,9 +153,11 @@ class Folded(nn.Module):
         shapes: tuple[Shape, Shape],
         dtype: torch.dtype,
         device: torch.device,
+        piece: int | None = None,
     ) -> None:
         super().__init__()
         self.body = body
+        self.piece = piece
         self.plans = dict(plans)
         self.input_shape, self.output_shape = shapes
         self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=device), persistent=False)
@@ -195,8 +203,7 @@ class Folded(nn.Module):
                 f"{x.dtype}",
                 "Convert the input, or fold with dtype=....",
             )
-        result: Tensor = self.body(x)
-        return result
+        return in_pieces(self.body, x, self.piece)
 
     def train(self: Self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""

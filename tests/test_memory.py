@@ -1,0 +1,72 @@
+"""Large batches run in pieces: memory beyond input and output stays below a limit, measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LIMIT = 64  # MiB
+
+# A fresh process each: the peak of a process never falls.
+SCRIPT = """
+import resource, sys, torch
+import conformallayers as cl
+from conformallayers import networks
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+name, strategy, batch, side = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+torch.manual_seed(0)
+torch.set_num_threads(2)
+if name == "wide":
+    stages = [cl.Conv2d(3, 16, 3, padding=1, padding_mode="circular"), cl.ReSPro()]
+    stages += [cl.Conv2d(16, 16, 3, padding=1, padding_mode="circular"), cl.ReSPro()]
+    model = cl.ConformalLayers(*stages)
+else:
+    network = {"DkNetCL": lambda: networks.DkNetCL(1)}.get(name, getattr(networks, name))
+    model = network()
+model.eval()
+folded = cl.fold(model, (3, side, side), strategy=strategy)
+with torch.inference_mode():
+    x = torch.rand(batch, 3, side, side)
+    folded(x[:64])
+    before = peak()
+    # What folding took is given back, but stays in the peak: fill it up, so that growth shows.
+    rss = int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+    ballast = torch.ones(int((before - rss) * 2**18)) if before > rss else None
+    y = folded(x)
+    print(peak() - before - y.numel() * 4 / 2**20)
+    assert y.shape[0] == batch and bool(torch.isfinite(y).all())
+"""
+
+
+def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
+    """Return the MiB that a batch takes beside its input and output."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, name, strategy, str(batch), str(side)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of the process from /proc")
+@pytest.mark.parametrize(
+    ("name", "strategy", "batch", "side"),
+    [
+        ("LeNetCL", "conv", 16384, 32),
+        ("LeNetCL", "layers", 16384, 32),
+        ("D3ModNetCL", "conv", 16384, 32),
+        ("DkNetCL", "banded", 8192, 32),
+        ("DkNetCL", "sparse", 8192, 32),
+        ("DkNetCL", "layers", 8192, 32),
+        ("wide", "spectral", 128, 128),
+    ],
+)
+def test_memory_beyond_input_and_output(name: str, strategy: str, batch: int, side: int) -> None:
+    assert beyond(name, strategy, batch, side) < LIMIT
