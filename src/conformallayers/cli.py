@@ -81,6 +81,7 @@ def _app() -> "App":
         tolerance: float | None = 1e-3,
         threads: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
         out: Path = Path("results/benchmarks"),
+        keep: bool = False,
     ) -> None:
         """Time folded networks against their layers and their ReLU counterparts in four engines.
 
@@ -92,10 +93,11 @@ def _app() -> "App":
             tolerance: Fold also with this error of the denominator for pixels in [0, 1].
             threads: Of every engine; all cores if not given.
             out: The folder for bench.json, bench.md and bench.png.
+            keep: Leave the rows of an earlier run that this one does not measure.
         """
         with _extra_for("the benchmark"):
             from .experiments.bench import run_bench
-        run_bench(out, networks, batch, depth, rounds, tolerance, threads)
+        run_bench(out, networks, batch, depth, rounds, tolerance, threads, keep)
 
     return app
 

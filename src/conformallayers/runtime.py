@@ -51,7 +51,7 @@ class Conformal(nn.Module):
         self.input_shape = program.input_shape
         self.output_shape = program.output_shape
         self.projective = program.projective
-        self.core = STRATEGIES[strategy](request)
+        self.core = STRATEGIES[strategy].make(request)
         self.scale = program.scale * self.core.gain
         bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
         self.register_buffer("bias", bias)

@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from .engines import Engine, relu_engines
 from .measure import Timing, interleave
 
 SHAPE = networks.IMAGE_SHAPE
+_BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones get fewer rounds
 Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module]]
 
 
@@ -101,7 +103,7 @@ def measure(
         x = torch.rand(batch, *SHAPE, generator=torch.Generator().manual_seed(batch))
         engines, notes = relu_engines(relu, x)
         engines |= folded_engines(conformal, x, folded, loose)
-        seconds = interleave(engines, rounds=rounds)
+        seconds = interleave(engines, rounds=rounds, budget=_BUDGET)
         times = {key: _milliseconds(value) for key, value in seconds.items()}
         error = fold_error(conformal, folded, x[:8])
         rows.append(Row(name, batch, folded.strategy, error, times, notes))
@@ -143,8 +145,12 @@ def run_bench(
     rounds: int,
     tolerance: float | None,
     threads: int | None,
+    keep: bool = False,
 ) -> list[Row]:
-    """Measure the named networks (all, if none is named) and write table, JSON and figure."""
+    """Measure the named networks (all, if none is named) and write table, JSON and figure.
+
+    With ``keep`` the rows of an earlier run stay, except those that are measured again.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
     known = pairs(depths)
@@ -154,23 +160,41 @@ def run_bench(
             "bench", f"networks among {', '.join(known)}", ", ".join(unknown), "See --help."
         )
     logging.getLogger("torch").setLevel(logging.ERROR)
-    rows: list[Row] = []
+    rows = _earlier(out) if keep else []
     options = {"rounds": rounds, "tolerance": tolerance, "depths": list(depths)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # exporters speak of their own deprecations
         for name in names or known:
-            rows += measure(name, known[name], batches, rounds=rounds, tolerance=tolerance)
-            print(markdown(rows[-len(batches) :]), flush=True)
+            found = measure(name, known[name], batches, rounds=rounds, tolerance=tolerance)
+            print(markdown(found), flush=True)
+            again = {(row.network, row.batch) for row in found}
+            rows = [row for row in rows if (row.network, row.batch) not in again] + found
             save(rows, out, options)  # after every network: a stop costs one of them
     speedup_figure(rows, out)
     return rows
 
 
+def _earlier(folder: Path) -> list[Row]:
+    """Read the rows of the last run, if there was one."""
+    path = folder / "bench.json"
+    if not path.exists():
+        return []
+    try:
+        return [Row(**row) for row in json.loads(path.read_text())["rows"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise refusal(
+            f"bench --keep ({path})", "the rows of an earlier run", str(error), "Remove the file."
+        ) from error
+
+
 def speedup_figure(rows: list[Row], folder: Path) -> None:
-    """Draw the time of a batch against depth, one line an engine, for the smallest batch size."""
-    smallest = min(row.batch for row in rows)
-    chosen = [r for r in rows if r.network.startswith("DkNet ") and r.batch == smallest]
-    chosen = [r for r in chosen if not r.network.endswith("circular")]
+    """Draw the time of a batch against depth, one line an engine, for the size with most depths."""
+    deep = [r for r in rows if r.network.startswith("DkNet ") and r.network[-1].isdigit()]
+    counts = Counter(row.batch for row in deep)
+    if not counts:
+        return
+    smallest = counts.most_common(1)[0][0]
+    chosen = sorted((r for r in deep if r.batch == smallest), key=lambda r: int(r.network[6:]))
     if len(chosen) < 2:
         return
     depths = [int(row.network.split()[1]) for row in chosen]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -48,6 +49,9 @@ def _turn(function: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - started
 
 
+_FEWEST = 3  # rounds, however long they take
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds of one engine: the median and the quartiles of its calls."""
@@ -63,10 +67,12 @@ def interleave(
     rounds: int,
     calls: int = 3,
     pause: float = 0.03,
+    budget: float = math.inf,
 ) -> dict[str, Timing]:
     """Time engines in turn: a pause, one untimed call, then a few timed ones, in every round.
 
-    The pause lets the spinning threads of one engine go to sleep before the next one runs.
+    The pause lets the spinning threads of one engine go to sleep before the next one runs. After
+    ``budget`` seconds no further round begins, but there are three at least.
 
     Examples:
         >>> times = interleave({"a": lambda: sum(range(9))}, rounds=2, pause=0.0)
@@ -74,7 +80,10 @@ def interleave(
         True
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
-    for _ in range(rounds):
+    started = time.perf_counter()
+    for done in range(rounds):
+        if done >= _FEWEST and time.perf_counter() - started > budget:
+            break
         for name, run in engines.items():
             time.sleep(pause)
             run()

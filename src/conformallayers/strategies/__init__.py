@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from .banded import BandedCore
 from .base import Core, Cost, Request
-from .circular import CircularCore
 from .composed import ComposedCore
 from .dense import DenseCore
 from .layers import LayersCore
 from .sparse import SparseCore
+from .torus import SpectralCore
 
 STRATEGIES: dict[str, type[Core]] = {
     core.name: core
-    for core in (DenseCore, BandedCore, SparseCore, ComposedCore, CircularCore, LayersCore)
+    for core in (DenseCore, BandedCore, SparseCore, ComposedCore, SpectralCore, LayersCore)
 }
 
 __all__ = ["STRATEGIES", "Core", "Cost", "Request"]

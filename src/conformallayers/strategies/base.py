@@ -148,6 +148,11 @@ class Core(nn.Module):
         """Predict the cost. ``built`` allows to look at the arrays; without it, be optimistic."""
         raise TypeError(f"{cls.__name__} does not say what it costs")
 
+    @classmethod
+    def make(cls, request: Request) -> Core:
+        """Build the strategy for a request."""
+        return cls(request)
+
     def scalars(self) -> list[float]:
         """Return the float64 factors that are no buffers; they belong to the state all the same."""
         return [self.gain, *getattr(self, "weights", ()), *getattr(self, "factors", ())]

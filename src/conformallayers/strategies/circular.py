@@ -107,11 +107,11 @@ class CircularCore(Core):
             spectrum = torch.fft.rfftn(exact, dim=tuple(range(2, x.dim()))).flatten(2)
             values = []
             for symbol, weight in zip(_complex(self.symbols, exact), self.weights, strict=True):
-                images = _multiply(symbol, spectrum)
+                images = multiply(symbol, spectrum)
                 product = torch.view_as_real(images) * torch.view_as_real(spectrum)
                 values.append(wide(product.sum((1, 2, 3))) * weight)
             if self.transfer is not None:
-                v = _multiply(_complex(self.transfer, exact), spectrum)
+                v = multiply(_complex(self.transfer, exact), spectrum)
                 v = v.unflatten(2, (*self.spatial[:-1], -1))
                 v = torch.fft.irfftn(v, s=self.spatial, dim=tuple(range(2, x.dim())))
         if self.matrix is None:
@@ -119,7 +119,7 @@ class CircularCore(Core):
         return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), tuple(values)
 
 
-def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
+def multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
     """Multiply (C_out, C_in, F) by (B, C_in, F) at each frequency: (B, C_out, F)."""
     total = symbol[:, 0] * spectrum[:, :1]
     for channel in range(1, symbol.shape[1]):
@@ -131,6 +131,18 @@ def _complex(pairs: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(pairs.to(like.dtype))
 
 
+def half_weights(spatial: tuple[int, ...], frequencies: int) -> Tensor:
+    """Return the share of each frequency of a half spectrum in the energy, in float64.
+
+    A half spectrum counts twice what has a mirror image that it leaves out.
+    """
+    double = torch.full((spatial[-1] // 2 + 1,), 2.0, dtype=torch.float64)
+    double[0] = 1
+    if spatial[-1] % 2 == 0:
+        double[-1] = 1
+    return double.repeat(frequencies // len(double)) / math.prod(spatial)
+
+
 def _symbols(program: Program) -> tuple[Tensor, Tensor]:
     """Return G of every group, (groups, C_in, C_in, F), and Z_k, (C_k, C_in, F)."""
     channels, spatial = program.input_shape[0], program.input_shape[1:]
@@ -140,12 +152,7 @@ def _symbols(program: Program) -> tuple[Tensor, Tensor]:
     for channel in range(channels):
         x[(channel, channel, *origin)] = 1
     frequencies = torch.fft.rfftn(x[:1, :1], dim=axes).numel()
-    # A half spectrum counts twice what has a mirror image that it leaves out.
-    double = torch.full((spatial[-1] // 2 + 1,), 2.0, dtype=torch.float64, device=x.device)
-    double[0] = 1
-    if spatial[-1] % 2 == 0:
-        double[-1] = 1
-    share = double.repeat(frequencies // len(double)) / math.prod(spatial)
+    share = half_weights(spatial, frequencies).to(x.device)
     groups = torch.zeros(
         len(program.groups),
         channels,

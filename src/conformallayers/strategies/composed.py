@@ -10,7 +10,6 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..fold import Program
 from ..functional import transformed
@@ -18,9 +17,7 @@ from ..machine import machine
 from ..operators import apply_all, impulses
 from .base import Core, Cost, Request, exact_certificate, normalised, wide
 from .layers import stage_of
-from .routes import Chain, Move, best_route, kernel_of
-
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+from .routes import CONVOLVE, Chain, Move, best_route, kernel_of
 
 
 class ComposedCore(Core):
@@ -107,7 +104,7 @@ class ComposedCore(Core):
             else:
                 stride, padding = self.chain.steps[index]
                 kernel = getattr(self, f"step{index}")
-                y = _CONVOLUTIONS[axes](z, kernel, stride=stride, padding=padding)
+                y = CONVOLVE[axes](z, kernel, stride=stride, padding=padding)
             if move.energy is not None:
                 dtype = torch.promote_types(y.dtype, torch.float32)
                 norms.append(torch.linalg.vector_norm(y, dim=tuple(range(1, y.dim())), dtype=dtype))

@@ -31,6 +31,7 @@ _MATRIX = 2**22  # entries of a matrix behind the last activation
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
 
 
@@ -249,12 +250,12 @@ def kernel_of(chain: Chain, move: Move) -> Tensor:
         shifted.append(F.pad(kernel, pads))
     stacked = torch.stack(shifted)  # (phases, C, C_in, *window)
     if move.how == "patches":
-        return _fewest(stacked.flatten(0, 1))
+        return fewest(stacked.flatten(0, 1))
     turned = torch.tensordot(_means_first(len(shifted)).to(stacked), stacked, dims=1)
-    return torch.cat([turned[0], _fewest(turned[1:].flatten(0, 1))])
+    return torch.cat([turned[0], fewest(turned[1:].flatten(0, 1))])
 
 
-def _fewest(kernel: Tensor) -> Tensor:
+def fewest(kernel: Tensor) -> Tensor:
     """Return a kernel of the same energy with no more channels than coefficients."""
     rows = kernel.flatten(1)
     if rows.shape[0] <= rows.shape[1]:
