@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = 0
     try:
         _app()(arguments, result_action="return_value")
-    except KeyboardInterrupt:
-        print("Interrupted: nothing was written.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "Interrupted: nothing was written.", file=sys.stderr)
         code = _INTERRUPTED
     except (ConformalError, OSError) as error:
         print(f"conformallayers: {error}", file=sys.stderr)
@@ -96,6 +96,80 @@ def _app() -> "App":
         with _extra_for("the benchmark"):
             from .experiments.bench import run_bench
         run_bench(out, networks, batch, depth, rounds, tolerance, threads)
+
+    app.command(_data_app())
+    return app
+
+
+def _data_app() -> "App":
+    from cyclopts import App, Parameter
+
+    app = App(name="data", help="The image sets: where they are, whether they are right, get them.")
+    no_check = Parameter(name="--check", negative="--no-check")
+
+    @app.command(name="list")
+    def show(*, data_root: Path | None = None) -> None:
+        """List the known sets and where they were found.
+
+        Args:
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+        """
+        with _extra_for("the data"):
+            from .experiments.files import data_root as root_of
+            from .experiments.files import found_where
+        for name, place in found_where(root_of(data_root)).items():
+            print(f"{name:14} {place or 'not found'}")
+
+    @app.command
+    def check(
+        names: tuple[str, ...] = (),
+        *,
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Check every file; leave with 1 if one is bad, or if a set that was named is not there.
+
+        Args:
+            names: Of the sets; all that are found if none is given.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare checksums; without them, only the format.
+        """
+        with _extra_for("the data"):
+            from .experiments.data import check as check_set
+            from .experiments.files import data_root as root_of
+            from .experiments.files import found_where
+        root = root_of(data_root)
+        found = [name for name, place in found_where(root).items() if place]
+        bad = 0
+        for name in names or found:
+            for path, fault in check_set(name, root, verify=verify):
+                print(
+                    f"{'ok ' if fault is None else 'BAD'} {path}" + (f": {fault}" if fault else "")
+                )
+                bad += fault is not None
+        if bad:
+            sys.exit(1)
+
+    @app.command
+    def get(
+        names: tuple[str, ...], *, source: str | None = None, data_root: Path | None = None
+    ) -> None:
+        """Bring sets to the data root, checked; what is already there is left alone.
+
+        Args:
+            names: Of the sets.
+            source: A folder with the files, or the web address of one.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+        """
+        with _extra_for("the data"):
+            from .experiments.fetch import get as get_set
+            from .experiments.files import data_root as root_of
+        for name in names:
+            written = get_set(name, root_of(data_root), source)
+            for path in written:
+                print(f"wrote {path}")
+            if not written:
+                print(f"{name}: already there")
 
     return app
 

@@ -52,10 +52,10 @@ class Dataset:
             (1212, 135)
         """
         total = len(self.train_labels)
-        count = round(validation * total) if validation < 1 else int(validation)
-        if not validation >= 0 or not count < total:
-            expected = f"a share below 1 or a number below {total}"
+        if not 0 <= validation < total or (validation > 1 and validation % 1):
+            expected = f"a share below 1 or a whole number below {total}"
             raise refusal("validation", expected, str(validation), "0 sets nothing aside.")
+        count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         kept, held = order[count:].sort().values, order[:count].sort().values
         images, labels = self.train_images, self.train_labels
