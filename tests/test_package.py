@@ -49,6 +49,7 @@ ORDER = (
     "networks",
     "experiments",
     "cli",
+    "__main__",
 )
 
 

@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait for the command that needs them."""
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,7 +99,111 @@ def _app() -> "App":
         run_bench(out, networks, batch, depth, rounds, tolerance, threads)
 
     app.command(_data_app())
+    _add_training(app)
     return app
+
+
+def _add_training(app: "App") -> None:
+    from cyclopts import Parameter
+    from cyclopts.validators import Number
+
+    no_check = Parameter(name="--check", negative="--no-check")
+
+    @app.command
+    def train(
+        network: str,
+        dataset: str,
+        *,
+        epochs: int = 10,
+        batch_size: int = 256,
+        learning_rate: float = 1e-3,
+        optimizer: str = "adam",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        schedule: str = "constant",
+        validation: float = 0.0,
+        alpha: str | None = None,
+        projective: bool = False,
+        depth: int | None = None,
+        hidden: int | None = None,
+        pool_stride: int | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+        device: str = "cpu",
+        out: Path | None = None,
+        resume: bool = False,
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Train a network of the paper, and measure it folded and layer by layer.
+
+        Args:
+            network: A class of conformallayers.networks, such as LeNetCL.
+            dataset: mnist, fashion-mnist, cifar10 or digits.
+            epochs: How often to go through the training images.
+            batch_size: Of all processes together.
+            learning_rate: The largest one, if the schedule changes it.
+            optimizer: adam, rmsprop or sgd.
+            momentum: Of rmsprop and sgd.
+            weight_decay: Of the optimiser.
+            schedule: constant or one-cycle.
+            validation: Training images to set aside, as a share below 1 or a number.
+            alpha: young (the paper's), spectral, learned or a number; for conformal networks.
+            projective: Take the projective form of ReSPro.
+            depth: The number of convolutions of DkNet and DkNetCL.
+            hidden: The width of another linear layer in the head of DkNet and DkNetCL.
+            pool_stride: Of the Base networks; 2 if not given.
+            seed: Of the weights and the order of the images.
+            threads: Of torch; as it is set up if not given.
+            device: Where to train.
+            out: The folder of the run; runs/NETWORK-DATASET-seedN if not given.
+            resume: Go on with the run in that folder.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare the checksums of the data; without, any data in the same format.
+        """
+        options = locals().copy()
+        with _extra_for("training"):
+            from .experiments.train import train as run
+        result = run(**options)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            _print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
+            print(f"Wrote {result.folder}/")
+
+    @app.command
+    def evaluate(
+        run: Path,
+        *,
+        dataset: str | None = None,
+        threads: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+        device: str = "cpu",
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Measure a trained network on test images, folded and layer by layer.
+
+        Args:
+            run: The folder of a run, or a checkpoint.
+            dataset: The set it was trained on if not given.
+            threads: Of torch; as it is set up if not given.
+            device: Where to run.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare the checksums of the data; without, any data in the same format.
+        """
+        with _extra_for("evaluation"):
+            import torch
+
+            from .experiments.evaluate import evaluate as measure
+        if threads is not None:
+            torch.set_num_threads(threads)
+        found = measure(run, dataset, data_root=data_root, verify=verify, device=device)
+        print(f"{found['network']} after epoch {found['epoch']}, {found['dataset']}")
+        _print_accuracies(found["layers"], found["folded"])
+
+
+def _print_accuracies(layers: float, folded: float | None) -> None:
+    print(f"accuracy layer by layer {100 * layers:.2f} %")
+    if folded is not None:
+        print(f"accuracy folded         {100 * folded:.2f} %")
 
 
 def _data_app() -> "App":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,15 +83,21 @@ def read_pickle(data: bytes) -> Any:
         ...
         conformallayers.experiments.pickles.PickleRefused: it asks for builtins.print
     """
-    machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return machine.result()
-            machine.step(opcode.name, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd escapes in text are refused below
+            return _run(data)
     # What broken bytes lead to; all of it means the same here.
     except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         raise PickleRefused(f"it is broken ({error})") from error
+
+
+def _run(data: bytes) -> Any:
+    machine = _Machine()
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name == "STOP":
+            return machine.result()
+        machine.step(opcode.name, argument)
     raise PickleRefused("it has no end")
 
 
