@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+
+_NO_EXCHANGE = ("forward_sync_buffers", "broadcast_buffers")  # torch's new name and its old one
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Ranks:
         """
         if self.world == 1:
             return model
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        known = inspect.signature(DistributedDataParallel).parameters
+        option = next(name for name in _NO_EXCHANGE if name in known)
+        return DistributedDataParallel(model, **{option: False})
 
     def total(self, *values: float, device: str = "cpu") -> list[float]:
         """Return the sum of each value over the ranks."""
