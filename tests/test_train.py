@@ -182,33 +182,63 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+# Waits for the blow in the middle of the fourth epoch, or after a checkpoint and before the metrics.
+WAITING = """
+import time
+from pathlib import Path
+from conformallayers.cli import main
+from conformallayers.experiments import runs, train
+rate, write = train.learning_rate, runs.write_metrics
+def wait():
+    Path("ready").touch()
+    time.sleep(600)
+def slow_rate(config, step, steps):
+    return wait() if step == 17 else rate(config, step, steps)
+def slow_write(folder, history):
+    wait() if len(history) == 3 else write(folder, history)
+if MIDDLE:
+    train.learning_rate = slow_rate
+else:
+    runs.write_metrics = slow_write
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("blow", "middle"),
+    [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGINT, True)],
+    ids=["killed in an epoch", "killed between files", "interrupted in an epoch"],
+)
 def test_stopped_and_resumed_run_ends_in_the_same_bits(
-    blow: signal.Signals, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    blow: signal.Signals,
+    middle: bool,
+    unbroken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = [f"--{key.replace('_', '-')}={value}" for key, value in SPECTRAL.items()]
     words = ["train", "LeNetCL", "digits", "--out", "run", "--epochs", "12", *options]
-    command = [sys.executable, "-m", "conformallayers", *words]
+    code = WAITING.replace("MIDDLE", str(middle))
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
-        metrics = tmp_path / "run" / "metrics.csv"
-        while not metrics.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "ready").exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         process.send_signal(blow)
-        _, message = process.communicate(timeout=120)
+        _, message = process.communicate(timeout=300)
     finally:
         process.kill()
     done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state["epoch"]
-    assert 1 <= done < 12
+    assert done == 3
     monkeypatch.chdir(tmp_path)
     if blow == signal.SIGINT:
         assert process.returncode == 130
         start, _, resuming = message.strip().partition("To go on: ")
-        assert start == f"Interrupted after epoch {done} of 12. "
+        assert start == "Interrupted after epoch 3 of 12. "
         assert resuming.endswith(" --resume")
         assert run(*shlex.split(resuming)[1:]) == 0
     else:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -35,8 +36,8 @@ class Ranks:
         if self.world == 1:
             return model
         known = inspect.signature(DistributedDataParallel).parameters
-        option = next(name for name in _NO_EXCHANGE if name in known)
-        return DistributedDataParallel(model, **{option: False})
+        options: dict[str, Any] = {next(n for n in _NO_EXCHANGE if n in known): False}
+        return DistributedDataParallel(model, **options)
 
     def total(self, *values: float, device: str = "cpu") -> list[float]:
         """Return the sum of each value over the ranks."""

@@ -256,8 +256,9 @@ def _save(run: _Run, history: list[dict[str, Any]]) -> None:
     }
     if run.among.first:
         checkpoint.save(run.folder / CHECKPOINT, run.model, run.optimizer, state)
-        runs.write_metrics(run.folder, history)
     run.history = history
+    if run.among.first:
+        runs.write_metrics(run.folder, history)
 
 
 def _line(row: dict[str, Any]) -> str:
