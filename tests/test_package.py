@@ -48,6 +48,7 @@ ORDER = (
     "verify",
     "networks",
     "experiments",
+    "commands",
     "cli",
     "__main__",
 )

@@ -2,25 +2,17 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from . import __version__
-from .errors import ConformalError, missing_extra
+from .commands.extras import extra_for
+from .errors import ConformalError
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-# What the extra brings: import name → name to install.
-_EXPERIMENTS = {
-    "cyclopts": "cyclopts",
-    "matplotlib": "matplotlib",
-    "pydantic": "pydantic",
-    "rich": "rich",
-    "sklearn": "scikit-learn",
-}
 _INTERRUPTED = 130  # what a shell expects after SIGINT
 
 
@@ -43,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _app() -> "App":
-    with _extra_for("the command line"):
+    with extra_for("the command line"):
         from cyclopts import App, Parameter
         from cyclopts.validators import Number
 
@@ -68,7 +60,7 @@ def _app() -> "App":
             epochs: How often to go through the training images.
             seed: Of the weights and the order of the images.
         """
-        with _extra_for("the demo"):
+        with extra_for("the demo"):
             from .experiments.demo import DemoConfig, run_demo
         run_demo(out, DemoConfig(epochs=epochs, seed=seed))
 
@@ -94,12 +86,15 @@ def _app() -> "App":
             threads: Of every engine; all cores if not given.
             out: The folder for bench.json, bench.md and bench.png.
         """
-        with _extra_for("the benchmark"):
+        with extra_for("the benchmark"):
             from .experiments.bench import run_bench
         run_bench(out, networks, batch, depth, rounds, tolerance, threads)
 
+    from .commands.experiments import experiments
+
     app.command(_data_app())
     _add_training(app)
+    app.command(experiments)
     return app
 
 
@@ -162,8 +157,10 @@ def _add_training(app: "App") -> None:
             verify: Compare the checksums of the data; without, any data in the same format.
         """
         options = locals().copy()
-        with _extra_for("training"):
+        with extra_for("training"):
+            from .experiments.memory import keep_freed_memory
             from .experiments.train import train as run
+        keep_freed_memory()
         result = run(**options)
         if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
             _print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
@@ -189,7 +186,7 @@ def _add_training(app: "App") -> None:
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
             verify: Compare the checksums of the data; without, any data in the same format.
         """
-        with _extra_for("evaluation"):
+        with extra_for("evaluation"):
             import torch
 
             from .experiments.evaluate import evaluate as measure
@@ -219,7 +216,7 @@ def _data_app() -> "App":
         Args:
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
         """
-        with _extra_for("the data"):
+        with extra_for("the data"):
             from .experiments.files import data_root as root_of
             from .experiments.files import found_where
         for name, place in found_where(root_of(data_root)).items():
@@ -239,7 +236,7 @@ def _data_app() -> "App":
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
             verify: Compare checksums; without them, only the format.
         """
-        with _extra_for("the data"):
+        with extra_for("the data"):
             from .experiments.data import check as check_set
             from .experiments.files import data_root as root_of
             from .experiments.files import found_where
@@ -266,7 +263,7 @@ def _data_app() -> "App":
             source: A folder with the files, or the web address of one.
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
         """
-        with _extra_for("the data"):
+        with extra_for("the data"):
             from .experiments.fetch import get as get_set
             from .experiments.files import data_root as root_of
         for name in names:
@@ -277,15 +274,3 @@ def _data_app() -> "App":
                 print(f"{name}: already there")
 
     return app
-
-
-@contextmanager
-def _extra_for(purpose: str) -> Iterator[None]:
-    """Turn the failed import of a package of the extra into one line that names the extra."""
-    try:
-        yield
-    except ImportError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXPERIMENTS:
-            raise
-        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
