@@ -48,7 +48,9 @@ ORDER = (
     "verify",
     "networks",
     "experiments",
+    "commands",
     "cli",
+    "__main__",
 )
 
 

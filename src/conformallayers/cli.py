@@ -1,25 +1,18 @@
 """The command line. Heavy imports wait for the command that needs them."""
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from . import __version__
-from .errors import ConformalError, missing_extra
+from .commands.extras import extra_for
+from .errors import ConformalError
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-# What the extra brings: import name → name to install.
-_EXPERIMENTS = {
-    "cyclopts": "cyclopts",
-    "matplotlib": "matplotlib",
-    "pydantic": "pydantic",
-    "rich": "rich",
-    "sklearn": "scikit-learn",
-}
 _INTERRUPTED = 130  # what a shell expects after SIGINT
 
 
@@ -32,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     code = 0
     try:
         _app()(arguments, result_action="return_value")
-    except KeyboardInterrupt:
-        print("Interrupted: nothing was written.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "Interrupted: nothing was written.", file=sys.stderr)
         code = _INTERRUPTED
     except (ConformalError, OSError) as error:
         print(f"conformallayers: {error}", file=sys.stderr)
@@ -42,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _app() -> "App":
-    with _extra_for("the command line"):
+    with extra_for("the command line"):
         from cyclopts import App, Parameter
         from cyclopts.validators import Number
 
@@ -67,7 +60,7 @@ def _app() -> "App":
             epochs: How often to go through the training images.
             seed: Of the weights and the order of the images.
         """
-        with _extra_for("the demo"):
+        with extra_for("the demo"):
             from .experiments.demo import DemoConfig, run_demo
         run_demo(out, DemoConfig(epochs=epochs, seed=seed))
 
@@ -95,20 +88,191 @@ def _app() -> "App":
             out: The folder for bench.json, bench.md and bench.png.
             keep: Leave the rows of an earlier run that this one does not measure.
         """
-        with _extra_for("the benchmark"):
+        with extra_for("the benchmark"):
             from .experiments.bench import run_bench
         run_bench(out, networks, batch, depth, rounds, tolerance, threads, keep)
 
+    from .commands.experiments import experiments
+
+    app.command(_data_app())
+    _add_training(app)
+    app.command(experiments)
     return app
 
 
-@contextmanager
-def _extra_for(purpose: str) -> Iterator[None]:
-    """Turn the failed import of a package of the extra into one line that names the extra."""
-    try:
-        yield
-    except ImportError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXPERIMENTS:
-            raise
-        raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
+def _add_training(app: "App") -> None:
+    from cyclopts import Parameter
+    from cyclopts.validators import Number
+
+    no_check = Parameter(name="--check", negative="--no-check")
+
+    @app.command
+    def train(
+        network: str,
+        dataset: str,
+        *,
+        epochs: int = 10,
+        batch_size: int = 256,
+        learning_rate: float = 1e-3,
+        optimizer: str = "adam",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        schedule: str = "constant",
+        validation: float = 0.0,
+        alpha: str | None = None,
+        projective: bool = False,
+        depth: int | None = None,
+        hidden: int | None = None,
+        pool_stride: int | None = None,
+        seed: int = 0,
+        threads: int | None = None,
+        device: str = "cpu",
+        out: Path | None = None,
+        resume: bool = False,
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Train a network of the paper, and measure it folded and layer by layer.
+
+        Args:
+            network: A class of conformallayers.networks, such as LeNetCL.
+            dataset: mnist, fashion-mnist, cifar10 or digits.
+            epochs: How often to go through the training images.
+            batch_size: Of all processes together.
+            learning_rate: The largest one, if the schedule changes it.
+            optimizer: adam, rmsprop or sgd.
+            momentum: Of rmsprop and sgd.
+            weight_decay: Of the optimiser.
+            schedule: constant or one-cycle.
+            validation: Training images to set aside, as a share below 1 or a number.
+            alpha: young (the paper's), spectral, learned or a number; for conformal networks.
+            projective: Take the projective form of ReSPro.
+            depth: The number of convolutions of DkNet and DkNetCL.
+            hidden: The width of another linear layer in the head of DkNet and DkNetCL.
+            pool_stride: Of the Base networks; 2 if not given.
+            seed: Of the weights and the order of the images.
+            threads: Of torch; as it is set up if not given.
+            device: Where to train.
+            out: The folder of the run; runs/NETWORK-DATASET-seedN if not given.
+            resume: Go on with the run in that folder.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare the checksums of the data; without, any data in the same format.
+        """
+        options = locals().copy()
+        with extra_for("training"):
+            from .experiments.memory import keep_freed_memory
+            from .experiments.train import train as run
+        keep_freed_memory()
+        result = run(**options)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            _print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
+            print(f"Wrote {result.folder}/")
+
+    @app.command
+    def evaluate(
+        run: Path,
+        *,
+        dataset: str | None = None,
+        threads: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
+        device: str = "cpu",
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Measure a trained network on test images, folded and layer by layer.
+
+        Args:
+            run: The folder of a run, or a checkpoint.
+            dataset: The set it was trained on if not given.
+            threads: Of torch; as it is set up if not given.
+            device: Where to run.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare the checksums of the data; without, any data in the same format.
+        """
+        with extra_for("evaluation"):
+            import torch
+
+            from .experiments.evaluate import evaluate as measure
+        if threads is not None:
+            torch.set_num_threads(threads)
+        found = measure(run, dataset, data_root=data_root, verify=verify, device=device)
+        print(f"{found['network']} after epoch {found['epoch']}, {found['dataset']}")
+        _print_accuracies(found["layers"], found["folded"])
+
+
+def _print_accuracies(layers: float, folded: float | None) -> None:
+    print(f"accuracy layer by layer {100 * layers:.2f} %")
+    if folded is not None:
+        print(f"accuracy folded         {100 * folded:.2f} %")
+
+
+def _data_app() -> "App":
+    from cyclopts import App, Parameter
+
+    app = App(name="data", help="The image sets: where they are, whether they are right, get them.")
+    no_check = Parameter(name="--check", negative="--no-check")
+
+    @app.command(name="list")
+    def show(*, data_root: Path | None = None) -> None:
+        """List the known sets and where they were found.
+
+        Args:
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+        """
+        with extra_for("the data"):
+            from .experiments.files import data_root as root_of
+            from .experiments.files import found_where
+        for name, place in found_where(root_of(data_root)).items():
+            print(f"{name:14} {place or 'not found'}")
+
+    @app.command
+    def check(
+        names: tuple[str, ...] = (),
+        *,
+        data_root: Path | None = None,
+        verify: Annotated[bool, no_check] = True,
+    ) -> None:
+        """Check every file; leave with 1 if one is bad, or if a set that was named is not there.
+
+        Args:
+            names: Of the sets; all that are found if none is given.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+            verify: Compare checksums; without them, only the format.
+        """
+        with extra_for("the data"):
+            from .experiments.data import check as check_set
+            from .experiments.files import data_root as root_of
+            from .experiments.files import found_where
+        root = root_of(data_root)
+        found = [name for name, place in found_where(root).items() if place]
+        bad = 0
+        for name in names or found:
+            for path, fault in check_set(name, root, verify=verify):
+                print(
+                    f"{'ok ' if fault is None else 'BAD'} {path}" + (f": {fault}" if fault else "")
+                )
+                bad += fault is not None
+        if bad:
+            sys.exit(1)
+
+    @app.command
+    def get(
+        names: tuple[str, ...], *, source: str | None = None, data_root: Path | None = None
+    ) -> None:
+        """Bring sets to the data root, checked; what is already there is left alone.
+
+        Args:
+            names: Of the sets.
+            source: A folder with the files, or the web address of one.
+            data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
+        """
+        with extra_for("the data"):
+            from .experiments.fetch import get as get_set
+            from .experiments.files import data_root as root_of
+        for name in names:
+            written = get_set(name, root_of(data_root), source)
+            for path in written:
+                print(f"wrote {path}")
+            if not written:
+                print(f"{name}: already there")
+
+    return app

@@ -1,0 +1,5 @@
+"""Run the command line as ``python -m conformallayers``, which torchrun needs."""
+
+from .cli import main
+
+main()

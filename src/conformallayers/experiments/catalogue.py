@@ -1,0 +1,107 @@
+"""The image sets that are known: their files, the md5 of each, and where they may lie.
+
+A checksum is that of the decompressed bytes, so that a file and its ``.gz`` have the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DIGITS = "digits"
+CLASSES = 10
+_IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to store a set.
+
+    Args:
+        format: ``"idx"``, ``"binary"`` or ``"pickle"``.
+        checksums: md5 by file name, the files of the training set first.
+        folders: where the files may lie below the data root, the usual place first.
+        archive: a tar file with all of them; it may lie in the last two folders.
+    """
+
+    format: str
+    checksums: dict[str, str]
+    folders: tuple[str, ...]
+    archive: str | None = None
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """Return the names under which a file is found."""
+        if self.format != "idx":
+            return (name,)
+        plain = (name, name.replace("-idx", ".idx"))
+        return *plain, *(f"{spelling}.gz" for spelling in plain)
+
+
+def _idx(folders: tuple[str, ...], *checksums: str) -> tuple[Form, ...]:
+    return (Form("idx", dict(zip(_IDX_NAMES, checksums, strict=True)), folders),)
+
+
+def _cifar(format: str, suffix: str, short: str, *checksums: str) -> Form:
+    names = (name + suffix for name in _CIFAR_NAMES)
+    folder = f"cifar-10-batches-{short}"
+    folders = (folder, f"cifar10/{folder}", "cifar10", ".")
+    archive = {"bin": "cifar-10-binary.tar.gz", "py": "cifar-10-python.tar.gz"}[short]
+    return Form(format, dict(zip(names, checksums, strict=True)), folders, archive)
+
+
+FORMS: dict[str, tuple[Form, ...]] = {
+    "mnist": _idx(
+        ("mnist", "MNIST/raw", "MNIST", "mnist/MNIST/raw", "."),
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ),
+    "fashion-mnist": _idx(
+        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion", "."),
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ),
+    "cifar10": (
+        _cifar(
+            "binary",
+            ".bin",
+            "bin",
+            "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "5ea93a67294ea407fff1d09f752e9692",
+            "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "53f37980c15c3d472c316c40844f3f0d",
+            "803d5f7f4d78ea53de84dbe85f74fb6d",
+        ),
+        _cifar(
+            "pickle",
+            "",
+            "py",
+            "c99cafc152244af753f735de768cd75f",
+            "d4bba439e000b95fd0a9bffe97cbabec",
+            "54ebc095f3ab1f0389bbae665268c751",
+            "634d18415352ddfa80567beed471001a",
+            "482c414d41f54cd18b22e5b47cb7c3cb",
+            "40351d587109b95175f43aff81a1287e",
+        ),
+    ),
+}
+NAMES = (*FORMS, DIGITS)
+
+
+def identify(checksum: str) -> str | None:
+    """Return which known file has a checksum, such as ``train-images-idx3-ubyte of mnist``."""
+    for name, forms in FORMS.items():
+        for form in forms:
+            for file, known in form.checksums.items():
+                if known == checksum:
+                    return f"{file} of {name}"
+    return None
