@@ -59,13 +59,20 @@ def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
 @pytest.mark.parametrize(
     ("name", "strategy", "batch", "side"),
     [
-        ("LeNetCL", "conv", 16384, 32),
-        ("LeNetCL", "layers", 16384, 32),
-        ("D3ModNetCL", "conv", 16384, 32),
-        ("DkNetCL", "banded", 8192, 32),
-        ("DkNetCL", "sparse", 8192, 32),
-        ("DkNetCL", "layers", 8192, 32),
-        ("wide", "spectral", 128, 128),
+        ("LeNetCL", "conv", 8192, 32),
+        ("DkNetCL", "layers", 2048, 32),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("LeNetCL", "conv", 32768, 32),
+                ("LeNetCL", "layers", 16384, 32),
+                ("D3ModNetCL", "conv", 16384, 32),
+                ("DkNetCL", "banded", 8192, 32),
+                ("DkNetCL", "sparse", 8192, 32),
+                ("DkNetCL", "layers", 8192, 32),
+                ("wide", "spectral", 128, 128),
+            )
+        ),
     ],
 )
 def test_memory_beyond_input_and_output(name: str, strategy: str, batch: int, side: int) -> None:

@@ -28,6 +28,7 @@ from .base import Cost
 _LANES = 16  # output channels that a convolution computes at a time
 _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
+_SPAN = 5  # activations whose energies may be had from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
@@ -65,6 +66,7 @@ class Chain:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self._windows: dict[tuple[int, int], Window | None] = {}
         self.operators = program.operators
         self.axes = len(program.input_shape) - 1
         self.ends: list[int] = []
@@ -83,6 +85,11 @@ class Chain:
 
     def window(self, start: int, stop: int) -> Window | None:
         """Return the window of a part that composes into one convolution, or None."""
+        if (start, stop) not in self._windows:
+            self._windows[start, stop] = self._window(start, stop)
+        return self._windows[start, stop]
+
+    def _window(self, start: int, stop: int) -> Window | None:
         operators = self.operators[start:stop]
         slides = any(hasattr(operator.module, "kernel_size") for operator in operators)
         if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
@@ -184,6 +191,8 @@ def _moves(chain: Chain, position: int, level: int, energy: int) -> Iterator[Mov
     if window is None:
         return
     yield Move("conv", position, stop, levels, energy)
+    if energy - level >= _SPAN:
+        return
     yield Move("conv", position, stop, levels, energy, keep=False)
     for phase, _ in chain.phases(stop, window):
         yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
