@@ -160,12 +160,13 @@ def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
     return result
 
 
-def row_window(operator: Operator) -> tuple[int, int, int]:
-    """Return kernel, stride and dilation of an operator along the rows of an image; 1 if none."""
+def window(operator: Operator, axis: int) -> tuple[int, int, int]:
+    """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
     found = []
     for name in ("kernel_size", "stride", "dilation"):
         value: Any = getattr(operator.module, name, 1)
-        found.append(int(value[0] if isinstance(value, (tuple, list)) else value))
+        many = isinstance(value, (tuple, list))
+        found.append(int(value[min(axis, len(value) - 1)] if many else value))
     return found[0], found[1], found[2]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..certificate import Slack, holds
 from ..fold import Program
-from ..operators import row_window
+from ..operators import window
 from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
 from .dense import matrix_cost, too_large
 
@@ -158,7 +158,7 @@ def _least_width(program: Program, layout: Layout) -> int:
     rows, step = 0, 1
     for segment in program.segments[:3]:
         for operator in segment.operators:
-            kernel, stride, dilation = row_window(operator)
+            kernel, stride, dilation = window(operator, 0)
             rows += (kernel - 1) * dilation * step
             step *= stride
     return min(-(-rows // layout.rows), layout.blocks - 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fold import Program
-from ..operators import Operator
+from ..operators import Operator, adjoint, impulses
 from .base import (
     Core,
     Cost,
@@ -26,6 +26,8 @@ from .base import (
     wide,
 )
 from .dense import matrix_cost
+
+_ROWS = 64  # of M that are built at a time
 
 
 class CircularCore(Core):
@@ -50,7 +52,7 @@ class CircularCore(Core):
         self.register_buffer("symbols", torch.view_as_real(stacked).to(*place))
         self.certificate = exact_certificate(request)
         if program.trailing:
-            matrix, self.gain = normalised(request.matrix)
+            matrix, self.gain = normalised(_matrix(program, transfer))
             self.register_buffer("matrix", matrix.to(*place))
             self.register_buffer("transfer", None)
         else:
@@ -169,6 +171,20 @@ def _symbols(program: Program) -> tuple[Tensor, Tensor]:
         gram = torch.einsum("aof,bof->abf", spectrum.conj(), spectrum)
         groups[stage.group] += stage.weight * share * gram
     return groups, spectrum.transpose(0, 1).contiguous()
+
+
+def _matrix(program: Program, transfer: Tensor) -> Tensor:
+    """Return M, (d_out, d_in): the rows of the layers behind, taken back through Z_k at once."""
+    spatial = program.input_shape[1:]
+    axes = tuple(range(2, 2 + len(spatial)))
+    like = torch.empty(0, dtype=torch.float64, device=program.device)
+    parts = []
+    for rows in impulses(program.output_shape, _ROWS, like):
+        spectrum = torch.fft.rfftn(adjoint(program.trailing, rows), dim=axes).flatten(2)
+        image = torch.einsum("oif,bof->bif", transfer.conj(), spectrum)
+        image = image.unflatten(2, (*spatial[:-1], -1))
+        parts.append(torch.fft.irfftn(image, s=spatial, dim=axes).flatten(1))
+    return torch.cat(parts)
 
 
 def _commutes(operator: Operator) -> bool:

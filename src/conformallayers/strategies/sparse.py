@@ -11,10 +11,11 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..fold import Program
 from ..functional import transformed
+from ..operators import window
 from .base import (
     Core,
     Cost,
@@ -28,7 +29,8 @@ from .base import (
 from .dense import too_large
 
 _LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
-_BUILT_IN = 0.05  # density that is assumed before anything is built
+_BUILT_IN = 0.05  # density of M that is assumed before anything is built
+_STAGES = 3  # whose terms always count in float32
 
 
 @torch.library.custom_op("conformallayers::csr_matmul", mutates_args=())
@@ -139,7 +141,9 @@ class SparseCore(Core):
             half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
             entries = int(request.matrix.count_nonzero() + half)
         else:
-            entries = int(_BUILT_IN * (groups * d_in**2 / 2 + d_out * d_in))
+            dense = any(isinstance(op.module, nn.Linear) for op in request.program.trailing)
+            entries = int((1 if dense else _BUILT_IN) * d_out * d_in)
+            entries += groups * _least_entries(request.program)
         item = request.dtype.itemsize + 4
         stream = 2 * d_in * (1 + groups) + 2 * d_out
         return Cost(sparse=entries, stream=stream, calls=4 + 5 * groups, bytes=entries * item)
@@ -166,3 +170,19 @@ class SparseCore(Core):
             return _dense(crow, column, value, columns.shape[0]) @ columns
         result: Tensor = csr_matmul(crow, column, value, columns)
         return result
+
+
+def _least_entries(program: Program) -> int:
+    """Return the upper half of the pairs of coefficients that the first windows have in common."""
+    channels, *spatial = program.input_shape
+    pairs = channels**2
+    for axis, n in enumerate(spatial):
+        reach, step = 0, 1
+        for segment in program.segments[:_STAGES]:
+            for operator in segment.operators:
+                kernel, stride, dilation = window(operator, axis)
+                reach += (kernel - 1) * dilation * step
+                step *= stride
+        reach = min(reach, n - 1)
+        pairs *= n * (2 * reach + 1) - reach * (reach + 1)
+    return pairs // 2
