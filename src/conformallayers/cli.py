@@ -91,10 +91,12 @@ def _app() -> "App":
         run_bench(out, networks, batch, depth, rounds, tolerance, threads)
 
     from .commands.experiments import experiments
+    from .commands.sweep import sweep
 
     app.command(_data_app())
     _add_training(app)
     app.command(experiments)
+    app.command(sweep)
     return app
 
 
