@@ -67,9 +67,9 @@ def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_p
 
 
 def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, Any]) -> None:
-    record = run_sweep(**quick, trials=40)
+    record = run_sweep(**quick, trials=25)
     rows = record["trials"]
-    assert len(rows) == 40
+    assert len(rows) == 25
     for row in rows:
         assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
         assert paper.EPOCHS[0] <= row["epochs"] <= paper.EPOCHS[1]
@@ -82,7 +82,7 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, An
     assert accuracies == sorted(accuracies, reverse=True)
     assert record["best"] == rows[0]
     pruned = [row for row in rows if row["state"] == "PRUNED"]
-    assert len(pruned) > 5
+    assert len(pruned) > 3
     assert all(row["validation_accuracy"] is None for row in pruned)
     assert rows[0]["learning_rate"] < 0.3  # found what is good
     with (quick["out"] / "study.csv").open(newline="") as stream:
