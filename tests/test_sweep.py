@@ -118,7 +118,7 @@ def test_interrupted_study_keeps_its_trials(
         return rows(*arguments)
 
     monkeypatch.setattr(sweep, "epoch_rows", stopping)
-    with pytest.raises(KeyboardInterrupt, match="trials kept"):
+    with pytest.raises(KeyboardInterrupt, match="Interrupted: 2 trials kept"):
         run_sweep(**quick, trials=4)
     kept = json.loads((quick["out"] / "study.json").read_text())
     assert [row["state"] for row in kept["trials"]].count("FAIL") == 1

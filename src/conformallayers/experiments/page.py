@@ -39,8 +39,8 @@ summary { cursor: pointer; color: var(--blue); padding: 0.35rem 0; }
   body { font-size: 15px; }
   main { padding: 1rem 0.9rem 3rem; }
   h1 { font-size: 1.5rem; }
-  figure { overflow-x: auto; }
-  figure img { min-width: 32rem; }
+  figure.wide { overflow-x: auto; }
+  figure.wide img { min-width: 38rem; }
   tbody th:first-child, thead th:first-child { position: sticky; left: 0; background: #fff; }
 }
 @media print { details > * { display: block; } }
@@ -116,12 +116,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
     return tag("div", body, kind="scroll")
 
 
-def picture(path: Path, caption: str) -> Markup:
-    """Return a picture of a file, inside the page."""
+def picture(path: Path, caption: str, wide: bool = False) -> Markup:
+    """Return a picture of a file, inside the page; a wide one scrolls on a narrow screen."""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
     source = f"data:{_KINDS[path.suffix]};base64,{data}"
     image = Markup(f'<img src="{source}" alt="{html.escape(caption)}">')
-    return tag("figure", image, tag("figcaption", caption))
+    kind = {"kind": "wide"} if wide else {}
+    return tag("figure", image, tag("figcaption", caption), **kind)
 
 
 def page(title: str, body: Sequence[object]) -> str:

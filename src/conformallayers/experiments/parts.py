@@ -107,7 +107,7 @@ def batches(record: Record | None, folder: Path) -> Markup:
     parts = [
         claims,
         tag("p", "Memory is what a process of its own grows by, beyond the network and its fold."),
-        _figure(folder, "figure", "Time and memory of a batch against its size."),
+        _figure(folder, "figure", "Time and memory of a batch against its size.", wide=True),
     ]
     limits = [[r["path"], r["largest_batch"], size(r["budget_bytes"])] for r in record["limits"]]
     if limits:
@@ -156,7 +156,7 @@ def sweeps(studies: Sequence[tuple[Record, Path]]) -> Markup:
                 "p", f"{len(states)} trials: {counts}. {trained}{' (a subset)' if subset else ''}."
             ),
             table(["", *(name.replace("_", " ") for name in names), "accuracy"], lines),
-            _figure(folder, "figure", "The best trials; colour is validation accuracy."),
+            _figure(folder, "figure", "The best trials; colour is validation accuracy.", wide=True),
             source(record),
         ]
     if not studies:
@@ -288,10 +288,10 @@ def _folded_away(summary: str, content: Markup) -> Markup:
     return tag("details", tag("summary", summary), content)
 
 
-def _figure(folder: Path, name: str, caption: str) -> Markup:
+def _figure(folder: Path, name: str, caption: str, wide: bool = False) -> Markup:
     for suffix in ("svg", "png"):
         if (path := folder / f"{name}.{suffix}").exists():
-            return picture(path, caption)
+            return picture(path, caption, wide)
     return Markup("")
 
 

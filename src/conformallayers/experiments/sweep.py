@@ -81,7 +81,7 @@ def run_sweep(
     train_set, held = source.split(validation)
     train_set = train_set if subset is None else train_set.subset(subset)
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is no failure to trace
     found = _study(study, storage, out, {"network": network, "dataset": name, **options})
     shown = {"trials": trials, **options, "study": study if study != f"{network}-{name}" else None}
     source_row = provenance(command_line(["sweep", network, name], shown))
@@ -105,7 +105,8 @@ def run_sweep(
             until = MaxTrialsCallback(trials, states=_DONE)
             found.optimize(objective, timeout=timeout, callbacks=[after, until])
     except KeyboardInterrupt as stop:
-        done = len(record()["trials"])
+        record()
+        done = len(found.get_trials(deepcopy=False, states=_DONE))
         message = f"Interrupted: {done} trials kept. To go on, repeat the command."
         raise KeyboardInterrupt(message) from stop
     result = record(final=True)
