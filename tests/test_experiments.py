@@ -14,13 +14,27 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 import conformallayers as cl
 from conformallayers import cli
-from conformallayers.experiments import catalogue, checkpoint, evaluate, memory, paper
+from conformallayers.experiments import (
+    batchsize,
+    catalogue,
+    checkpoint,
+    depth,
+    evaluate,
+    inference,
+    memory,
+    paper,
+)
 from conformallayers.experiments.accuracy import accuracy_table, chosen, config_of, run_accuracy
+from conformallayers.experiments.batchsize import run_batches
 from conformallayers.experiments.data import load
+from conformallayers.experiments.depth import run_depth
 from conformallayers.experiments.paper import Variant
 from conformallayers.experiments.train import Stopped
 
@@ -280,3 +294,109 @@ def test_memory_is_kept_unless_the_environment_says_how(monkeypatch: pytest.Monk
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: object())
     assert not memory.keep_freed_memory()
+
+
+# -- experiments 3 and 4 ----------------------------------------------------------------------------
+
+
+def test_depths_are_written_one_by_one_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch": 2, "executions": 5, "strategy": "layers", "out": tmp_path}
+    options["say"] = lambda line: None
+    run_depth(depths=[2], **options)
+    measured = []
+    original = depth.measured
+
+    def counting(k: int, *arguments: Any) -> dict[str, Any]:
+        measured.append(k)
+        if k == 3:
+            raise KeyboardInterrupt
+        return original(k, *arguments)
+
+    monkeypatch.setattr(depth, "measured", counting)
+    with pytest.raises(KeyboardInterrupt, match=r"2 depths kept. To go on: .* --resume$"):
+        run_depth(depths=[1, 2, 3], resume=True, **options)
+    assert measured == [1, 3]
+    names = {"times.json", "times.csv", "figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    record = json.loads((tmp_path / "times.json").read_text())
+    assert [row["depth"] for row in record["rows"]] == [1, 2]
+    assert set(record["rows"][0]["milliseconds"]) == {depth.RELU, depth.LAYERS, depth.FOLDED}
+    for row in record["rows"]:
+        assert row["fold_error"] < cl.testing.TOLERANCES[torch.float32]
+        for times in row["milliseconds"].values():
+            assert 0 < times["low"] <= times["median"] <= times["high"]
+    assert record["command"].startswith("conformallayers experiment 3 --batch 2 --executions 5")
+    header, *lines = (tmp_path / "times.csv").read_text().splitlines()
+    assert "milliseconds DkNet median" in header
+    assert len(lines) == 2
+    with pytest.raises(cl.ConformalError, match="--resume, --batch: expected 2 as before, got 3"):
+        run_depth(resume=True, **{**options, "batch": 3})
+    with pytest.raises(cl.ConformalError, match="experiment 3 --depths: expected whole numbers"):
+        run_depth(depths=[0], **options)
+
+
+def grows(path: str, batch: int, **options: Any) -> dict[str, Any]:
+    """A machine that needs a megabyte for each image and 100 for those of the ReLU network."""
+    each = 100 if path == inference.RELU else 1
+    if each * batch > 20_000:
+        return {"path": path, "batch": batch, "failed": "MemoryError"}
+    times = {"median": float(batch), "low": float(batch), "high": float(batch)}
+    row = {"path": path, "batch": batch, "milliseconds": times, "executions": 1}
+    return {**row, "peak_bytes": each * batch * 10**6}
+
+
+def test_batches_fill_the_table_and_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batchsize, "available", lambda: 10**10)
+    options: dict[str, Any] = {"strategies": ["layers"], "out": tmp_path, "say": lambda line: None}
+    record = run_batches(memory="1GB", measure=grows, **options)
+    sizes: dict[str, list[int]] = {}
+    for row in record["rows"]:
+        sizes.setdefault(row["path"], []).append(row["batch"])
+    assert list(sizes) == [inference.RELU, inference.LAYERS, inference.FOLDED + "layers"]
+    assert sizes[inference.RELU] == [1, 2, 4, 8, 16, 32]  # 64 images would be over 6 of 10 GB
+    assert sizes[inference.LAYERS][-1] == 4096
+    assert [row["largest_batch"] for row in record["limits"]] == [10, 1000, 1000]
+    names = {"batches.json", "batches.csv", "figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "batches.json").read_text()) == record
+
+    def never(path: str, batch: int, **options: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    again = run_batches(batches=[2, 8], memory="1GB", measure=never, resume=True, **options)
+    assert again["rows"] == record["rows"]
+    with pytest.raises(KeyboardInterrupt, match=r"rows kept. To go on: .* --resume$"):
+        run_batches(batches=[3], measure=never, resume=True, **options)
+    with pytest.raises(cl.ConformalError, match="expected batches, executions and seconds > 0"):
+        run_batches(batches=[0], **options)
+
+
+@given(st.integers(0, 5000), st.integers(1, 300))
+def test_bisection_ends_beside_the_budget(limit: int, first: int) -> None:
+    found = batchsize.largest_within(limit, lambda batch: batch, first, most=4000)
+    assert found <= min(limit, 4000) <= found + max(1, found // 64)
+
+
+def test_process_of_its_own_weighs_the_batch_alone() -> None:
+    row = inference.measure_alone(inference.LAYERS, 200, executions=2, seconds=9.0, threads=1)
+    assert row["executions"] == 2
+    # The batch has 2.3 MiB, the output of the first convolution 22 MiB; torch itself 200 and more.
+    assert 20 * 2**20 < row["peak_bytes"] < 100 * 2**20
+    failed = inference.measure_alone(inference.FOLDED + "magic", 1, executions=1, seconds=1.0)
+    assert "magic" in failed["failed"]
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1GiB", "0", "4GiBB", "1e3"])
+def test_wrong_sizes_are_refused(text: str) -> None:
+    with pytest.raises(cl.ConformalError, match="--memory: expected a size such as 4GiB"):
+        run_batches(memory=text)
+
+
+def test_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "times.json").write_text("[]")
+    with pytest.raises(cl.ConformalError, match="expected a record, got another file"):
+        run_depth(resume=True, out=tmp_path)

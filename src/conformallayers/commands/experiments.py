@@ -9,6 +9,7 @@ from cyclopts import App, Parameter
 from .extras import extra_for
 
 _SEVERAL = Parameter(consume_multiple=True, negative="")
+_FLAG = Parameter(negative="")
 _NO_CHECK = Parameter(name="--check", negative="--no-check")
 
 
@@ -39,7 +40,7 @@ class AccuracyOptions:
     seed: int = 0
     threads: int | None = None
     device: str = "cpu"
-    again: Annotated[bool, Parameter(negative="")] = False
+    again: Annotated[bool, _FLAG] = False
     out: Path = Path("results/accuracy")
     runs: Path = Path("runs")
     data_root: Path | None = None
@@ -67,3 +68,65 @@ def _accuracies(number: int, options: AccuracyOptions) -> None:
         from ..experiments.memory import keep_freed_memory
     keep_freed_memory()
     run_accuracy(number, **vars(options))
+
+
+@experiments.command(name="3")
+def depth(
+    *,
+    depths: Annotated[tuple[int, ...], _SEVERAL] = (),
+    batch: int = 64,
+    executions: int = 100,
+    seed: int = 0,
+    threads: int | None = None,
+    strategy: str = "auto",
+    resume: Annotated[bool, _FLAG] = False,
+    out: Path = Path("results/experiment3"),
+) -> None:
+    """Time inference against depth: DkNet, and DkNetCL layer by layer and folded.
+
+    Args:
+        depths: Numbers of convolutions; 1 to 30 if none is given.
+        batch: Images of a batch.
+        executions: Timed calls of each path at each depth.
+        seed: Of weights and images.
+        threads: Of torch; as it is set up if not given.
+        strategy: Of the fold.
+        resume: Keep the depths that are measured already.
+        out: The folder for times.json, times.csv and the figure.
+    """
+    options = locals().copy()
+    with extra_for("an experiment"):
+        from ..experiments.depth import run_depth
+    run_depth(**options)
+
+
+@experiments.command(name="4")
+def batch_size(
+    *,
+    batches: Annotated[tuple[int, ...], _SEVERAL] = (),
+    memory: str | None = None,
+    strategies: Annotated[tuple[str, ...], _SEVERAL] = ("auto", "banded"),
+    executions: int = 100,
+    seconds: float = 20.0,
+    seed: int = 0,
+    threads: int | None = None,
+    resume: Annotated[bool, _FLAG] = False,
+    out: Path = Path("results/experiment4"),
+) -> None:
+    """Measure time and memory against batch size: D3ModNet, and D3ModNetCL in all its paths.
+
+    Args:
+        batches: Their sizes; the powers of two up to what memory holds if none is given.
+        memory: A budget such as 4GiB: find the largest batch of each path within it.
+        strategies: Of the folds of D3ModNetCL.
+        executions: Timed calls of each path at each size.
+        seconds: Fewer calls when they take longer than this.
+        seed: Of weights and images.
+        threads: Of torch; as it is set up if not given.
+        resume: Keep the rows that are measured already.
+        out: The folder for batches.json, batches.csv and the figure.
+    """
+    options = locals().copy()
+    with extra_for("an experiment"):
+        from ..experiments.batchsize import run_batches
+    run_batches(**options)

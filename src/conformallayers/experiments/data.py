@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,23 @@ class Dataset:
         train = Dataset(self.name, images[kept], labels[kept], *rest)
         return train, Dataset(
             self.name, train.train_images, train.train_labels, images[held], labels[held]
+        )
+
+    def subset(self, count: int, seed: int = 0) -> Dataset:
+        """Return the set with so many training images: the first of an order that the seed decides.
+
+        Examples:
+            >>> len(load("digits").subset(100).train_labels)
+            100
+        """
+        total = len(self.train_labels)
+        if not 1 <= count <= total:
+            expected = f"a whole number from 1 to {total}"
+            raise refusal("subset", expected, str(count), "Leave it out to take all images.")
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+        rows = order[:count].sort().values
+        return replace(
+            self, train_images=self.train_images[rows], train_labels=self.train_labels[rows]
         )
 
 

@@ -1,4 +1,4 @@
-"""The demo's pictures. Colours are read without telling red from green: Okabe-Ito and PuOr."""
+"""Pictures of the demo, and what all pictures share. Colours are read without telling red from green: Okabe-Ito and PuOr."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from ..activations import ReSPro
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 _FLOOR = -1.7  # where the contour lines of a surface lie
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
@@ -28,10 +29,17 @@ _STYLE: Any = {
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and SVG, without a date; return the two paths."""
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for path in paths:
             figure.savefig(path, dpi=150, facecolor="white", metadata={"Date": None})
     return paths
+
+
+def plain_ticks(*axes: Any) -> None:
+    """Put plain numbers at the ticks of logarithmic axes."""
+    for axis in axes:
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
 
 
 def respro_surface(alpha: float = 3.0) -> Figure:
@@ -42,7 +50,7 @@ def respro_surface(alpha: float = 3.0) -> Figure:
     y = ReSPro(alpha)(points).numpy().reshape(*x1.shape, 2)
     colours: Any = {"cmap": "cividis", "vmin": -1, "vmax": 1}
     ticks = [-alpha, 0, alpha]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 4.5))
         for index in range(2):
             axes: Any = figure.add_axes((0.01 + 0.5 * index, 0.03, 0.47, 0.86), projection="3d")
@@ -66,7 +74,7 @@ def respro_surface(alpha: float = 3.0) -> Figure:
 def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
     """Draw the training loss and the test accuracy (0 to 1) of each epoch, one above the other."""
     epochs = range(1, len(losses) + 1)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
         above.plot(epochs, losses, color=BLUE, marker="o", markersize=4)
@@ -95,7 +103,7 @@ def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
         form: Q.
         layers: what was folded, for the title.
     """
-    with matplotlib.rc_context({**_STYLE, "axes.spines.top": True, "axes.spines.right": True}):
+    with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(9, 5), layout="compressed")
         widths = [matrix.shape[1] / matrix.shape[0], 1]  # equal heights
         left, right = figure.subplots(1, 2, width_ratios=widths)

@@ -88,10 +88,11 @@ def interleave(
             time.sleep(pause)
             run()
             seconds[name] += [_turn(run, 1) for _ in range(calls)]
-    return {name: Timing(*_quartiles(values)) for name, values in seconds.items()}
+    return {name: Timing(*quartiles(values)) for name, values in seconds.items()}
 
 
-def _quartiles(values: list[float]) -> tuple[float, float, float]:
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """Return the median, the lower and the upper quartile."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, median, high = statistics.quantiles(values, n=4)

@@ -107,7 +107,8 @@ def train(
     console = console or Console()
     with _settings(config), ranks(config.device) as among:
         source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
-        run = _prepare(config, folder, config.command(extra), source, among)
+        train_set, held = source.split(config.validation) if config.validation else (source, None)
+        run = _prepare(config, folder, config.command(extra), train_set, held, among)
         if among.first:
             runs.begin(folder, config, resume)
         among.wait()
@@ -119,6 +120,23 @@ def train(
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
+
+
+def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
+    """Train without writing anything; yield loss and accuracies of each epoch.
+
+    Args:
+        config: the options; ``validation`` is not looked at.
+        train_set: its training images are used.
+        held: its test images give the validation accuracy.
+    """
+    with _settings(config):
+        run = _prepare(config, config.folder, "", train_set, held, Ranks())
+        for epoch in range(config.epochs):
+            row: dict[str, Any] = {"epoch": epoch + 1}
+            for _ in _steps(run, run.model, epoch, row):
+                pass
+            yield row
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
@@ -146,9 +164,13 @@ def _between(start: float, end: float, share: float) -> float:
 
 
 def _prepare(
-    config: TrainConfig, folder: Path, command: str, source: Dataset, among: Ranks
+    config: TrainConfig,
+    folder: Path,
+    command: str,
+    train_set: Dataset,
+    held: Dataset | None,
+    among: Ranks,
 ) -> _Run:
-    train_set, held = source.split(config.validation) if config.validation else (source, None)
     torch.manual_seed(config.seed)
     model = config.build().to(config.device)
     batches = Batches(

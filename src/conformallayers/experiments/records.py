@@ -1,0 +1,97 @@
+"""Files of measurements: rows with the command, the commit and the machine they come from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import refusal
+from .checkpoint import write_whole
+from .runs import commit, write_json
+
+Row = dict[str, Any]
+
+
+def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Return a command line; an option that is None, False or empty is left out.
+
+    Examples:
+        >>> command_line(["experiment", "3"], {"depths": (1, 2), "batch": 64, "threads": None})
+        'conformallayers experiment 3 --depths 1 2 --batch 64'
+    """
+    line = ["conformallayers", *words]
+    for name, value in options.items():
+        if value is None or value is False or value == ():
+            continue
+        values = value if isinstance(value, (tuple, list)) else [value]
+        line += [f"--{name.replace('_', '-')}", *(str(v) for v in values if v is not True)]
+    return shlex.join(line)
+
+
+def provenance(command: str) -> Row:
+    """Return where rows come from: the command, the commit, and what it ran on."""
+    machine = {
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+    return {"command": command, "commit": commit(), "machine": machine}
+
+
+def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
+    """Return the record to go on with, empty if there is none or it is not to be resumed.
+
+    Args:
+        path: of the JSON file.
+        options: of the measurement; a record with others is refused.
+        resume: whether to look for one at all.
+    """
+    if not resume or not path.exists():
+        return {}
+    remedy = "Give the same options, or measure anew without --resume."
+    try:
+        record: Row = json.loads(path.read_text("utf-8"))
+        before = record["options"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise refusal(f"--resume, {path}", "a record", "another file", remedy) from error
+    for name, value in json.loads(json.dumps(dict(options))).items():
+        if before.get(name) != value:
+            where = f"--resume, --{name.replace('_', '-')}"
+            raise refusal(where, f"{before.get(name)!r} as before", repr(value), remedy)
+    return record
+
+
+def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> None:
+    """Write NAME.json with the record, and NAME.csv with the rows that it holds, made flat."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{name}.json", record)
+    flat = [_flat(row) for row in rows]
+    header = list(dict.fromkeys(key for row in flat for key in row))
+
+    def write(partial: Path) -> None:
+        with partial.open("w", newline="", encoding="utf-8") as stream:
+            table = csv.DictWriter(stream, header)
+            table.writeheader()
+            table.writerows(flat)
+
+    write_whole(folder / f"{name}.csv", write)
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    found: Row = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key} ")
+        else:
+            found[prefix + key] = value
+    return found

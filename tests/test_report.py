@@ -1,0 +1,200 @@
+"""The report: one page that stands alone, every number in it, and every gap named."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("pydantic")
+
+import conformallayers as cl
+from conformallayers import cli
+from conformallayers.experiments import batchsize, coordinates, depth, figures, paper
+from conformallayers.experiments.accuracy import config_of, file_name
+from conformallayers.experiments.inference import LAYERS, RELU
+from conformallayers.experiments.page import page, table, tag
+from conformallayers.experiments.report import write_report
+
+BENCHMARKS = Path(__file__).parents[1] / "results" / "benchmarks"
+VOID = {"meta", "img", "br"}
+
+
+class Page(HTMLParser):
+    """Collect text and attributes, and see that every tag is closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def checked(path: Path) -> Page:
+    """Read a page, and see that it needs nothing but itself."""
+    text = path.read_text("utf-8")
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", text)
+    found = Page(text)
+    assert "script" not in found.tags
+    assert "link" not in found.tags
+    for name, value in found.attributes:
+        if name == "src":
+            assert value.startswith("data:image/")
+        if name == "href":
+            assert ("id", value.removeprefix("#")) in found.attributes
+    assert ("content", "width=device-width, initial-scale=1") in found.attributes
+    return found
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record))
+
+
+def row(cell: paper.Cell, variant: str | None, accuracy: float) -> dict[str, Any]:
+    config = config_of(cell, variant, 0)
+    measured = {"accuracy": accuracy, "paper_accuracy": cell.accuracy, "seconds": 12.0}
+    origin = {"command": config.command({}), "commit": "a" * 40, "variant": variant}
+    return {**config.model_dump(), **measured, **origin, "experiment": cell.experiment}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder in which nothing is missing but two cells."""
+    root = tmp_path_factory.mktemp("results")
+    for cell in paper.CELLS[:-2]:
+        name = file_name(cell, None, 0)
+        write(root / "accuracy" / f"{name}.json", row(cell, None, cell.accuracy - 0.0123))
+    cell = paper.CELLS[8]
+    write(root / "accuracy" / "other.json", row(cell, "better", 0.4321))
+    origin = {"commit": "b" * 40, "machine": {"threads": 1, "torch": "2.13"}}
+
+    times = {"median": 2.0, "low": 1.5, "high": 2.5}
+    rows = [
+        {"depth": k, "strategy": "banded", "milliseconds": {
+            depth.RELU: {**times, "median": float(k)}, depth.LAYERS: times, depth.FOLDED: times}}
+        for k in (1, 2, 3)
+    ]  # fmt: skip
+    folder = root / "experiment3"
+    write(folder / "times.json", {"command": "EXP3 <&>", "options": {}, **origin, "rows": rows})
+    figures.save(depth.depth_figure(rows, 64), folder, "figure")
+
+    rows = [
+        {"path": path, "batch": batch, "milliseconds": times, "peak_bytes": batch * 2**20}
+        for path in (RELU, LAYERS)
+        for batch in (1, 64)
+    ]
+    limits = [{"path": RELU, "budget_bytes": 4 * 2**30, "largest_batch": 4242, "peak_bytes": 1}]
+    failed = {"path": LAYERS, "batch": 128, "failed": "MemoryError"}
+    record = {"command": "EXP4", **origin, "rows": [*rows, failed], "limits": limits}
+    write(root / "experiment4" / "batches.json", record)
+    figures.save(batchsize.batch_figure(rows, limits), root / "experiment4", "figure")
+
+    trial = {"trial": 7, "state": "COMPLETE", "batch_size": 2345, "epochs": 31}
+    trial |= {"learning_rate": 0.0625, "optimizer": "adam", "validation_accuracy": 0.9753}
+    record = {"command": "SWEEP", **origin, "network": "LeNetCL", "dataset": "mnist"}
+    record |= {"options": {"subset": 100}, "images": {"train": 100}, "best": trial}
+    folder = root / "sweep" / "LeNetCL-mnist"
+    write(folder / "study.json", {**record, "trials": [trial, {**trial, "state": "PRUNED"}]})
+    figures.save(coordinates.parallel_coordinates([trial], "LeNetCL"), folder, "figure")
+    shutil.copytree(BENCHMARKS, root / "benchmarks")
+    return root
+
+
+def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None:
+    found = checked(write_report(full, tmp_path / "page.html"))
+    text = found.text
+    for cell in paper.CELLS:
+        assert f"paper {100 * cell.accuracy:.2f}" in text
+    assert "90.89 % paper 92.12, -1.23" in text
+    assert "BaseReSProNet better – paper 94.29 – paper 84.01 43.21 % paper 41.86, +1.35" in text
+    missing = "conformallayers experiment 2 --cells LeNetCL-fashion-mnist LeNetCL-cifar10"
+    assert missing in text
+    assert "conformallayers train BaseReSProNet cifar10" in text
+    assert "faster than DkNet at 1 of 3 depths, first at k = 3" in text
+    assert "EXP3 <&> · commit bbbbbbbbbb · threads 1" in text
+    assert "D3ModNet 4242 4 GiB" in text
+    assert "best here 2345 31 0.0625 adam 97.53 %" in text
+    assert "the supplement's 2088 200 0.02 adam 97.33 %" in text
+    assert "2 trials: 1 complete, 1 pruned. Trained on 100 images (a subset)." in text
+    bench = json.loads((BENCHMARKS / "bench.json").read_text())
+    assert f"{bench['rows'][0]['times']['folded'][0]:.2f}" in text
+    steps = json.loads((BENCHMARKS / "train_step.json").read_text())
+    assert str(steps["rows"][0]["young_time_ratio"]) in text
+    pictures = [value for name, value in found.attributes if name == "src"]
+    assert len(pictures) == 4
+    for value in pictures:
+        kind, _, data = value.partition(";base64,")
+        assert kind == "data:image/svg+xml"
+        assert b"<svg" in base64.b64decode(data)
+
+
+def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
+    text = checked(write_report(tmp_path / "none", tmp_path / "page.html")).text
+    assert text.count("To measure:") == 7
+    for command in (
+        "experiment 1",
+        "experiment 2",
+        "experiment 3",
+        "experiment 4",
+        "sweep",
+        "bench",
+    ):
+        assert f"conformallayers {command}" in text
+    assert "python benchmarks/train_step.py" in text
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"network": "LeNet"}'])
+def test_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "accuracy").mkdir()
+    (tmp_path / "accuracy" / "a.json").write_text(content)
+    with pytest.raises(cl.ConformalError, match=r"report, .*: expected .*record"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_text_is_escaped_and_columns_of_numbers_are_marked() -> None:
+    built = table(["a", "b", "c"], [["<x>", "1.5", "y"], ["&", "-2", tag("b", "z")]])
+    assert "&lt;x&gt;" in built
+    assert built.count('class="number"') == 3
+    assert Page(page("a < b", [built])).words.count("z") == 1
+
+
+def test_report_on_the_command_line(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out, code in ((tmp_path / "new" / "page.html", 0), (tmp_path, 1)):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(["report", "--results", str(full), "--out", str(out)])
+        assert leaving.value.code == code
+    shown = capsys.readouterr()
+    assert shown.out == f"Wrote {tmp_path / 'new' / 'page.html'}\n"
+    assert "report --out: expected a file" in shown.err

@@ -1,0 +1,189 @@
+"""The search for hyperparameters: the paper's space, pruning, studies that go on, and the figure."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("optuna")
+pytest.importorskip("sklearn")
+
+import torch
+
+import conformallayers as cl
+from conformallayers import cli
+from conformallayers.experiments import coordinates, memory, paper, sweep
+from conformallayers.experiments.data import Dataset, load
+from conformallayers.experiments.sweep import run_sweep
+
+PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
+
+
+def silent(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def small() -> Dataset:
+    """A few digits; whoever looks at the test images finds none."""
+    few = load("digits").subset(200)
+    return replace(few, test_images=torch.empty(0), test_labels=torch.empty(0))
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, small: Dataset, tmp_path: Path) -> dict[str, Any]:
+    """A search whose accuracy grows with the epoch, and falls with the learning rate."""
+
+    def rows(config: Any, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
+        for epoch in range(1, config.epochs + 1):
+            share = epoch / (epoch + 5) * (1 - config.learning_rate / 2)
+            yield {"epoch": epoch, "validation_accuracy": share}
+
+    monkeypatch.setattr(sweep, "epoch_rows", rows)
+    return {"network": "LeNet", "dataset": small, "out": tmp_path / "study", "say": silent}
+
+
+def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_path: Path) -> None:
+    lines: list[str] = []
+    record = run_sweep(
+        "LeNetCL", small, trials=3, max_epochs=2, subset=90, validation=20, alpha="spectral",
+        out=tmp_path, say=lines.append,
+    )  # fmt: skip
+    assert record["images"] == {"train": 90, "validation": 20}
+    assert len(record["trials"]) == len(lines) == 3
+    assert all(row["epochs_run"] >= 1 for row in record["trials"])
+    assert lines[0].startswith("trial 0: complete, ")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"study.json", "study.csv", "journal.log", "figure.png", "figure.svg"} <= names
+    assert json.loads((tmp_path / "study.json").read_text()) == record
+    assert record["command"].startswith("conformallayers sweep LeNetCL digits --trials 3")
+    assert "--alpha spectral" in record["command"]
+
+
+def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, Any]) -> None:
+    record = run_sweep(**quick, trials=25)
+    rows = record["trials"]
+    assert len(rows) == 25
+    for row in rows:
+        assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
+        assert paper.EPOCHS[0] <= row["epochs"] <= paper.EPOCHS[1]
+        assert paper.LEARNING_RATES[0] <= row["learning_rate"] <= paper.LEARNING_RATES[1]
+        assert row["optimizer"] in ("adam", "rmsprop")
+        assert (row["epochs_run"] == row["epochs"]) == (row["state"] == "COMPLETE")
+    complete = [row for row in rows if row["state"] == "COMPLETE"]
+    assert rows[: len(complete)] == complete
+    accuracies = [row["validation_accuracy"] for row in complete]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert record["best"] == rows[0]
+    pruned = [row for row in rows if row["state"] == "PRUNED"]
+    assert len(pruned) > 3
+    assert all(row["validation_accuracy"] is None for row in pruned)
+    assert rows[0]["learning_rate"] < 0.3  # found what is good
+    with (quick["out"] / "study.csv").open(newline="") as stream:
+        assert [int(row["trial"]) for row in csv.DictReader(stream)] == [r["trial"] for r in rows]
+
+
+def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -> None:
+    first = run_sweep(**quick, trials=5)
+    assert run_sweep(**quick, trials=5)["trials"] == first["trials"]
+    rows = run_sweep(**quick, trials=9)["trials"]
+    assert sorted(row["trial"] for row in rows) == list(range(9))
+    assert len({tuple(row[name] for name in PARAMETERS) for row in rows}) == 9
+    other = run_sweep(**{**quick, "out": tmp_path / "other"}, trials=5)
+    keys = ("trial", *PARAMETERS, "validation_accuracy")
+    assert [[row[k] for k in keys] for row in other["trials"]] == [
+        [row[k] for k in keys] for row in first["trials"]
+    ]
+    with pytest.raises(cl.ConformalError, match="sweep --seed: expected 0 as before, got 1"):
+        run_sweep(**quick, seed=1)
+    with pytest.raises(cl.ConformalError, match="sweep --max-epochs: expected 50 as before"):
+        run_sweep(**quick, max_epochs=20)
+
+
+def test_interrupted_study_keeps_its_trials(
+    quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, begun = sweep.epoch_rows, []
+
+    def stopping(*arguments: Any) -> Iterator[dict[str, Any]]:
+        begun.append(1)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return rows(*arguments)
+
+    monkeypatch.setattr(sweep, "epoch_rows", stopping)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted: 2 trials kept"):
+        run_sweep(**quick, trials=4)
+    kept = json.loads((quick["out"] / "study.json").read_text())
+    assert [row["state"] for row in kept["trials"]].count("FAIL") == 1
+    done = [row for row in run_sweep(**quick, trials=4)["trials"] if row["state"] != "FAIL"]
+    assert len(done) == 4
+
+
+def test_loss_that_is_no_number_prunes_the_trial(small: Dataset, tmp_path: Path) -> None:
+    def diverging(*arguments: Any) -> Iterator[dict[str, Any]]:
+        raise cl.ConformalError("train, epoch 1: expected a finite loss, got nan. Lower it.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "epoch_rows", diverging)
+        record = run_sweep("LeNet", small, trials=2, out=tmp_path, say=silent)
+    assert record["best"] is None
+    assert {row["state"] for row in record["trials"]} == {"PRUNED"}
+    assert record["trials"][0]["reason"].endswith("got nan.")
+    assert not (tmp_path / "figure.png").exists()
+
+
+def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    address = f"sqlite:///{tmp_path / 'study.db'}"
+    run_sweep(**quick, trials=2, storage=address)
+    record = run_sweep(**quick, trials=3, storage=address, study=None)
+    assert len(record["trials"]) == 3
+    assert not (quick["out"] / "journal.log").exists()
+    with pytest.raises(cl.ConformalError, match="sweep --storage: expected a storage of Optuna"):
+        run_sweep(**quick, storage="nonsense")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "sweep --trials: expected a value greater than 0, got 0"),
+        ({"timeout": -1.0}, "sweep --timeout: expected a value greater than 0"),
+        ({"max_epochs": 51}, "sweep --max-epochs: expected at most 50, got 51"),
+        ({"validation": 0.0}, "sweep --validation: expected a value greater than 0"),
+        ({"subset": 1000}, "subset: expected a whole number from 1 to 180, got 1000"),
+        ({"alpha": "young"}, "--alpha: expected no such option for LeNet"),
+    ],
+)
+def test_wrong_options_are_refused(
+    quick: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        run_sweep(**quick, **options)
+    assert not quick["out"].exists()
+
+
+def test_curves_pass_through_every_axis() -> None:
+    heights = [0.2, 0.9, 0.4]
+    curve = coordinates.smooth(heights)
+    assert [tuple(curve.vertices[index]) for index in (0, 3, 6)] == list(enumerate(heights))
+    points = curve.interpolated(1).to_polygons(closed_only=False)[0]
+    assert points[:, 1].min() >= 0.2
+    assert points[:, 1].max() <= 0.9
+
+
+def test_sweep_on_the_command_line(
+    quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
+    words = ["sweep", "LeNet", "digits", "--trials", "2", "--out", str(quick["out"])]
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(words)
+    assert leaving.value.code == 0
+    assert "best: trial" in capsys.readouterr().out.splitlines()[-1]
