@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_MODERATE = 1e-12, 1e12  # norms whose squares, times any weight of a fold, fit into float32
 _PIECE = 2**18  # elements of a feature map that stay in the cache
 Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
 
@@ -97,24 +96,30 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unit, peak.flatten().to(wide), tau.to(wide)
 
 
-def moderate_norm(x: Tensor) -> Tensor | None:
+def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
     """Return ``‖x‖`` if no sample needs :func:`normalise`, None if one does or nobody may look.
 
     Looking at values is for plain inference on the CPU, where it costs less than dividing.
+
+    Args:
+        x: coefficients, shape (B, ...).
+        limits: of the norms that need no :func:`normalise`; None: all need it.
     """
     may_look = (
-        type(x) is Tensor
+        limits is not None
+        and type(x) is Tensor
         and x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
         and x.shape[0] > 0
         and not (torch.is_grad_enabled() and x.requires_grad)
+        and not autocasts(x)
         and not (torch.compiler.is_compiling() or torch._C._get_tracing_state() or transformed())
     )
-    if not may_look:
+    if not may_look or limits is None:
         return None
     norm: Tensor = torch.linalg.vector_norm(x, dim=_features(x))
     low, high = torch.aminmax(norm)
-    inside = _MODERATE[0] < float(low) and float(high) < _MODERATE[1]  # NaN is not
+    inside = limits[0] < float(low) and float(high) < limits[1]  # NaN is not
     return norm.to(wide_dtype(x.device)) if inside else None
 
 

@@ -17,9 +17,9 @@ from .fold import Program, absorb, program_of
 from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
 from .machine import machine
-from .operators import freeze, refuse_hooks
+from .operators import freeze, is_plain, refuse_hooks
 from .plan import Plan, checked_strategy, make_plan, outlook, with_outcome
-from .runtime import Conformal, Folded
+from .runtime import PIECE_BYTES, Conformal, Folded
 from .strategies import Cost, Request
 from .trace import Trace, trace_modules
 
@@ -46,8 +46,8 @@ def fold(
         input_shape: of one sample, without the batch axis.
         strategy: ``"auto"`` takes the fastest by a cost model of this machine. By name:
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed
-            kernels, for stacks without padding), ``"spectral"`` (Fourier transform, for circular
-            padding), ``"layers"`` (no folding, only α and factors resolved).
+            kernels along the cheapest route), ``"spectral"`` (Fourier transform, for stride 1 with
+            circular padding or none), ``"layers"`` (no folding, only α and factors resolved).
         tolerance: None drops only what is proven to be below the rounding of the dtype. A number
             allows that relative error of the denominator, and proves it: ``folded.certificate``.
         max_norm: the largest norm of an input that the tolerance must hold for; None: any.
@@ -95,7 +95,7 @@ def fold(
             label = path if path not in plans else f"{path} ({node.name})"
             plans[label] = _replace(graph_module, node, shapes, strategy, slack, dtype, device)
         body = _simplest(graph_module).to(dtype=dtype, device=device)
-        piece = _piece(graph_module)
+        piece = _piece(graph_module, shapes.shapes, max(4, dtype.itemsize))
     return Folded(body, plans, (shape, shapes.result), dtype, device, piece)
 
 
@@ -348,9 +348,10 @@ _BY_SAMPLE = (
 )
 
 
-def _piece(graph_module: fx.GraphModule) -> int | None:
+def _piece(graph_module: fx.GraphModule, shapes: dict[fx.Node, Shape], itemsize: int) -> int | None:
     """Return the samples that may run at a time, or None where samples might depend on others."""
-    pieces = []
+    largest = max((math.prod(shapes.get(n, ())) for n in graph_module.graph.nodes), default=1)
+    pieces = [max(1, PIECE_BYTES // (2 * itemsize * largest))]
     for node in graph_module.graph.nodes:
         if node.op in ("placeholder", "output") or _flattens(node):
             continue
@@ -359,9 +360,20 @@ def _piece(graph_module: fx.GraphModule) -> int | None:
         module = graph_module.get_submodule(str(node.target))
         if isinstance(module, Conformal):
             pieces.append(module.piece)
-        elif find_kind(module) is None and not isinstance(module, _BY_SAMPLE):
+        elif not _by_sample(module):
             return None
-    return min(pieces, default=None)
+    return min(pieces)
+
+
+def _by_sample(module: nn.Module) -> bool:
+    """Tell whether a module treats every sample by itself."""
+    kind = find_kind(module)
+    if kind is not None:  # a bias is no reason to refuse here, a changed batch axis is
+        biased = getattr(module, "bias", None) is not None
+        return biased or kind.check is None or kind.check(module) is None
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+        return False  # it takes the mean of the batch
+    return is_plain(module, _BY_SAMPLE)
 
 
 def _on(program: Program, device: torch.device) -> Program:

@@ -108,4 +108,4 @@ def _cache_path() -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         home = str(Path(base) / "conformallayers")
     kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
-    return Path(home) / f"machine-{kind}.json"
+    return Path(home) / f"machine-2-{kind}.json"  # 2: what is measured has changed once

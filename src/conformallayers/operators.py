@@ -160,6 +160,19 @@ def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
     return result
 
 
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+
+
+def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Tell whether a module is one of torch's kinds and computes what that kind computes."""
+    for kind in kinds:
+        if isinstance(module, kind):
+            names = ("forward", "_conv_forward", "__call__")
+            return all(getattr(type(module), n, None) is getattr(kind, n, None) for n in names)
+    return False
+
+
 def window(operator: Operator, axis: int) -> tuple[int, int, int]:
     """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
     found = []
@@ -182,7 +195,7 @@ def _operator_norm(operator: Operator) -> float:
     if kind is None:
         return math.inf
     bound = float(kind.bound(module, operator.input_shape))
-    convolves = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    convolves = is_plain(module, CONVOLUTIONS)
     if not convolves or module.padding_mode != "zeros" or module.groups != 1:
         return bound
     weight = module.weight.detach().double()

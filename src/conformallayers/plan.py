@@ -84,11 +84,13 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
     layers = next(c for c in candidates if c.name == "layers")
     if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
-    if STRATEGIES[_best(candidates).name].foreseen:  # the others can only turn out slower
-        return _faster(_best(candidates), layers, candidates)
-    if request.effort() > effort:
-        reason = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
+    chosen = STRATEGIES[_best(candidates).name]
+    if chosen.effort(request) > effort:
+        needed = count(chosen.effort(request))
+        reason = f"a fold would take {needed} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
+    if chosen.foreseen:  # costs of the others are at most optimistic
+        return _faster(_best(candidates), layers, candidates)
     candidates = _candidates(request, built=True)
     best = _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
@@ -133,7 +135,9 @@ def _candidates(request: Request, *, built: bool) -> tuple[Candidate, ...]:
             found.append(Candidate(name, None, float("inf"), reason))
             continue
         cost = core.cost(request, built=built)
-        note = "too large for auto" if name != "layers" and cost.bytes > MEMORY_LIMIT else ""
+        note = core.caution(request)
+        if name != "layers" and cost.bytes > MEMORY_LIMIT:
+            note = "too large for auto"
         found.append(Candidate(name, cost, cost.seconds(machine()), note))
     return tuple(found)
 

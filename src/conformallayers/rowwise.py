@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ._progress import progress
 from .bounds import Shape
 from .certificate import Slack, smallest_eigenvalue
-from .operators import Operator
+from .operators import CONVOLUTIONS, Operator, is_plain
 
 
 class Stage(NamedTuple):
@@ -185,7 +185,7 @@ def _reach(operator: Operator) -> tuple[int, int] | None:
     module: Any = operator.module
     if operator.multiple:
         return 0, 0
-    if not isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) or module.padding_mode != "zeros":
+    if not is_plain(module, CONVOLUTIONS) or module.padding_mode != "zeros":
         return None
     if module.stride[0] != 1 or operator.input_shape[1] != operator.output_shape[1]:
         return None

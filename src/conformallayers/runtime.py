@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from .bounds import Shape
 from .certificate import Certificate
 from .errors import refusal, shape_text
+from .fold import Program
 from .functional import guarded_ratio, leave, moderate_norm, normalise, scale_samples
 from .plan import Plan
 from .strategies import STRATEGIES, Request
 
 Self = TypeVar("Self", bound="Folded")
+_MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
+_SQUARED = 1e15  # numbers whose square fits into float32 with room
 PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
 
 
@@ -33,6 +36,26 @@ def in_pieces(run: Callable[[Tensor], Tensor], x: Tensor, piece: int | None) -> 
     for part, out in zip(parts, result.split(piece), strict=True):
         out.copy_(first if part is parts[0] else run(part))
     return result
+
+
+def moderate_limits(program: Program, scale: float) -> tuple[float, float] | None:
+    """Return the norms of samples that no step of a program takes out of float32's range.
+
+    Args:
+        program: what is computed.
+        scale: what M x̂ is multiplied with at the end.
+    """
+    growth, largest, form = 1.0, 1.0, 0.0
+    for segment in program.segments:
+        growth *= segment.factor * math.prod(op.norm for op in segment.operators)
+        largest, form = max(largest, growth), form + segment.weight * growth**2
+    largest = max(largest, growth * math.prod(op.norm for op in program.trailing))
+    low, high = _MODERATE[0], min(_MODERATE[1], _SQUARED / largest)
+    if not low < high:
+        return None
+    denominator = high + form * high * max(1.0, high)
+    fits = _SQUARED**-2 * denominator < abs(scale) < low * _SQUARED**2
+    return (low, high) if fits else None
 
 
 class Conformal(nn.Module):
@@ -53,11 +76,13 @@ class Conformal(nn.Module):
         self.projective = program.projective
         self.core = STRATEGIES[strategy].make(request)
         self.scale = program.scale * self.core.gain
+        self.limits = moderate_limits(program, self.scale)
         bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
         self.register_buffer("bias", bias)
         inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
         # Samples that run at a time, by what each needs beside its input and output.
-        self.piece = max(1, PIECE_BYTES // (4 * (inputs + self.core.scratch())))
+        item = max(4, request.dtype.itemsize)
+        self.piece = max(1, PIECE_BYTES // (item * (inputs + self.core.scratch())))
         _steady_allocator()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +90,7 @@ class Conformal(nn.Module):
         return in_pieces(self._run, x, self.piece)
 
     def _run(self, x: Tensor) -> Tensor:
-        tau = moderate_norm(x)
+        tau = moderate_norm(x, self.limits)
         if tau is not None:
             v, forms = self.core(x)
             for projective, n in zip(self.projective, forms, strict=True):
@@ -94,6 +119,7 @@ class Conformal(nn.Module):
                 "Load the state of a fold with the same strategy and depth.",
             )
         self.scale = values[0]
+        self.limits = None  # the limits were those of other weights
         self.core.set_scalars(values[1:])
 
     def extra_repr(self) -> str:

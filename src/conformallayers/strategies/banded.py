@@ -85,7 +85,8 @@ class BandedCore(Core):
         if built:
             widths = [_width(i, layout, request)[0] for i in range(groups)]
         else:
-            widths = [_least_width(request.program, layout)] * groups
+            least = 0 if request.slack.requested else _least_width(request.program, layout)
+            widths = [least] * groups
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + groups)
         forms = Cost(

@@ -108,10 +108,15 @@ class Request:
 
     def effort(self) -> float:
         """Count the multiply-adds that building M and the forms takes at most."""
-        program = self.program
-        once = sum(operator.multiply_adds() for operator in program.operators)
-        d_in, d_out = math.prod(program.input_shape), math.prod(program.output_shape)
-        return float(once * (2 * d_in + min(d_in, d_out)))
+        return self._once() * 2 * math.prod(self.program.input_shape) + self.effort_of_matrix()
+
+    def effort_of_matrix(self) -> float:
+        """Count the multiply-adds that building M takes at most."""
+        sizes = math.prod(self.program.input_shape), math.prod(self.program.output_shape)
+        return 2 * self._once() * min(sizes)  # there and back
+
+    def _once(self) -> float:
+        return float(sum(operator.multiply_adds() for operator in self.program.operators))
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -147,6 +152,16 @@ class Core(nn.Module):
     def cost(cls, request: Request, *, built: bool) -> Cost:
         """Predict the cost. ``built`` allows to look at the arrays; without it, be optimistic."""
         raise TypeError(f"{cls.__name__} does not say what it costs")
+
+    @classmethod
+    def caution(cls, request: Request) -> str:
+        """Return why "auto" should not take the strategy though it applies; empty if it may."""
+        return ""
+
+    @classmethod
+    def effort(cls, request: Request) -> float:
+        """Count the multiply-adds that building takes at most."""
+        return request.effort()
 
     @classmethod
     def make(cls, request: Request) -> Core:
@@ -202,6 +217,11 @@ def refused_layer(program: Program, accepts: Callable[[Operator], bool], fault: 
         for operator in segment.operators:
             if not accepts(operator):
                 return f"{type(operator.module).__name__} before {segment.path} {fault}"
+    return too_many_entries(program)
+
+
+def too_many_entries(program: Program) -> str | None:
+    """Return that a matrix is too large to be written out, or None if it is not or not needed."""
     size = math.prod(program.input_shape) * math.prod(program.output_shape)
     return f"M would have {size} entries" if program.trailing and size > _LARGEST else None
 

@@ -7,12 +7,13 @@ matrices of C_l × C_in, one per frequency, and Q into C_in × C_in: n numbers i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..fold import Program
-from ..operators import Operator, adjoint, impulses
+from ..operators import CONVOLUTIONS, Operator, adjoint, impulses, is_plain
 from .base import (
     Core,
     Cost,
@@ -91,6 +92,13 @@ class CircularCore(Core):
             calls=3 + channels,
             bytes=2 * channels * out * half * item,
         )
+
+    @classmethod
+    def effort(cls, request: Request) -> float:
+        """Count one impulse per channel; M comes through the spectrum."""
+        program = request.program
+        once = sum(operator.multiply_adds() for operator in program.operators)
+        return float(once * program.input_shape[0])
 
     def scratch(self) -> int:
         """Count the spectrum of the sample and of the result."""
@@ -188,8 +196,8 @@ def _matrix(program: Program, transfer: Tensor) -> Tensor:
 
 
 def _commutes(operator: Operator) -> bool:
-    module = operator.module
-    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+    module: Any = operator.module
+    if is_plain(module, CONVOLUTIONS):
         return (
             (module.padding_mode == "circular" or all(k == 1 for k in module.kernel_size))
             and all(s == 1 for s in module.stride)

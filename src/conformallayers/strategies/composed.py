@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..fold import Program
 from ..functional import transformed
 from ..machine import machine
-from ..operators import apply_all, impulses
+from ..operators import CONVOLUTIONS, POOLINGS, apply_all, impulses, is_plain
 from .base import Core, Cost, Request, exact_certificate, normalised, wide
 from .layers import stage_of
 from .routes import CONVOLVE, Chain, Move, best_route, kernel_of
@@ -30,10 +30,10 @@ class ComposedCore(Core):
         super().__init__(request)
         program = request.program
         self.groups = program.groups
-        self.moves, _ = best_route(program, machine(), request.dtype.itemsize)
-        self.chain = _Geometry(Chain(program), self.moves)
-        self.layers = nn.ModuleList()
+        self.moves, _ = _route(request)
         chain = Chain(program)
+        self.geometry = _Geometry(chain, self.moves)
+        self.layers = nn.ModuleList()
         weights = [segment.weight for segment in program.segments]
         factors = []
         pending = 1.0  # what the map at hand still has to be multiplied with
@@ -79,16 +79,22 @@ class ComposedCore(Core):
     @classmethod
     def cost(cls, request: Request, *, built: bool) -> Cost:
         """Return the cost of the best route, and of the change to channels last."""
-        _, cost = best_route(request.program, machine(), request.dtype.itemsize)
+        _, cost = _route(request)
         return cost + Cost(stream=2 * math.prod(request.program.input_shape), calls=1)
+
+    @classmethod
+    def effort(cls, request: Request) -> float:
+        """Count the matrix of the input, if the route ends with it; kernels are small."""
+        moves, _ = _route(request)
+        return request.effort_of_matrix() if moves[-1].how == "matrix of x" else 0.0
 
     def scratch(self) -> int:
         """Count the two largest maps of the route."""
-        return 2 * self.chain.largest
+        return 2 * self.geometry.largest
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
-        axes = self.chain.axes
+        axes = self.geometry.axes
         images = axes == 2 and not transformed()  # a transform cannot be asked for its layout
         first = x.contiguous(memory_format=torch.channels_last) if images else x
         z = first
@@ -96,25 +102,27 @@ class ComposedCore(Core):
         for index, (move, layers) in enumerate(zip(self.moves, self.layers, strict=True)):
             factor = self.factors[index]
             if move.how == "layers":
+                if not self.geometry.plain[index]:  # a module of one's own may call view
+                    z = z.contiguous()
                 y = layers(z) if factor == 1.0 else layers(z) * factor
-            elif move.how in ("matrix", "matrix of x"):
-                flat = _rows_first(first if move.start == 0 else z)
+            elif move.multiplies:
+                flat = _rows_first(first if move.how == "matrix of x" else z)
                 z = (flat @ getattr(self, f"step{index}").T).view(-1, *self.output_shape)
                 break
             else:
-                stride, padding = self.chain.steps[index]
+                stride, padding = self.geometry.steps[index]
                 kernel = getattr(self, f"step{index}")
                 y = CONVOLVE[axes](z, kernel, stride=stride, padding=padding)
             if move.energy is not None:
                 dtype = torch.promote_types(y.dtype, torch.float32)
                 norms.append(torch.linalg.vector_norm(y, dim=tuple(range(1, y.dim())), dtype=dtype))
             if move.how == "pooled":
-                z = y[:, : self.chain.kept[index]]
+                z = y[:, : self.geometry.kept[index]]
             elif move.keep:
                 z = y
         energies = wide(torch.stack(norms)).square()
         values = tuple(self._sum(energies, group) for group in self.groups)
-        return z, values
+        return z.contiguous(), values
 
     def _sum(self, energies: Tensor, group: tuple[int, ...]) -> Tensor:
         terms = (energies[i] * w if (w := self.weights[i]) != 1.0 else energies[i] for i in group)
@@ -134,11 +142,14 @@ class _Geometry:
         self.axes = chain.axes
         self.steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.kept: list[int] = []
+        self.plain: list[bool] = []
         sizes = [math.prod(chain.shape(0))]
         for move in moves:
             shape = chain.shape(move.stop)
             window = chain.window(move.start, move.stop)
-            if window is None or move.how == "layers" or move.how.startswith("matrix"):
+            modules = [op.module for op in chain.operators[move.start : move.stop]]
+            self.plain.append(all(is_plain(m, (*CONVOLUTIONS, *POOLINGS)) for m in modules))
+            if window is None or move.how == "layers" or move.multiplies:
                 self.steps.append(((), ()))
                 inner = range(move.start, move.stop + 1)
                 sizes += [math.prod(chain.shape(position)) for position in inner]
@@ -149,6 +160,15 @@ class _Geometry:
                 sizes.append(chain.patches(move) * positions)
             self.kept.append(shape[0])
         self.largest = max(sizes)
+
+
+def _route(request: Request) -> tuple[tuple[Move, ...], Cost]:
+    """Return the best route of a request, searched once."""
+    key = "route", request.program.output_shape, len(request.program.trailing), machine()
+    if key not in request.memo:
+        request.memo[key] = best_route(request.program, machine(), request.dtype.itemsize)
+    route: tuple[tuple[Move, ...], Cost] = request.memo[key]
+    return route
 
 
 def _matrix(chain: Chain, move: Move) -> Tensor:

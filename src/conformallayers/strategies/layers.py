@@ -42,6 +42,11 @@ class LayersCore(Core):
         item = request.dtype.itemsize
         return sum((layer_cost(operator, item) for operator in program.operators), energies)
 
+    @classmethod
+    def effort(cls, request: Request) -> float:
+        """Nothing is built."""
+        return 0.0
+
     def scratch(self) -> int:
         """Count two feature maps: what a layer reads and what it writes."""
         return 2 * self.largest

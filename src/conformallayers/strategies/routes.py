@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..bounds import Shape
 from ..fold import Program
 from ..machine import Machine
-from ..operators import Operator, apply_all
+from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain
 from .base import Cost
 
 _LANES = 16  # output channels that a convolution computes at a time
@@ -30,8 +30,6 @@ _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
 _SPAN = 5  # activations whose energies may be had from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
-_CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
-_POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
 
@@ -59,6 +57,11 @@ class Move:
     energy: int | None = None
     keep: bool = True
     phase: int = 1
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it ends the route with one matrix."""
+        return self.how in ("matrix", "matrix of x")
 
 
 class Chain:
@@ -127,7 +130,7 @@ class Chain:
             return False
         module: Any = self.operators[position].module
         return (
-            isinstance(module, _POOLINGS)
+            is_plain(module, POOLINGS)
             and _each(module.kernel_size, self.axes) == (phase,) * self.axes
             and _each(module.stride, self.axes) == (phase,) * self.axes
             and _padding(self.operators[position], self.axes) == (0,) * self.axes
@@ -203,7 +206,7 @@ def _moves(chain: Chain, position: int, level: int, energy: int) -> Iterator[Mov
 def _cost(chain: Chain, move: Move, itemsize: int) -> Cost:
     """Return what one step takes."""
     inputs, outputs = chain.shape(move.start), chain.shape(move.stop)
-    if move.how.startswith("matrix"):
+    if move.multiplies:
         size = math.prod(inputs) * math.prod(outputs)
         return Cost(gemm=size, stream=math.prod(inputs), calls=3, bytes=size * itemsize)
     energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
@@ -235,7 +238,7 @@ def layer_cost(operator: Operator, itemsize: int) -> Cost:
     size = sum(t.numel() * itemsize for t in operator.module.buffers())
     if isinstance(operator.module, nn.Linear):
         return Cost(gemm=work, stream=stream, calls=2, bytes=size)
-    if isinstance(operator.module, _CONVOLUTIONS):
+    if is_plain(operator.module, CONVOLUTIONS):
         channels = operator.output_shape[0]
         idle = work / channels * (-channels % _LANES)
         return Cost(conv=work, idle=idle, stream=2 * stream, calls=2, bytes=size)
@@ -293,7 +296,7 @@ def _compose(operators: Sequence[Operator], channels: int, window: Window) -> Te
 
 
 def _without_padding(operator: Operator) -> Operator:
-    if not isinstance(operator.module, _CONVOLUTIONS):
+    if not is_plain(operator.module, CONVOLUTIONS):
         return operator
     module: Any = copy.copy(operator.module)
     module.padding = (0,) * len(module.kernel_size)
@@ -303,7 +306,7 @@ def _without_padding(operator: Operator) -> Operator:
 def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
     """Return the zeros around each axis, or None for what is no sliding window."""
     module: Any = operator.module
-    if isinstance(module, _CONVOLUTIONS):
+    if is_plain(module, CONVOLUTIONS):
         if isinstance(module.padding, str):
             spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
             if module.padding == "valid":
@@ -314,7 +317,7 @@ def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
         else:
             pads = _each(module.padding, axes)
         return pads if module.padding_mode == "zeros" or not any(pads) else None
-    if isinstance(module, _POOLINGS):
+    if is_plain(module, POOLINGS):
         plain = not any(_each(module.padding, axes)) and not module.ceil_mode
         return (0,) * axes if plain else None
     return (0,) * axes if operator.multiple else None

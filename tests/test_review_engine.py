@@ -1,0 +1,163 @@
+"""Defects that a review of the engine found, each once."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers import bounds
+from conformallayers.machine import TYPICAL
+from conformallayers.networks import LeNetCL
+from conformallayers.strategies import composed
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def test_an_activation_may_come_first() -> None:
+    model = cl.ConformalLayers(cl.ReSPro(), cl.Conv2d(2, 3, 3), cl.Flatten(), cl.Linear(108, 4))
+    for strategy in ("auto", "conv", "dense"):
+        cl.testing.assert_folds(model, (2, 8, 8), strategy=strategy)
+
+
+def test_pieces_leave_the_statistics_of_a_batch_alone() -> None:
+    features = cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro())
+    model = nn.Sequential(features, nn.BatchNorm2d(6, track_running_stats=False)).eval()
+    folded = cl.fold(model, (3, 32, 32))
+    assert folded.piece is None
+    x = torch.rand(3 * folded.body[0].piece, 3, 32, 32)
+    x[len(x) // 2 :] *= -1
+    assert cl.fold_error(model, folded, x) < 5e-6
+
+
+def test_pieces_leave_the_batch_axis_alone() -> None:
+    features = cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro())
+    model = nn.Sequential(features, nn.Flatten(0, 1), nn.ReLU()).eval()
+    folded = cl.fold(model, (3, 32, 32))
+    assert folded(torch.rand(750, 3, 32, 32)).shape == (750 * 6, 28, 28)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers", "spectral"])
+def test_autocast_to_float16_at_any_scale(strategy: str, scale: float) -> None:
+    model = nn.Sequential(
+        cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro()),
+        nn.Flatten(),
+        nn.Linear(384, 10, bias=False),
+    ).eval()
+    folded = cl.fold(model, (3, 12, 12), strategy=strategy)
+    x = scale * torch.rand(3, 3, 12, 12)
+    with torch.no_grad():
+        expected = folded(x)
+        with torch.autocast("cpu", torch.float16):
+            y = folded(x)
+    assert bool(torch.isfinite(y).all())
+    if scale < 1e6:  # beyond, the outputs themselves are below what float16 resolves
+        assert float((y - expected).norm() / expected.norm()) < 5e-3
+
+
+def positive(depth: int, channels: int, kernel: int, gain: float = 1.0) -> cl.ConformalLayers:
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        conv = cl.Conv2d(channels if index else 3, channels, kernel, padding=kernel // 2)
+        with torch.no_grad():
+            conv.weight.abs_().mul_(gain)
+        layers += [conv, cl.ReSPro()]
+    return cl.ConformalLayers(*layers).eval()
+
+
+@pytest.mark.parametrize("norm", [1e-2, 1.0, 1e4, 1e8, 3e11])
+@pytest.mark.parametrize("strategy", ["conv", "layers", "dense"])
+@pytest.mark.parametrize(
+    ("depth", "channels", "kernel", "gain"), [(20, 8, 3, 1.0), (6, 8, 1, 1e3), (60, 4, 1, 1.0)]
+)
+def test_no_sample_is_helped_by_its_neighbour(
+    depth: int, channels: int, kernel: int, gain: float, strategy: str, norm: float
+) -> None:
+    model = positive(depth, channels, kernel, gain)
+    folded = cl.fold(model, (3, 6, 6), strategy=strategy)
+    x = torch.rand(2, 3, 6, 6)
+    x = x / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1) * norm
+    beside = torch.cat([x, torch.full_like(x[:1], float("nan"))])  # forces the division
+    with torch.no_grad():
+        torch.testing.assert_close(folded(x), folded(beside)[:2], rtol=2e-5, atol=0)
+
+
+def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None:
+    class Shifted(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            ramp = torch.linspace(0, 1, input.shape[-1] - 2, dtype=input.dtype)
+            return super().forward(input) * ramp
+
+    cl.register_linear(Shifted, bound=bounds.conv_bound)
+    model = cl.ConformalLayers(
+        Shifted(1, 8, 3, bias=False), cl.ReSPro(), cl.AvgPool2d(2), cl.ReSPro()
+    )
+    cl.testing.assert_folds(model, (1, 12, 12))
+    for strategy in ("conv", "spectral"):
+        with pytest.raises(cl.ConformalError, match=strategy):
+            cl.fold(model, (1, 12, 12), strategy=strategy)
+
+
+def test_the_output_can_be_viewed() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = LeNetCL().features
+            self.head = nn.Linear(400, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.features(x)
+            return self.head(x.view(x.size(0), -1))
+
+    model, x = Net().eval(), torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        y = model(x)
+        with cl.layer_by_layer():
+            torch.testing.assert_close(y, model(x))
+    assert cl.fold_error(model, cl.fold(model, (3, 32, 32)), x) < 5e-6
+
+
+def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [layer for i in range(6) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
+    model = cl.ConformalLayers(*layers, cl.AdaptiveAvgPool2d(1)).eval()
+    module = importlib.import_module("conformallayers.fold")
+    monkeypatch.setattr(module, "dense_matrix", lambda *_: pytest.fail("built a large matrix"))
+    with torch.no_grad():
+        model(torch.rand(1, 3, 224, 224))
+
+
+def test_a_matrix_that_cannot_be_built_is_refused() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(3, 32, 3), cl.ReSPro(), cl.AvgPool2d(2))
+    with pytest.raises(cl.ConformalError, match="M would have"):
+        cl.fold(model, (3, 224, 224), strategy="spectral")
+
+
+def test_spectral_says_what_stands_in_its_way() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(3, 4, 3, padding=1), cl.ReSPro())
+    deeper = cl.ConformalLayers(*model, cl.Conv2d(4, 4, 3, padding=1), cl.ReSPro())
+    cl.testing.assert_folds(model, (3, 9, 9), strategy="spectral")
+    with pytest.raises(cl.ConformalError, match="pads behind the first layer"):
+        cl.fold(deeper, (3, 9, 9), strategy="spectral")
+
+
+def test_float64_keeps_away_from_differences() -> None:
+    layers = [layer for i in range(3) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
+    model = nn.Sequential(cl.ConformalLayers(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert cl.fold(model, (3, 128, 128)).strategy == "spectral"
+    assert cl.fold(model.double(), (3, 128, 128)).strategy != "spectral"
+
+
+def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    search = composed.best_route
+    monkeypatch.setattr(composed, "machine", lambda: TYPICAL)
+    monkeypatch.setattr(composed, "best_route", lambda *a: calls.append(a) or search(*a))
+    cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
+    assert len(calls) == 1
