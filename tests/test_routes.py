@@ -157,4 +157,7 @@ def test_random_stacks(data: st.DataObject) -> None:
 
 def test_a_deep_stack_has_a_route() -> None:
     layers = [layer for _ in range(120) for layer in (cl.Conv2d(2, 2, 1), cl.ReSPro())]
-    cl.testing.assert_folds(cl.ConformalLayers(*layers), (2, 4, 4), strategy="conv")
+    model = cl.ConformalLayers(*layers).double()
+    folded = cl.fold(model, (2, 4, 4), strategy="conv")
+    # In float32 a product of 120 matrices of 2×2 loses more than the tolerance, however it is made.
+    assert cl.fold_error(model, folded, torch.rand(3, 2, 4, 4, dtype=torch.float64)) < 1e-12

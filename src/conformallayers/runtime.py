@@ -106,21 +106,23 @@ class Conformal(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the float64 factors, which are part of the state beside the buffers."""
-        return torch.tensor([self.scale, *self.core.scalars()], dtype=torch.float64)
+        limits = self.limits or (math.inf, 0.0)
+        return torch.tensor([self.scale, *limits, *self.core.scalars()], dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take the factors of a fold of the same kind."""
         values = [float(value) for value in state]
-        if len(values) != 1 + len(self.core.scalars()):
+        expected = self.get_extra_state().numel()
+        if len(values) != expected:
             raise refusal(
                 "Folded.load_state_dict",
-                f"{1 + len(self.core.scalars())} factors",
+                f"{expected} factors",
                 f"{len(values)}",
                 "Load the state of a fold with the same strategy and depth.",
             )
-        self.scale = values[0]
-        self.limits = None  # the limits were those of other weights
-        self.core.set_scalars(values[1:])
+        self.scale, low, high = values[:3]
+        self.limits = (low, high) if low < high else None
+        self.core.set_scalars(values[3:])
 
     def extra_repr(self) -> str:
         """Show the shapes."""
