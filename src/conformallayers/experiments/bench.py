@@ -169,9 +169,17 @@ def run_bench(
             print(markdown(found), flush=True)
             again = {(row.network, row.batch) for row in found}
             rows = [row for row in rows if (row.network, row.batch) not in again] + found
+            rows.sort(key=_order)
             save(rows, out, options)  # after every network: a stop costs one of them
     speedup_figure(rows, out)
     return rows
+
+
+def _order(row: Row) -> tuple[str, bool, int, int]:
+    """Sort by kind of network, then depth, then batch size."""
+    kind, _, rest = row.network.partition(" ")
+    depth = int(rest.split()[0]) if rest else 0
+    return kind, rest.endswith("circular"), depth, row.batch
 
 
 def _earlier(folder: Path) -> list[Row]:
