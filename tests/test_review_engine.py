@@ -161,3 +161,47 @@ def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composed, "best_route", lambda *a: calls.append(a) or search(*a))
     cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
     assert len(calls) == 1
+
+
+def block() -> cl.ConformalLayers:
+    layers: list[nn.Module] = []
+    for index in range(4):
+        layers += [cl.Conv2d(4 if index else 1, 4, 3, padding=1), cl.ReSPro()]
+    return cl.ConformalLayers(*layers)
+
+
+def test_the_norm_of_the_input_says_nothing_of_later_parts() -> None:
+    model = nn.Sequential(
+        *(block(), nn.Flatten(), nn.Linear(400, 100, bias=False), nn.ReLU()),
+        *(nn.Unflatten(1, (1, 10, 10)), block()),
+    ).eval()
+    with torch.no_grad():
+        model[2].weight.mul_(1e4)
+    folded = cl.fold(model, (1, 10, 10), tolerance=1e-2, max_norm=1e-3)
+    first, second = (plan.certificate for plan in folded.plans.values())
+    assert first.max_norm == folded.certificate.max_norm == 1e-3
+    assert second.max_norm == float("inf")
+    assert cl.verify(folded, model)
+    assert cl.fold_error(model, folded, 1e-4 * torch.rand(8, 1, 10, 10)) < 3e-2
+
+
+@pytest.mark.parametrize("strategy", ["sparse", "dense", "banded", "conv", "auto"])
+def test_verify_knows_what_was_absorbed(strategy: str) -> None:
+    features = cl.ConformalLayers(cl.Conv2d(1, 1, 3, padding=1), cl.ReSPro())
+    model = nn.Sequential(features, nn.Flatten(), nn.Linear(100, 100))
+    assert cl.verify(cl.fold(model, (1, 10, 10), strategy=strategy), model)
+
+
+def test_messages_of_common_mistakes() -> None:
+    model = block()
+    with pytest.raises(cl.ConformalError, match="Leave the batch axis out"):
+        cl.fold(model, (4, 1, 10, 10))
+    with pytest.raises(cl.ConformalError, match=r"Pass float\(max_norm\)"):
+        cl.fold(model, (1, 10, 10), tolerance=1e-2, max_norm=torch.tensor(3.0))
+    with pytest.raises(cl.ConformalError, match=r"torch\.dtype"):
+        cl.fold(model, (1, 10, 10), dtype="float64")
+    with pytest.raises(cl.ConformalError, match="there is no activation"):
+        cl.fold(cl.ConformalLayers(cl.Conv2d(1, 4, 3)), (1, 10, 10), strategy="conv")
+    folded = cl.fold(model, (1, 10, 10))
+    with pytest.raises(cl.ConformalError, match="The order is fold_error"):
+        cl.fold_error(folded, model, torch.rand(2, 1, 10, 10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -249,6 +250,8 @@ def _replace(
     device: torch.device,
 ) -> Plan:
     """Put a folded chain in the place of a ConformalLayers node and of what it absorbs."""
+    if node.all_input_nodes[0].op != "placeholder":
+        slack = replace(slack, radius=math.inf)  # max_norm is that of the model's input
     request = Request(_on(program_of(shapes.traces[node]), device), slack, dtype, device)
     requests, ends = [request], [node]
     kept = [0.0]  # seconds of the layers that each candidate leaves standing
@@ -392,7 +395,9 @@ def _dtype_and_device(
     if dtype is None:
         dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise refusal("fold(dtype=...)", "a floating-point dtype", repr(dtype), "Leave it out.")
+        raise refusal(
+            "fold(dtype=...)", "a floating-point torch.dtype", repr(dtype), "Try torch.float32."
+        )
     return dtype, torch.device("cpu") if parameter is None else parameter.device
 
 
@@ -401,6 +406,5 @@ def _check_positive(name: str, value: Any) -> None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not operator.gt(value, 0) or value == float("inf"):
-        raise refusal(
-            f"fold({name}=...)", "None or a finite number > 0", repr(value), "Leave it out."
-        )
+        remedy = "Leave it out." if number else f"Pass float({name})."
+        raise refusal(f"fold({name}=...)", "None or a finite number > 0", repr(value), remedy)

@@ -176,11 +176,14 @@ def check_input(
     came = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
     if kind.rank is not None and len(shape) != kind.rank:
         unbatched = not traced and len(shape) == kind.rank - 1
+        remedy = "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input."
+        if traced and len(shape) == kind.rank + 1:
+            remedy = "Leave the batch axis out of the input shape."
         raise refusal(
             f"{name} at position {path}",
             f"a batch with {kind.rank} axes",
             f"an unbatched input of shape {shape}" if unbatched else came,
-            "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input.",
+            remedy,
         )
     wanted = getattr(module, kind.channels) if kind.channels else None
     axis = -1 if isinstance(module, nn.Linear) else 1

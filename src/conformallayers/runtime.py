@@ -200,7 +200,14 @@ class Folded(nn.Module):
     def certificate(self) -> Certificate | None:
         """The weakest proof among the parts, or None where nothing was left out."""
         proofs = [plan.certificate for plan in self.plans.values() if plan.certificate is not None]
-        return max(proofs, key=lambda proof: proof.epsilon, default=None)
+        if not proofs:
+            return None
+        # Parts behind others are proven for any norm, so the smallest is that of the model's input.
+        return Certificate(
+            max(proof.epsilon for proof in proofs),
+            min(proof.max_norm for proof in proofs),
+            min(proof.margin for proof in proofs),
+        )
 
     @property
     def dtype(self) -> torch.dtype:

@@ -66,6 +66,9 @@ def fold_error(model: nn.Module, folded: Folded, x: Tensor) -> float:
         >>> fold_error(model, cl.fold(model, (1, 8, 8)), torch.rand(3, 1, 8, 8)) < 5e-6
         True
     """
+    if isinstance(model, Folded):
+        remedy = "The order is fold_error(model, folded, x)."
+        raise refusal("fold_error(model, folded, x)", "the model first", "a Folded", remedy)
     with torch.no_grad():
         return relative_error(folded(x), reference(model, x))
 

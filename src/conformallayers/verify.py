@@ -17,6 +17,8 @@ from .runtime import Conformal, Folded
 from .strategies.dense import too_large
 from .testing import TOLERANCES, fold_error
 
+_OUTPUT = "output"  # in the place of a part: the whole model on random inputs
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -32,6 +34,14 @@ class Finding:
         """Whether the matrix is right and the proof holds."""
         return self.margin is not None
 
+    @property
+    def verdict(self) -> str:
+        """The last column of the table; outputs are compared, not proven."""
+        measured = self.path == _OUTPUT
+        if self.margin is None:
+            return "too far" if measured else "no proof"
+        return "close" if measured else f"proven, margin {self.margin:.0%}"
+
 
 class Verification(tuple[Finding, ...]):
     """The findings of all parts; true if all of them are right, prints as a table."""
@@ -45,7 +55,7 @@ class Verification(tuple[Finding, ...]):
                 finding.path or "model",
                 f"{finding.matrix_error:.2g}",
                 f"{finding.epsilon:.2g}",
-                "no proof" if finding.margin is None else f"proven, margin {finding.margin:.0%}",
+                finding.verdict,
             )
             for finding in self
         ]
@@ -88,24 +98,27 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
                 f"one with {len(programs)}",
                 "Pass the model that was folded.",
             )
+        absorbed = [plan.absorbed for plan in folded.plans.values()]
         findings = [
-            _check(path, part, candidates)
-            for part, (path, candidates) in zip(parts, programs.items(), strict=True)
+            _check(path, part, candidates, depth)
+            for part, (path, candidates), depth in zip(
+                parts, programs.items(), absorbed, strict=True
+            )
         ]
         findings.append(_check_output(folded, model))
     return Verification(findings)
 
 
-def _check(path: str, part: Conformal, candidates: list[Program]) -> Finding:
-    matching = [p for p in candidates if p.output_shape == part.output_shape]
-    if part.input_shape != candidates[0].input_shape or not matching:
+def _check(path: str, part: Conformal, candidates: list[Program], absorbed: int) -> Finding:
+    program = candidates[min(absorbed, len(candidates) - 1)]
+    shapes = program.input_shape, program.output_shape
+    if (part.input_shape, part.output_shape) != shapes:
         raise refusal(
             f"verify({path or 'model'})",
             f"a part {part.input_shape} → {part.output_shape}",
             f"{candidates[0].input_shape} → {candidates[-1].output_shape}",
             "Pass the model that was folded.",
         )
-    program = matching[-1]
     if part.projective != program.projective:
         return Finding(path, math.nan, 0.0, None)
     reason = too_large(program)
@@ -156,7 +169,7 @@ def _check_output(folded: Folded, model: nn.Module) -> Finding:
         x = x / torch.linalg.vector_norm(x.flatten(1), dim=1).max() * certificate.max_norm
     epsilon = TOLERANCES[folded.dtype] + (0 if certificate is None else 4 * certificate.epsilon)
     error = fold_error(model, folded, x)
-    return Finding("output", error, epsilon, 1 - error / epsilon if error <= epsilon else None)
+    return Finding(_OUTPUT, error, epsilon, 1 - error / epsilon if error <= epsilon else None)
 
 
 def _distance(actual: Tensor, expected: Tensor) -> float:

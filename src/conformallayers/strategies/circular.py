@@ -64,7 +64,9 @@ class CircularCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse whatever does not commute with shifts on a torus."""
-        if len(program.input_shape) < 2 or not program.segments:
+        if not program.segments:
+            return "there is no activation"
+        if len(program.input_shape) < 2:
             return "a sample has no spatial axes"
         return refused_layer(program, _commutes, "is no circular convolution of stride 1")
 

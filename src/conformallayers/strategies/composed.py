@@ -69,7 +69,9 @@ class ComposedCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse a network in which nothing can be composed."""
-        if not program.segments or not 2 <= len(program.input_shape) <= 4:
+        if not program.segments:
+            return "there is no activation"
+        if not 2 <= len(program.input_shape) <= 4:
             return "a sample has no spatial axes"
         chain = Chain(program)
         if chain.window(0, 1) is None and chain.window(0, chain.ends[0]) is None:

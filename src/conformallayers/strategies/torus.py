@@ -86,7 +86,9 @@ class TorusCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse stacks that are not one convolution of stride 1 up to each activation."""
-        if not 2 <= len(program.input_shape) <= 4 or not program.segments:
+        if not program.segments:
+            return "there is no activation"
+        if not 2 <= len(program.input_shape) <= 4:
             return "a sample has no spatial axes"
         if _windows(Chain(program)) is None:
             return "a layer has a stride, pads behind the first layer, or sees too large a window"
