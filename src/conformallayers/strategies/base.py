@@ -220,6 +220,14 @@ def refused_layer(program: Program, accepts: Callable[[Operator], bool], fault: 
     return too_many_entries(program)
 
 
+def no_image(program: Program) -> str | None:
+    """Return that a program has no activation or no spatial axes, or None if it has both."""
+    if not program.segments:
+        return "there is no activation"
+    spatial = 2 <= len(program.input_shape) <= 4
+    return None if spatial else "a sample has no spatial axes"
+
+
 def too_many_entries(program: Program) -> str | None:
     """Return that a matrix is too large to be written out, or None if it is not or not needed."""
     size = math.prod(program.input_shape) * math.prod(program.output_shape)

@@ -22,6 +22,7 @@ from .base import (
     at_least_float32,
     exact_certificate,
     full_precision,
+    no_image,
     normalised,
     refused_layer,
     wide,
@@ -64,10 +65,8 @@ class CircularCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse whatever does not commute with shifts on a torus."""
-        if not program.segments:
-            return "there is no activation"
-        if len(program.input_shape) < 2:
-            return "a sample has no spatial axes"
+        if (reason := no_image(program)) is not None:
+            return reason
         return refused_layer(program, _commutes, "is no circular convolution of stride 1")
 
     @classmethod

@@ -15,7 +15,7 @@ from ..fold import Program
 from ..functional import transformed
 from ..machine import machine
 from ..operators import CONVOLUTIONS, POOLINGS, apply_all, impulses, is_plain
-from .base import Core, Cost, Request, exact_certificate, normalised, wide
+from .base import Core, Cost, Request, exact_certificate, no_image, normalised, wide
 from .layers import stage_of
 from .routes import CONVOLVE, Chain, Move, best_route, kernel_of
 
@@ -69,10 +69,8 @@ class ComposedCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse a network in which nothing can be composed."""
-        if not program.segments:
-            return "there is no activation"
-        if not 2 <= len(program.input_shape) <= 4:
-            return "a sample has no spatial axes"
+        if (reason := no_image(program)) is not None:
+            return reason
         chain = Chain(program)
         if chain.window(0, 1) is None and chain.window(0, chain.ends[0]) is None:
             return "the first layers are no convolution with zero padding or none"

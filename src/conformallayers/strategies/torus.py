@@ -23,6 +23,7 @@ from .base import (
     Request,
     exact_certificate,
     full_precision,
+    no_image,
     normalised,
     too_many_entries,
 )
@@ -86,10 +87,8 @@ class TorusCore(Core):
     @classmethod
     def refuses(cls, program: Program) -> str | None:
         """Refuse stacks that are not one convolution of stride 1 up to each activation."""
-        if not program.segments:
-            return "there is no activation"
-        if not 2 <= len(program.input_shape) <= 4:
-            return "a sample has no spatial axes"
+        if (reason := no_image(program)) is not None:
+            return reason
         if _windows(Chain(program)) is None:
             return "a layer has a stride, pads behind the first layer, or sees too large a window"
         return too_many_entries(program)
