@@ -11,12 +11,10 @@ LIMIT = 64  # MiB
 
 # A fresh process each: the peak of a process never falls.
 SCRIPT = """
-import resource, sys, torch
+import sys, torch
 import conformallayers as cl
 from conformallayers import networks
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+from conformallayers.experiments.memory import peak, settle
 
 name, strategy, batch, side = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.manual_seed(0)
@@ -33,12 +31,9 @@ folded = cl.fold(model, (3, side, side), strategy=strategy)
 with torch.inference_mode():
     x = torch.rand(batch, 3, side, side)
     folded(x[:64])
-    before = peak()
-    # What folding took is given back, but stays in the peak: fill it up, so that growth shows.
-    rss = int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-    ballast = torch.ones(int((before - rss) * 2**18)) if before > rss else None
+    before = settle()  # what folding took for a moment is not counted
     y = folded(x)
-    print(peak() - before - y.numel() * 4 / 2**20)
+    print((peak() - before - y.numel() * 4) / 2**20)
     assert y.shape[0] == batch and bool(torch.isfinite(y).all())
 """
 

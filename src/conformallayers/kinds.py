@@ -109,12 +109,14 @@ def _inherited(module_type: type[nn.Module]) -> Kind | None:
     for ancestor in module_type.__mro__:
         kind = _KINDS.get(ancestor)
         if kind is not None:
-            same = all(
-                getattr(module_type, name, None) is getattr(ancestor, name, None)
-                for name in ("forward", "_conv_forward", "__call__")
-            )
-            return kind if same else None
+            return kind if computes_like(module_type, ancestor) else None
     return None
+
+
+def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bool:
+    """Tell whether a class has left what it computes to an ancestor."""
+    names = ("forward", "_conv_forward", "__call__")
+    return all(getattr(module_type, n, None) is getattr(ancestor, n, None) for n in names)
 
 
 def kind_of(path: str, module: nn.Module) -> Kind:

@@ -19,7 +19,7 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from .bounds import Shape
 from .errors import refusal
-from .kinds import find_kind
+from .kinds import computes_like, find_kind
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -166,11 +166,7 @@ POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
 
 def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     """Tell whether a module is one of torch's kinds and computes what that kind computes."""
-    for kind in kinds:
-        if isinstance(module, kind):
-            names = ("forward", "_conv_forward", "__call__")
-            return all(getattr(type(module), n, None) is getattr(kind, n, None) for n in names)
-    return False
+    return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
 
 
 def window(operator: Operator, axis: int) -> tuple[int, int, int]:

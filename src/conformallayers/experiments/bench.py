@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +25,8 @@ from ..testing import fold_error
 from . import figures
 from .engines import Engine, relu_engines
 from .measure import Timing, interleave
+from .records import command_line, provenance
+from .runs import commit
 
 SHAPE = networks.IMAGE_SHAPE
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones get fewer rounds
@@ -57,6 +58,7 @@ class Row:
     error: float
     times: dict[str, tuple[float, float, float]]
     notes: dict[str, str]
+    commit: str | None = None  # rows of several runs may stand together
 
     @property
     def fastest(self) -> str:
@@ -106,7 +108,7 @@ def measure(
         seconds = interleave(engines, rounds=rounds, budget=_BUDGET)
         times = {key: _milliseconds(value) for key, value in seconds.items()}
         error = fold_error(conformal, folded, x[:8])
-        rows.append(Row(name, batch, folded.strategy, error, times, notes))
+        rows.append(Row(name, batch, folded.strategy, error, times, notes, commit()))
     return rows
 
 
@@ -126,13 +128,8 @@ def markdown(rows: list[Row]) -> str:
 def save(rows: list[Row], folder: Path, options: dict[str, Any]) -> None:
     """Write bench.json and bench.md."""
     folder.mkdir(parents=True, exist_ok=True)
-    machine = {
-        "processor": platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    result = {"machine": machine, "options": options, "rows": [asdict(row) for row in rows]}
+    source = provenance(command_line(["bench"], options))
+    result = {**source, "options": options, "rows": [asdict(row) for row in rows]}
     (folder / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
     (folder / "bench.md").write_text(markdown(rows))
 
@@ -161,7 +158,8 @@ def run_bench(
         )
     logging.getLogger("torch").setLevel(logging.ERROR)
     rows = _earlier(out) if keep else []
-    options = {"rounds": rounds, "tolerance": tolerance, "depths": list(depths)}
+    options = {"batch": tuple(batches), "depth": tuple(depths), "rounds": rounds}
+    options |= {"tolerance": tolerance, "threads": threads, "keep": keep}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # exporters speak of their own deprecations
         for name in names or known:

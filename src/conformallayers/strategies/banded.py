@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ..certificate import Slack, holds
 from ..fold import Program
-from ..operators import window
-from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, reach, wide
 from .dense import matrix_cost, too_large
 
 _BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor
@@ -155,14 +154,8 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
 
 
 def _least_width(program: Program, layout: Layout) -> int:
-    """Return the band of the first three stages: those always count in float32."""
-    rows, step = 0, 1
-    for segment in program.segments[:3]:
-        for operator in segment.operators:
-            kernel, stride, dilation = window(operator, 0)
-            rows += (kernel - 1) * dilation * step
-            step *= stride
-    return min(-(-rows // layout.rows), layout.blocks - 1)
+    """Return the band of the first stages, which is never left out in float32."""
+    return min(-(-reach(program, 0) // layout.rows), layout.blocks - 1)
 
 
 def _width(index: int, layout: Layout, request: Request) -> tuple[int, float | None]:

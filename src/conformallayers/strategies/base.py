@@ -18,10 +18,11 @@ from ..certificate import Certificate, Slack
 from ..fold import Program, forms_of, matrix_of
 from ..functional import autocasts, wide_dtype
 from ..machine import Machine
-from ..operators import Operator, impulses
+from ..operators import Operator, impulses, window
 from ..quadratic import Forms
 
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
+_STAGES = 3  # whose terms always count in float32
 BATCH = 64  # the batch size that costs are compared at
 
 
@@ -209,6 +210,17 @@ class Core(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return M x̂ / gain, and the value of each form."""
         raise TypeError(f"{type(self).__name__} does not say how it runs")
+
+
+def reach(program: Program, axis: int) -> int:
+    """Return how far along an axis the first stages couple coefficients, in steps of the input."""
+    total, step = 0, 1
+    for segment in program.segments[:_STAGES]:
+        for operator in segment.operators:
+            kernel, stride, dilation = window(operator, axis)
+            total += (kernel - 1) * dilation * step
+            step *= stride
+    return total
 
 
 def refused_layer(program: Program, accepts: Callable[[Operator], bool], fault: str) -> str | None:

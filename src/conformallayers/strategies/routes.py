@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ..bounds import Shape
 from ..fold import Program
 from ..machine import Machine
-from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain
+from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain, window
 from .base import Cost
 
 _LANES = 16  # output channels that a convolution computes at a time
@@ -40,6 +40,10 @@ class Window(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
+
+    def patch(self, phase: int) -> int:
+        """Return the places that so many neighbouring outputs per axis read together."""
+        return math.prod(w + (phase - 1) * s for w, s in zip(self.size, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
@@ -106,44 +110,37 @@ class Chain:
             if not hasattr(operator.module, "kernel_size"):
                 continue
             padding = pads if padding is None else padding
-            module: Any = operator.module
-            kernel = _each(module.kernel_size, self.axes)
-            dilation = _each(getattr(module, "dilation", 1), self.axes)
-            step = _each(module.stride, self.axes)
             for axis in range(self.axes):
-                size[axis] += (kernel[axis] - 1) * dilation[axis] * stride[axis]
-                stride[axis] *= step[axis]
+                kernel, step, dilation = window(operator, axis)
+                size[axis] += (kernel - 1) * dilation * stride[axis]
+                stride[axis] *= step
         if math.prod(size) * self.shape(start)[0] > _WINDOW:
             return None
         return Window(tuple(size), tuple(stride), padding or (0,) * self.axes)
 
-    def phases(self, stop: int, window: Window) -> Iterator[tuple[int, int]]:
-        """Yield how many neighbours may share a patch, and the coefficients of that patch."""
-        for phase in _PHASES:
-            if all(n % phase == 0 for n in self.shape(stop)[1:]):
-                grown = (w + (phase - 1) * s for w, s in zip(*window[:2], strict=True))
-                yield phase, math.prod(grown)
+    def phases(self, stop: int) -> list[int]:
+        """Return how many neighbours, per axis, may share a patch."""
+        return [p for p in _PHASES if all(n % p == 0 for n in self.shape(stop)[1:])]
 
     def pools(self, position: int, phase: int) -> bool:
         """Tell whether the layer at a position takes the mean of disjoint windows of that size."""
         if position >= len(self.operators):
             return False
-        module: Any = self.operators[position].module
+        operator = self.operators[position]
         return (
-            is_plain(module, POOLINGS)
-            and _each(module.kernel_size, self.axes) == (phase,) * self.axes
-            and _each(module.stride, self.axes) == (phase,) * self.axes
-            and _padding(self.operators[position], self.axes) == (0,) * self.axes
-            and getattr(module, "divisor_override", None) is None
+            is_plain(operator.module, POOLINGS)
+            and all(window(operator, axis) == (phase, phase, 1) for axis in range(self.axes))
+            and _padding(operator, self.axes) == (0,) * self.axes
+            and getattr(operator.module, "divisor_override", None) is None
         )
 
     def patches(self, move: Move) -> int:
         """Return the channels of a step that computes several outputs from one patch."""
-        window = self.window(move.start, move.stop)
+        seen = self.window(move.start, move.stop)
         channels = self.shape(move.stop)[0]
-        if window is None or move.phase == 1:
+        if seen is None or move.phase == 1:
             return channels
-        patch = dict(self.phases(move.stop, window))[move.phase] * self.shape(move.start)[0]
+        patch = seen.patch(move.phase) * self.shape(move.start)[0]
         outputs: int = channels * move.phase**self.axes
         if move.how == "pooled":
             return channels + min(outputs - channels, patch)
@@ -190,14 +187,13 @@ def _moves(chain: Chain, position: int, level: int, energy: int) -> Iterator[Mov
         return
     stop, levels = chain.ends[energy], (level, energy + 1)
     yield Move("layers", position, stop, levels, energy)
-    window = chain.window(position, stop)
-    if window is None:
+    if chain.window(position, stop) is None:
         return
     yield Move("conv", position, stop, levels, energy)
     if energy - level >= _SPAN:
         return
     yield Move("conv", position, stop, levels, energy, keep=False)
-    for phase, _ in chain.phases(stop, window):
+    for phase in chain.phases(stop):
         yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
         if chain.pools(stop, phase):
             yield Move("pooled", position, stop, levels, energy, phase=phase)
@@ -213,13 +209,11 @@ def _cost(chain: Chain, move: Move, itemsize: int) -> Cost:
     if move.how == "layers":
         operators = chain.operators[move.start : move.stop]
         return sum((layer_cost(operator, itemsize) for operator in operators), energy)
-    window = chain.window(move.start, move.stop)
-    if window is None:
+    seen = chain.window(move.start, move.stop)
+    if seen is None:
         return Cost()
     channels = chain.patches(move)
-    patch = inputs[0] * math.prod(
-        w + (move.phase - 1) * s for w, s in zip(window.size, window.stride, strict=True)
-    )
+    patch = inputs[0] * seen.patch(move.phase)
     positions = math.prod(outputs[1:]) // move.phase**chain.axes
     idle = (-channels % _LANES) * patch * positions
     return Cost(
@@ -247,17 +241,17 @@ def layer_cost(operator: Operator, itemsize: int) -> Cost:
 
 def kernel_of(chain: Chain, move: Move) -> Tensor:
     """Return the kernel of a step in float64, (channels, C_in, *window), all factors included."""
-    window = chain.window(move.start, move.stop)
-    if window is None:
+    seen = chain.window(move.start, move.stop)
+    if seen is None:
         raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
     operators = chain.operators[move.start : move.stop]
-    kernel = _compose(operators, chain.shape(move.start)[0], window) * chain.factor(move.levels)
+    kernel = _compose(operators, chain.shape(move.start)[0], seen) * chain.factor(move.levels)
     if move.phase == 1:
         return kernel
     shifted = []
     for offsets in product(range(move.phase), repeat=chain.axes):
         pads: list[int] = []
-        for offset, stride in zip(reversed(offsets), reversed(window.stride), strict=True):
+        for offset, stride in zip(reversed(offsets), reversed(seen.stride), strict=True):
             pads += [offset * stride, (move.phase - 1 - offset) * stride]
         shifted.append(F.pad(kernel, pads))
     stacked = torch.stack(shifted)  # (phases, C, C_in, *window)
@@ -284,9 +278,9 @@ def _means_first(count: int) -> Tensor:
     return turned * torch.sign(turned[:, :1])
 
 
-def _compose(operators: Sequence[Operator], channels: int, window: Window) -> Tensor:
+def _compose(operators: Sequence[Operator], channels: int, seen: Window) -> Tensor:
     """Return the kernel of a chain: its response to an impulse at each place of its window."""
-    shape = (channels, *window.size)
+    shape = (channels, *seen.size)
     bare = [_without_padding(operator) for operator in operators]
     device = next((t.device for op in operators for t in op.module.buffers()), None)
     identity = torch.eye(math.prod(shape), dtype=torch.float64, device=device)

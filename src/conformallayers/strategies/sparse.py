@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..fold import Program
 from ..functional import transformed
-from ..operators import window
 from .base import (
     Core,
     Cost,
@@ -24,13 +23,13 @@ from .base import (
     at_least_float32,
     full_precision,
     normalised,
+    reach,
     wide,
 )
 from .dense import too_large
 
 _LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
 _BUILT_IN = 0.05  # density of M that is assumed before anything is built
-_STAGES = 3  # whose terms always count in float32
 
 
 @torch.library.custom_op("conformallayers::csr_matmul", mutates_args=())
@@ -177,12 +176,6 @@ def _least_entries(program: Program) -> int:
     channels, *spatial = program.input_shape
     pairs = channels**2
     for axis, n in enumerate(spatial):
-        reach, step = 0, 1
-        for segment in program.segments[:_STAGES]:
-            for operator in segment.operators:
-                kernel, stride, dilation = window(operator, axis)
-                reach += (kernel - 1) * dilation * step
-                step *= stride
-        reach = min(reach, n - 1)
-        pairs *= n * (2 * reach + 1) - reach * (reach + 1)
+        far = min(reach(program, axis), n - 1)
+        pairs *= n * (2 * far + 1) - far * (far + 1)
     return pairs // 2

@@ -53,9 +53,7 @@ class TorusCore(Core):
         if windows is None:
             raise TypeError(str(self.refuses(program)))
         self.padding = windows[0].padding
-        self.spatial = tuple(
-            n + 2 * p for n, p in zip(program.input_shape[1:], self.padding, strict=True)
-        )
+        self.spatial = _padded(program, self.padding)
         place = request.device, request.dtype
         self.wraps = tuple(tuple(w - 1 for w in window.size) for window in windows)
         self.group_of = tuple(stage.group for stage in program.stages)
@@ -112,9 +110,7 @@ class TorusCore(Core):
         if windows is None:
             return Cost()
         channels = program.input_shape[0]
-        spatial = [
-            n + 2 * p for n, p in zip(program.input_shape[1:], windows[0].padding, strict=True)
-        ]
+        spatial = _padded(program, windows[0].padding)
         n = math.prod(spatial)
         half = n // spatial[-1] * (spatial[-1] // 2 + 1)
         groups = len(program.groups)
@@ -244,6 +240,10 @@ def _windows(chain: Chain) -> list[Window] | None:
     windows = [chain.window(0, end) for end in chain.ends]
     found = [w for w in windows if w is not None and all(s == 1 for s in w.stride)]
     return found if len(found) == len(windows) and found else None
+
+
+def _padded(program: Program, padding: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n + 2 * p for n, p in zip(program.input_shape[1:], padding, strict=True))
 
 
 def _kernel(chain: Chain, index: int) -> Tensor:
