@@ -28,6 +28,7 @@ from conformallayers.experiments import checkpoint, evaluate, runs
 from conformallayers.experiments.config import NETWORKS, make_config
 from conformallayers.experiments.data import Dataset, load
 from conformallayers.experiments.train import Stopped, learning_rate, train
+from conformallayers.experiments.writing import write_whole
 
 SOURCE = Path(cl.__file__).parents[1]
 QUIET = Console(quiet=True)
@@ -290,8 +291,21 @@ def test_failed_write_leaves_the_old_checkpoint(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        checkpoint.write_whole(path, failing)
-    assert path.read_text() == "old"
+        write_whole(path, failing)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_processes_that_write_the_same_file_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(partial: Path) -> None:
+        partial.write_text("first")
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        write_whole(tmp_path / "file", lambda other: other.write_text("second"))
+        monkeypatch.undo()
+
+    write_whole(tmp_path / "file", interrupted)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "first")]
 
 
 def test_resume_refuses_what_does_not_belong_together(small: Dataset, tmp_path: Path) -> None:
@@ -314,6 +328,8 @@ def test_resume_refuses_what_does_not_belong_together(small: Dataset, tmp_path: 
         train("LeNetCL", small, resume=True, **{**options, "out": tmp_path / "other"})
     with pytest.raises(cl.ConformalError, match="a folder, got the file"):
         train("LeNetCL", small, **{**options, "out": tmp_path / "other" / "letter.txt"})
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / ".part-1-config.json").write_text("{")  # what a killed process leaves
     begun = train("LeNetCL", small, resume=True, **{**options, "out": tmp_path / "new"})
     assert_same(begun.folder, out)
 

@@ -15,8 +15,9 @@ from . import paper
 from .config import TrainConfig, make_config
 from .evaluate import CHECKPOINT
 from .paper import Cell
-from .runs import CONFIG, METRICS, RESULT, write_json
+from .runs import CONFIG, METRICS, RESULT
 from .train import Stopped, train
+from .writing import write_json
 
 Row = dict[str, Any]
 

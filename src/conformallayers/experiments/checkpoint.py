@@ -1,14 +1,8 @@
-"""Checkpoints of training: one safetensors file with the weights, the optimiser and the numbers.
-
-A file is written under another name and then renamed, so that a process that is killed leaves the
-old one or the new one, never half of one. Nothing is pickled.
-"""
+"""Checkpoints of training: weights, optimiser and numbers in one safetensors file, no pickle."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ..errors import refusal
+from .writing import write_whole
 
 _KIND = "conformallayers training checkpoint 1"
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
@@ -30,15 +25,6 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, which takes its place when it is on disk."""
-    partial = path.with_name(f".part-{path.name}")
-    write(partial)
-    with partial.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
 
 
 def save(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import platform
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 
 from ..errors import refusal
-from .checkpoint import write_whole
-from .runs import commit, write_json
+from .runs import commit
+from .writing import write_csv, write_json
 
 Row = dict[str, Any]
 
@@ -75,16 +74,7 @@ def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> N
     """Write NAME.json with the record, and NAME.csv with the rows that it holds, made flat."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", record)
-    flat = [_flat(row) for row in rows]
-    header = list(dict.fromkeys(key for row in flat for key in row))
-
-    def write(partial: Path) -> None:
-        with partial.open("w", newline="", encoding="utf-8") as stream:
-            table = csv.DictWriter(stream, header)
-            table.writeheader()
-            table.writerows(flat)
-
-    write_whole(folder / f"{name}.csv", write)
+    write_csv(folder / f"{name}.csv", [_flat(row) for row in rows])
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:

@@ -10,10 +10,10 @@ from typing import Any
 
 from .. import __version__
 from ..errors import refusal
-from .checkpoint import write_whole
 from .page import Markup, page, tag
 from .parts import accuracies, batches, benchmarks, depths, short, sweeps, training_steps
 from .runs import commit
+from .writing import write_whole
 
 _TITLE = "ConformalLayers: measured beside the paper"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 from ..errors import refusal
 from . import checkpoint
-from .checkpoint import Checkpoint, write_whole
+from .checkpoint import Checkpoint
 from .config import TrainConfig
 from .evaluate import CHECKPOINT
+from .writing import PARTIAL, write_csv, write_json
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _PACKAGE = Path(__file__).parents[1]
@@ -22,7 +22,8 @@ def begin(folder: Path, config: TrainConfig, resume: bool) -> None:
     """Make the folder and write the configuration; refuse one that something else lies in."""
     if folder.exists() and not folder.is_dir():
         raise refusal("train --out", "a folder", f"the file {folder}", "Name another folder.")
-    if folder.is_dir() and any(folder.iterdir()):
+    # A process that was killed may have left an unfinished file.
+    if folder.is_dir() and any(not p.name.startswith(PARTIAL) for p in folder.iterdir()):
         if not resume:
             remedy = "Go on with that run by --resume, or name another folder by --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
@@ -44,22 +45,9 @@ def latest(folder: Path, data: str) -> Checkpoint | None:
     return found
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON in one piece."""
-    text = json.dumps(value, indent=2) + "\n"
-    write_whole(path, lambda partial: partial.write_text(text, "utf-8"))
-
-
 def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:
     """Write one row for each epoch; the checkpoint holds the same, and this follows it."""
-
-    def write(partial: Path) -> None:
-        with partial.open("w", newline="", encoding="utf-8") as stream:
-            table = csv.DictWriter(stream, list(history[0]))
-            table.writeheader()
-            table.writerows(history)
-
-    write_whole(folder / METRICS, write)
+    write_csv(folder / METRICS, history)
 
 
 def commit() -> str | None:

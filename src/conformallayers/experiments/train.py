@@ -26,6 +26,7 @@ from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks, ranks
 from .evaluate import CHECKPOINT, accuracy, both_ways
+from .writing import write_json
 
 # The shape of the one-cycle schedule, as torch.optim.lr_scheduler.OneCycleLR has it.
 _WARM_UP, _FIRST, _LAST = 0.3, 25.0, 1e4
@@ -317,7 +318,7 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
     }
     if run.among.first:
         runs.write_metrics(run.folder, run.history)
-        runs.write_json(run.folder / runs.RESULT, row)
+        write_json(run.folder / runs.RESULT, row)
     return TrainResult(row, run.history, run.folder, run.model)
 
 
