@@ -320,8 +320,9 @@ def test_nothing_in_a_pickle_is_executed(protocol: int, capsys: pytest.CaptureFi
         ({"data": np.zeros((2, 3072), np.int8), "labels": [1, 2]}, "an array of type i1"),
         ({"data": np.zeros((2, 3072), np.uint8)}, "an entry labels"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "got 2 and 1"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 1000]}, "got 255 at position 1"),
-        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, -1]}, "an entry labels"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, 1000]}, "got 1000 at position 1"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [-1, 2**70]}, "got -1 at position 0"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [1, True]}, "an entry labels"),
     ],
 )
 def test_wrong_contents_of_a_pickle_are_refused(batch: object, message: str) -> None:
@@ -354,10 +355,15 @@ def test_list_and_check_tell_what_is_there(
     assert run("data", "check") == 0
     assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["ok "] * 5
     assert run("data", "check", "cifar10") == 1
-    assert "no such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().out
     (pretended / LABELS).write_bytes(b"?")
     assert run("data", "check", "mnist", "--data-root", root) == 1
     assert [line[:3] for line in capsys.readouterr().out.splitlines()].count("BAD") == 1
+    (pretended / LABELS).unlink()
+    assert run("data", "check") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("BAD mnist: ")
+    assert lines[1] == "ok  scikit-learn's digits"  # one that is missing stops no other
 
 
 def test_get_copies_checked_files(
@@ -389,6 +395,8 @@ def test_get_without_a_source_says_what_is_needed(
     for part in ("--source", "test_batch.bin", f"cifar-10-python.tar.gz in {tmp_path}"):
         assert part in message
     assert run("data", "get", "digits", "--data-root", tmp_path) == 0
+    assert run("data", "get", "mnist", "--data-root", tmp_path, "--source", tmp_path / "no") == 1
+    assert "data get --source: expected a folder, or an address" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -413,9 +421,17 @@ def test_get_downloads_checked_files(pretended: Path, server: tuple[Path, str]) 
     target = pretended.parent / "target"
     for name in NAMES[:3]:
         (folder / f"{name}.gz").write_bytes(gzip.compress((pretended / name).read_bytes()))
+    (target / "mnist").mkdir(parents=True)
+    (target / "mnist" / NAMES[0]).write_bytes(b"?")
     with pytest.raises(cl.ConformalError, match=r"t10k-labels-idx1-ubyte: HTTP Error 404"):
         fetch.get("mnist", target, address)
     (folder / NAMES[3]).write_bytes((pretended / NAMES[3]).read_bytes())
+    hidden = rf"{NAMES[0]}: expected the file .*, got another one, .* Move it away"
+    for _ in range(2):  # a damaged file hides the new one beside it
+        with pytest.raises(cl.ConformalError, match=hidden):
+            fetch.get("mnist", target, address)
+    (target / "mnist" / NAMES[0]).unlink()
+    (target / "mnist" / NAMES[3]).unlink()
     assert fetch.get("mnist", target, address + "/") == [target / "mnist" / NAMES[3]]
     assert load("mnist", target).test_labels.shape == (3,)
 

@@ -59,11 +59,8 @@ class Dataset:
         order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
         kept, held = order[count:].sort().values, order[:count].sort().values
         images, labels = self.train_images, self.train_labels
-        rest = (self.test_images, self.test_labels, self.classes)
-        train = Dataset(self.name, images[kept], labels[kept], *rest)
-        return train, Dataset(
-            self.name, train.train_images, train.train_labels, images[held], labels[held]
-        )
+        train = replace(self, train_images=images[kept], train_labels=labels[kept])
+        return train, replace(train, test_images=images[held], test_labels=labels[held])
 
     def subset(self, count: int, seed: int = 0) -> Dataset:
         """Return the set with so many training images: the first of an order that the seed decides.
@@ -122,9 +119,10 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
     if name == DIGITS:
         yield Verdict("scikit-learn's digits", None)
         return
-    place = files.located(name, root)
-    sound = True
+    where, sound = name, True
     try:
+        place = files.located(name, root)
+        where = str(place.path)
         for file, path, read in files.contents(place):
             fault = None
             try:
@@ -133,18 +131,18 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
                 fault = str(error).removeprefix(f"{path}: ")
             sound = sound and fault is None
             yield Verdict(str(path), fault)
-        if sound:
+        if sound and not verify:  # the known files do fit
             load(name, root, verify=False)
     except ConformalError as error:
-        yield Verdict(str(place.path), str(error).removeprefix(f"{place.path}: "))
+        yield Verdict(where, str(error).removeprefix(f"{where}: "))
 
 
 def _parse(form: Form, file: str, path: Path, data: bytes, verify: bool) -> dict[str, Bytes]:
     """Return the arrays of one file under the names of Dataset's fields."""
     part = "train" if file.startswith(("train", "data")) else "test"
-    where = str(path)
+    where, digest = str(path), files.md5(data) if verify else ""
     if verify:
-        files.check_identity(data, form.checksums[file], where)
+        files.check_identity(digest, form.checksums[file], where)
     if form.format == "idx" and "images" in file:
         found = {f"{part}_images": read_idx(data, where, (_SIDE, _SIDE))[:, None]}
     elif form.format == "idx":
@@ -154,7 +152,7 @@ def _parse(form: Form, file: str, path: Path, data: bytes, verify: bool) -> dict
         images, labels = reader(data, where)
         found = {f"{part}_images": images, f"{part}_labels": labels}
     if verify:
-        files.check_checksum(data, form.checksums[file], where)
+        files.check_checksum(digest, form.checksums[file], where)
     return found
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ..errors import ConformalError, refusal
 from . import files
 from .catalogue import DIGITS, Form
+from .writing import write_whole
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -49,18 +48,29 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
             f"Or put {' or '.join([f'{wanted} in {where}', *archives])}.",
         )
     if source.startswith(("http://", "https://")):
-        return _download(forms, root, source.rstrip("/"), console or Console())
-    return _copy(name, root, Path(source).expanduser())
+        written = _download(forms, root, source.rstrip("/"), console or Console())
+    else:
+        written = _copy(name, root, Path(source).expanduser())
+    for path in _wrong(files.located(name, root)):
+        got = "another one, which is read before the one that was fetched"
+        raise refusal(str(path), "the file of this name", got, "Move it away.")
+    return written
 
 
 def _complete(name: str, root: Path) -> bool:
     place = files.locate(name, root)
-    if place is None or place.missing():
-        return False
-    return all(_right(place.form, path) for path in set(place.files().values()))
+    return place is not None and not place.missing() and not _wrong(place)
+
+
+def _wrong(place: files.Place) -> list[Path]:
+    """Return the files of a place that are not what they are called."""
+    return [path for path in sorted(set(place.files().values())) if not _right(place.form, path)]
 
 
 def _copy(name: str, root: Path, source: Path) -> list[Path]:
+    if not source.is_dir():
+        expected, got = "a folder, or an address that starts with http", f"{source}, which is none"
+        raise refusal("data get --source", expected, got, "Name the folder that holds the files.")
     place = files.located(name, source)
     folder = root if place.archived else root / place.form.folders[0]
     written = []
@@ -68,8 +78,8 @@ def _copy(name: str, root: Path, source: Path) -> list[Path]:
         target = folder / path.name
         if _right(place.form, target):
             continue
-        with path.open("rb") as stream, _checked(place.form, target) as file:
-            shutil.copyfileobj(stream, file, _CHUNK)
+        with path.open("rb") as stream:
+            _write(place.form, target, iter(lambda: stream.read(_CHUNK), b""))
         written.append(target)
     return written
 
@@ -82,12 +92,10 @@ def _download(forms: tuple[Form, ...], root: Path, base: str, console: Console) 
             if any(_right(form, target) for form, target in choices):
                 continue
             form, target, stream = _first(base, choices)
-            with stream, _checked(form, target) as file:
+            with stream:
                 length = stream.headers.get("Content-Length")
                 task = progress.add_task(target.name, total=int(length) if length else None)
-                for chunk in _chunks(stream, target.name):
-                    file.write(chunk)
-                    progress.advance(task, len(chunk))
+                _write(form, target, _chunks(stream, target.name, partial(progress.advance, task)))
             written.append(target)
     return written
 
@@ -116,27 +124,26 @@ def _first(base: str, choices: list[tuple[Form, Path]]) -> tuple[Form, Path, Any
     raise refusal("data get --source", "files at that address", "; ".join(reasons), remedy)
 
 
-def _chunks(stream: Any, name: str) -> Iterator[bytes]:
+def _chunks(stream: Any, name: str, advance: Callable[[int], None]) -> Iterator[bytes]:
     try:
         while chunk := stream.read(_CHUNK):
             yield chunk
+            advance(len(chunk))
     except (OSError, HTTPException) as error:
         remedy = "Run the command again; finished files are kept."
         raise refusal(f"data get, {name}", "the whole file", str(error), remedy) from error
 
 
-@contextmanager
-def _checked(form: Form, target: Path) -> Iterator[IO[bytes]]:
-    """Give a file beside the target; it takes its name when it is whole and right."""
+def _write(form: Form, target: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file that takes its name when it is whole and right."""
+
+    def write(path: Path) -> None:
+        with path.open("wb") as stream:
+            stream.writelines(chunks)
+        _verify(form, path, target.name)
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".part-{target.name}")
-    try:
-        with partial.open("wb") as stream:
-            yield stream
-        _verify(form, partial, target.name)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(target, write)
 
 
 def _right(form: Form, path: Path) -> bool:
@@ -151,7 +158,7 @@ def _verify(form: Form, path: Path, called: str) -> None:
     """Refuse a file, or an archive, that is not the one it is called."""
     if called == form.archive:
         for name, _, read in files.contents(files.Place(form, path, True)):
-            files.check_checksum(read(), form.checksums[name], f"{name} in {called}")
+            files.check_checksum(files.md5(read()), form.checksums[name], f"{name} in {called}")
         return
     name = next(name for name in form.checksums if called in form.spellings(name))
-    files.check_checksum(files.read(path), form.checksums[name], called)
+    files.check_checksum(files.md5(files.read(path)), form.checksums[name], called)

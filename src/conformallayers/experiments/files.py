@@ -87,7 +87,7 @@ def locate(name: str, root: Path) -> Place | None:
 def how_to_get(name: str) -> str:
     """Return the sentence that ends a refusal of missing files."""
     return (
-        f"Run conformallayers data get {name} --source FOLDER_OR_URL, "
+        f"Run conformallayers data get {name} --source FOLDER_OR_ADDRESS, "
         f"or name the folder by --data-root or {VARIABLE}."
     )
 
@@ -165,19 +165,19 @@ def md5(data: bytes) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def check_identity(data: bytes, expected: str, where: str) -> None:
-    """Refuse bytes that are another known file."""
-    other = identify(md5(data))
-    if other is not None and md5(data) != expected:
+def check_identity(digest: str, expected: str, where: str) -> None:
+    """Refuse the checksum of another known file."""
+    other = identify(digest)
+    if other is not None and digest != expected:
         wanted = identify(expected)
-        raise refusal(where, f"{wanted}", f"{other}", "The file lies under a wrong name; move it.")
+        raise refusal(where, f"{wanted}", other, "The file lies under a wrong name; move it.")
 
 
-def check_checksum(data: bytes, expected: str, where: str) -> None:
-    """Refuse bytes that are not those of the catalogue."""
-    if md5(data) != expected:
+def check_checksum(digest: str, expected: str, where: str) -> None:
+    """Refuse a checksum that is not that of the catalogue."""
+    if digest != expected:
         remedy = "Get the file again, or allow your own data with --no-check."
-        raise refusal(where, f"the md5 {expected}", md5(data), remedy)
+        raise refusal(where, f"the md5 {expected}", digest, remedy)
 
 
 def found_where(root: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import ConformalError, refusal
 from .catalogue import CLASSES
@@ -57,8 +58,7 @@ def read_cifar_binary(data: bytes, where: str) -> tuple[Bytes, Bytes]:
         whole = max(1, -(-len(data) // record)) * record
         raise _truncated(where, whole, len(data), f"a multiple of {record} bytes such as {whole}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-    labels = np.ascontiguousarray(rows[:, 0])
-    return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), checked_labels(labels, where)
+    return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), checked_labels(rows[:, 0], where)
 
 
 def read_cifar_pickle(data: bytes, where: str) -> tuple[Bytes, Bytes]:
@@ -69,24 +69,23 @@ def read_cifar_pickle(data: bytes, where: str) -> tuple[Bytes, Bytes]:
         raise refusal(where, "a pickle of arrays, lists and text", str(error), _AGAIN) from error
     entries: dict[Any, Any] = found if isinstance(found, dict) else {}
     images, labels = entries.get("data"), entries.get("labels")
-    shape = getattr(images, "shape", None)
-    if not isinstance(images, np.ndarray) or len(shape or ()) != 2 or shape[1] != _PIXELS:  # type: ignore[index]
-        expected = f"an entry data of shape (N, {_PIXELS})"
-        raise refusal(where, expected, str(shape or "none"), _AGAIN)
-    if not isinstance(labels, list) or not all(type(n) is int and n >= 0 for n in labels):
+    if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
+        expected, got = f"an entry data of shape (N, {_PIXELS})", getattr(images, "shape", "none")
+        raise refusal(where, expected, str(got), _AGAIN)
+    if not isinstance(labels, list) or not all(type(n) is int for n in labels):
         raise refusal(where, "an entry labels with a list of whole numbers", "none", _AGAIN)
     check_counts(len(images), len(labels), where)
-    clipped = np.array([min(n, 255) for n in labels], np.uint8)
-    return images.reshape(-1, *CIFAR_SHAPE), checked_labels(clipped, where)
+    return images.reshape(-1, *CIFAR_SHAPE), checked_labels(np.array(labels, object), where)
 
 
-def checked_labels(labels: Bytes, where: str) -> Bytes:
-    """Return the labels, or refuse one that is no class."""
-    if labels.max() >= CLASSES:
-        place = int(labels.argmax())
-        expected = f"labels from 0 to {CLASSES - 1}"
-        raise refusal(where, expected, f"{int(labels[place])} at position {place}", _AGAIN)
-    return labels
+def checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
+    """Return the labels as bytes, or refuse one that is no class."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
+    if len(wrong):
+        place = int(wrong[0])
+        got = f"{int(labels[place])} at position {place}"
+        raise refusal(where, f"labels from 0 to {CLASSES - 1}", got, _AGAIN)
+    return labels.astype(np.uint8)
 
 
 def check_counts(images: int, labels: int, where: str) -> None:
