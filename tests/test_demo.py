@@ -145,5 +145,5 @@ def test_interrupt_leaves_one_line_and_no_files(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert message == "Interrupted: nothing was written.\n"
+    assert message == "Interrupted.\n"
     assert list(tmp_path.iterdir()) == []

@@ -158,7 +158,7 @@ def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None
 
 
 def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
-    text = checked(write_report(tmp_path / "none", tmp_path / "page.html")).text
+    text = checked(write_report(tmp_path)).text
     assert text.count("To measure:") == 7
     for command in (
         "experiment 1",
@@ -195,6 +195,11 @@ def test_report_on_the_command_line(
         with pytest.raises(SystemExit) as leaving:
             cli.main(["report", "--results", str(full), "--out", str(out)])
         assert leaving.value.code == code
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["report", "--results", str(tmp_path / "none")])
+    assert leaving.value.code == 1
+    assert not (tmp_path / "none").exists()
     shown = capsys.readouterr()
+    assert "report --results: expected a folder with results, got" in shown.err
     assert shown.out == f"Wrote {tmp_path / 'new' / 'page.html'}\n"
     assert "report --out: expected a file" in shown.err

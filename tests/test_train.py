@@ -207,8 +207,13 @@ main()
 
 @pytest.mark.parametrize(
     ("blow", "middle"),
-    [(signal.SIGKILL, True), (signal.SIGKILL, False), (signal.SIGINT, True)],
-    ids=["killed in an epoch", "killed between files", "interrupted in an epoch"],
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGKILL, False),
+        (signal.SIGINT, True),
+        (signal.SIGTERM, True),
+    ],
+    ids=["killed in an epoch", "killed between files", "interrupted", "terminated"],
 )
 def test_stopped_and_resumed_run_ends_in_the_same_bits(
     blow: signal.Signals,
@@ -223,6 +228,8 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], cwd=tmp_path, env=environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # As a script starts its background commands.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 300
@@ -236,7 +243,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
     done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state["epoch"]
     assert done == 3
     monkeypatch.chdir(tmp_path)
-    if blow == signal.SIGINT:
+    if blow != signal.SIGKILL:
         assert process.returncode == 130
         start, _, resuming = message.strip().partition("To go on: ")
         assert start == "Interrupted after epoch 3 of 12. "
@@ -306,6 +313,22 @@ def test_processes_that_write_the_same_file_do_not_meet(
 
     write_whole(tmp_path / "file", interrupted)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("file", "first")]
+
+
+def test_constant_rate_goes_on_for_more_epochs(small: Dataset, tmp_path: Path) -> None:
+    options = {"batch_size": 64, "console": QUIET}
+    whole = train("LeNetCL", small, epochs=4, out=tmp_path / "whole", **options)
+    train("LeNetCL", small, epochs=2, out=tmp_path / "longer", **options)
+    longer = train("LeNetCL", small, epochs=4, out=tmp_path / "longer", resume=True, **options)
+    assert_same(tmp_path / "whole", tmp_path / "longer")
+    assert longer.row["loss"] == whole.row["loss"]
+    assert json.loads((tmp_path / "longer" / "config.json").read_text())["epochs"] == 4
+    with pytest.raises(cl.ConformalError, match="--epochs: expected 4 as before, got 3"):
+        train("LeNetCL", small, epochs=3, out=tmp_path / "longer", resume=True, **options)
+    options |= {"out": tmp_path / "cycle", "schedule": "one-cycle"}
+    train("LeNetCL", small, epochs=1, **options)
+    with pytest.raises(cl.ConformalError, match="--epochs: expected 1 as before, got 2"):
+        train("LeNetCL", small, epochs=2, resume=True, **options)
 
 
 def test_resume_refuses_what_does_not_belong_together(small: Dataset, tmp_path: Path) -> None:

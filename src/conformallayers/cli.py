@@ -1,8 +1,11 @@
 """The command line. Heavy imports wait for the command that needs them."""
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,14 +27,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     code = 0
     try:
-        _app()(arguments, result_action="return_value")
+        with _interruptible():
+            _app()(arguments, result_action="return_value")
     except KeyboardInterrupt as stop:
-        print(str(stop) or "Interrupted: nothing was written.", file=sys.stderr)
+        print(str(stop) or "Interrupted.", file=sys.stderr)
         code = _INTERRUPTED
     except (ConformalError, OSError) as error:
         print(f"conformallayers: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end a command so that it can say how to go on.
+
+    A script starts its background commands with SIGINT ignored. SIGTERM is left alone under
+    torchrun, which ends processes by it that wait for one that has failed.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    numbers = [signal.SIGINT] if "RANK" in os.environ else [signal.SIGINT, signal.SIGTERM]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _app() -> "App":

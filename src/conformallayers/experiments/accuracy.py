@@ -81,7 +81,8 @@ def run_accuracy(
         rows.append(row)
     console.print(accuracy_table(rows), highlight=False, markup=False, soft_wrap=True)
     if failed:
-        got, remedy = f"errors, said above, in {', '.join(failed)}", "Then repeat the command."
+        got = f"the errors above in {', '.join(failed)}"
+        remedy = "Do what they say, then repeat the command: finished cells are kept."
         raise refusal(f"experiment {number}", "every cell trained", got, remedy)
     return rows
 

@@ -22,10 +22,13 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
     """Write the page and return its path.
 
     Args:
-        results: the folder that the experiments have written to; a part that is missing is
-            named with the command that makes it.
+        results: the folder that the experiments have written to; a part that it has not is named
+            on the page with the command that makes it.
         out: the file; None takes ``report.html`` in that folder.
     """
+    if not results.is_dir():
+        remedy = "Run an experiment first, or name the folder it has written to."
+        raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)
     out = out or results / "report.html"
     if out.is_dir():
         raise refusal(

@@ -62,12 +62,19 @@ def commit() -> str | None:
 def _compare(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     try:
-        before = json.loads(path.read_text("utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        before = dict(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         remedy = "Name the folder of a run by --out."
         raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
     for name, value in config.model_dump().items():
         if before.get(name) != value:
+            # A constant rate does not know how many epochs there will be.
+            if (
+                name == "epochs"
+                and config.schedule == "constant"
+                and before.get(name, value) < value
+            ):
+                continue
             flag = f"train --resume, --{name.replace('_', '-')}"
             remedy = f"Give the options of the run in {folder}, or begin another one by --out."
             raise refusal(flag, f"{before.get(name)!r} as before", repr(value), remedy)
