@@ -92,18 +92,37 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, An
 def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -> None:
     first = run_sweep(**quick, trials=5)
     assert run_sweep(**quick, trials=5)["trials"] == first["trials"]
-    rows = run_sweep(**quick, trials=9)["trials"]
-    assert sorted(row["trial"] for row in rows) == list(range(9))
-    assert len({tuple(row[name] for name in PARAMETERS) for row in rows}) == 9
-    other = run_sweep(**{**quick, "out": tmp_path / "other"}, trials=5)
-    keys = ("trial", *PARAMETERS, "validation_accuracy")
+    rows = run_sweep(**quick, trials=34)["trials"]
+    assert sorted(row["trial"] for row in rows) == list(range(34))
+    assert len({tuple(row[name] for name in PARAMETERS) for row in rows}) == 34
+    other = run_sweep(**{**quick, "out": tmp_path / "other"}, trials=34)
+    keys = ("trial", *PARAMETERS, "validation_accuracy", "state")
     assert [[row[k] for k in keys] for row in other["trials"]] == [
-        [row[k] for k in keys] for row in first["trials"]
+        [row[k] for k in keys] for row in rows
     ]
     with pytest.raises(cl.ConformalError, match="sweep --seed: expected 0 as before, got 1"):
         run_sweep(**quick, seed=1)
     with pytest.raises(cl.ConformalError, match="sweep --max-epochs: expected 50 as before"):
         run_sweep(**quick, max_epochs=20)
+
+
+def test_processes_that_start_together_draw_different_trials(tmp_path: Path) -> None:
+    options = {"max_epochs": 50, "seed": 2**40}
+    studies = [sweep._study("together", None, tmp_path, options) for _ in range(2)]
+    drawn = [sweep.suggested(study.ask(), 50) for study in studies]
+    assert drawn[0] != drawn[1]
+
+
+def test_no_trial_ends_before_the_papers_first_level(quick: dict[str, Any]) -> None:
+    record = run_sweep(**quick, trials=25)
+    pruned = [row["epochs_run"] for row in record["trials"] if row["state"] == "PRUNED"]
+    assert min(pruned) == 50 // 3**2
+
+
+def test_study_that_ran_out_of_time_is_not_finished(quick: dict[str, Any]) -> None:
+    record = run_sweep(**quick, trials=1000, timeout=0.2)
+    assert not record["finished"]
+    assert run_sweep(**quick, trials=len(record["trials"]))["finished"]
 
 
 def test_interrupted_study_keeps_its_trials(
@@ -122,6 +141,7 @@ def test_interrupted_study_keeps_its_trials(
         run_sweep(**quick, trials=4)
     kept = json.loads((quick["out"] / "study.json").read_text())
     assert [row["state"] for row in kept["trials"]].count("FAIL") == 1
+    assert (quick["out"] / "figure.svg").exists()
     done = [row for row in run_sweep(**quick, trials=4)["trials"] if row["state"] != "FAIL"]
     assert len(done) == 4
 
@@ -148,6 +168,9 @@ def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
     assert not (quick["out"] / "journal.log").exists()
     with pytest.raises(cl.ConformalError, match="sweep --storage: expected a storage of Optuna"):
         run_sweep(**quick, storage="nonsense")
+    (quick["out"] / "journal.log").write_text("no journal\n")
+    with pytest.raises(cl.ConformalError, match=r"sweep, .*journal.log: expected a storage"):
+        run_sweep(**quick)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from ..activations import ReSPro
+from .writing import write_whole
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 _FLOOR = -1.7  # where the contour lines of a surface lie
@@ -31,7 +33,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     with matplotlib.rc_context(STYLE):
         for path in paths:
-            figure.savefig(path, dpi=150, facecolor="white", metadata={"Date": None})
+            options = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
+            write_whole(path, partial(figure.savefig, **options))
     return paths
 
 

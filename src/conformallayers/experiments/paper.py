@@ -14,7 +14,7 @@ _CONFORMAL = ("BaseReSProNet", "LeNetCL")
 # The supplement's search space; the bounds are included.
 BATCH_SIZES, EPOCHS, LEARNING_RATES = (2048, 4096), (10, 50), (0.001, 1.0)
 OPTIMIZERS = ("adam", "rmsprop")
-HYPERBAND = {"max_iter": 50, "eta": 3}
+HYPERBAND = {"max_iter": 50, "s": 2, "eta": 3}
 
 # Experiments III and IV, in the words of the text.
 DEPTH_CLAIMS = {

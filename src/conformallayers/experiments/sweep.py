@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.pruners import HyperbandPruner
-from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, JournalStorage
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -88,9 +89,19 @@ def run_sweep(
     source_row |= {"network": network, "dataset": name, "options": options}
     counts = {"train": len(train_set.train_labels), "validation": len(held.test_labels)}
 
-    def record(*, final: bool = False) -> Row:
-        result = {**source_row, "images": counts, **_summary(found, final)}
+    def done() -> int:
+        return len(found.get_trials(deepcopy=False, states=_DONE))
+
+    def record() -> Row:
+        result = {**source_row, "images": counts, "finished": done() >= trials, **_summary(found)}
         write_record(out, NAME, result, result["trials"])
+        return result
+
+    def conclude() -> Row:
+        result = record()
+        best = [trial for trial in result["trials"] if trial["state"] == "COMPLETE"][:BEST]
+        if best:
+            figures.save(parallel_coordinates(best, f"{network}, {name}"), out, "figure")
         return result
 
     def after(study: Study, trial: FrozenTrial) -> None:
@@ -101,29 +112,21 @@ def run_sweep(
         return _objective(trial, config, max_epochs, train_set, held)
 
     try:
-        if len(found.get_trials(deepcopy=False, states=_DONE)) < trials:
+        if done() < trials:
             until = MaxTrialsCallback(trials, states=_DONE)
             found.optimize(objective, timeout=timeout, callbacks=[after, until])
     except KeyboardInterrupt as stop:
-        record()
-        done = len(found.get_trials(deepcopy=False, states=_DONE))
-        message = f"Interrupted: {done} trials kept. To go on, repeat the command."
+        conclude()
+        message = f"Interrupted: {done()} trials kept. To go on, repeat the command."
         raise KeyboardInterrupt(message) from stop
-    result = record(final=True)
-    best = [trial for trial in result["trials"] if trial["state"] == "COMPLETE"][:BEST]
-    if best:
-        figures.save(parallel_coordinates(best, f"{network}, {name}"), out, "figure")
-    return result
+    return conclude()
 
 
 def suggested(trial: Trial, max_epochs: int) -> Row:
     """Let the search choose from the paper's space, its epochs cut at a number."""
-    first, last = paper.EPOCHS
     return {
         "batch_size": trial.suggest_int("batch_size", *paper.BATCH_SIZES),
-        "epochs": trial.suggest_int(
-            "epochs", min(first, max_epochs), max(1, min(last, max_epochs))
-        ),
+        "epochs": trial.suggest_int("epochs", min(paper.EPOCHS[0], max_epochs), max_epochs),
         "learning_rate": trial.suggest_float("learning_rate", *paper.LEARNING_RATES),
         "optimizer": trial.suggest_categorical("optimizer", paper.OPTIMIZERS),
     }
@@ -148,22 +151,23 @@ def _objective(
 
 def _study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:
     out.mkdir(parents=True, exist_ok=True)
-    place: str | BaseStorage = storage or JournalStorage(
-        JournalFileBackend(str(out / "journal.log"))
-    )
-    pruner = HyperbandPruner(
-        min_resource=1, max_resource=options["max_epochs"], reduction_factor=paper.HYPERBAND["eta"]
-    )
+    journal, most, eta = out / "journal.log", options["max_epochs"], paper.HYPERBAND["eta"]
+    fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be ended
+    pruner = HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta)
     try:
         study = optuna.create_study(
-            study_name=name, storage=place, pruner=pruner, direction="maximize", load_if_exists=True
+            study_name=name,
+            storage=storage or JournalStorage(JournalFileBackend(str(journal))),
+            sampler=_Sampler(options["seed"]),
+            pruner=pruner,
+            direction="maximize",
+            load_if_exists=True,
         )
     except Exception as error:  # of whatever stands behind the address
-        if storage is None:
-            raise
-        reason = str(error).splitlines()[0]
-        remedy = "Give an address such as sqlite:///study.db, or leave it out."
-        raise refusal("sweep --storage", "a storage of Optuna", reason, remedy) from error
+        where = f"sweep, {journal}" if storage is None else "sweep --storage"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        remedy = "Name another --out, or an address such as sqlite:///study.db."
+        raise refusal(where, "a storage of Optuna", reason, remedy) from error
     before = study.user_attrs.get(_OPTIONS)
     if before is None:
         study.set_user_attr(_OPTIONS, dict(options))
@@ -172,14 +176,37 @@ def _study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]
             where = f"sweep --{key.replace('_', '-')}"
             remedy = f"Give the options of the study {name}, or name another by --study and --out."
             raise refusal(where, f"{before.get(key)!r} as before", repr(value), remedy)
-    # A study that goes on must not draw the numbers of its beginning again.
-    study.sampler = TPESampler(
-        seed=options["seed"] + 10_007 * len(study.get_trials(deepcopy=False))
-    )
     return study
 
 
-def _summary(study: Study, final: bool) -> Row:
+class _Sampler(BaseSampler):
+    """TPE whose random numbers hang on the seed and the number of the trial alone.
+
+    So a study that goes on draws what it would have drawn, and processes that share one do not
+    draw the same.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        numbers = np.random.SeedSequence([self._seed, trial.number])
+        self._tpe = TPESampler(seed=int(numbers.generate_state(1)[0]))
+        self._tpe.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Row:
+        return self._tpe.infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Row) -> Row:
+        return self._tpe.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
+    ) -> Any:
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+
+
+def _summary(study: Study) -> Row:
     """Return the trials, best first; those that did not run to their end come last."""
     rows = []
     for trial in study.get_trials(deepcopy=False):
@@ -194,7 +221,7 @@ def _summary(study: Study, final: bool) -> Row:
         rows.append({**row, "reason": trial.user_attrs.get("reason")})
     rows.sort(key=lambda row: (row["state"] != "COMPLETE", -(row["validation_accuracy"] or 0)))
     best = rows[0] if rows and rows[0]["state"] == "COMPLETE" else None
-    return {"study": study.study_name, "finished": final, "best": best, "trials": rows}
+    return {"study": study.study_name, "best": best, "trials": rows}
 
 
 def _line(trial: FrozenTrial) -> str:
