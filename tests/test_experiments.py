@@ -30,6 +30,7 @@ from conformallayers.experiments import (
     inference,
     memory,
     paper,
+    records,
 )
 from conformallayers.experiments.accuracy import accuracy_table, chosen, config_of, run_accuracy
 from conformallayers.experiments.batchsize import run_batches
@@ -307,7 +308,10 @@ def test_depths_are_written_one_by_one_and_kept(
 ) -> None:
     options: dict[str, Any] = {"batch": 2, "executions": 5, "strategy": "layers", "out": tmp_path}
     options["say"] = lambda line: None
-    run_depth(depths=[2], **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "commit", lambda: "a" * 40)
+        run_depth(depths=[2], **options)
+    monkeypatch.setattr(records, "commit", lambda: "b" * 40)
     measured = []
     original = depth.measured
 
@@ -330,12 +334,23 @@ def test_depths_are_written_one_by_one_and_kept(
         assert row["fold_error"] < cl.testing.TOLERANCES[torch.float32]
         for times in row["milliseconds"].values():
             assert 0 < times["low"] <= times["median"] <= times["high"]
-    assert record["command"].startswith("conformallayers experiment 3 --batch 2 --executions 5")
+    first, _, second = record["command"].partition(" && ")  # together they give these rows
+    assert (
+        first
+        == "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers --depths 2"
+    )
+    assert second == first.removesuffix("2") + "1 2 3 --resume"
+    assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
+    kept = run_depth(depths=[1, 2], resume=True, **options)
+    again = run_depth(depths=[1, 2], resume=True, **options)
+    assert kept == again
     header, *lines = (tmp_path / "times.csv").read_text().splitlines()
     assert "milliseconds DkNet median" in header
     assert len(lines) == 2
     with pytest.raises(cl.ConformalError, match="--resume, --batch: expected 2 as before, got 3"):
         run_depth(resume=True, **{**options, "batch": 3})
+    with pytest.raises(cl.ConformalError, match="--resume, --threads: expected None as before"):
+        run_depth(resume=True, threads=1, **options)
     with pytest.raises(cl.ConformalError, match="experiment 3 --depths: expected whole numbers"):
         run_depth(depths=[0], **options)
 

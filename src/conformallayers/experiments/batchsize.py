@@ -64,7 +64,8 @@ def run_batches(
     options: Row = {"executions": executions, "seconds": seconds, "seed": seed, "threads": threads}
     record = kept(out / f"{NAME}.json", options, resume)
     shown = {"batches": tuple(batches), "memory": memory, "strategies": tuple(strategies)}
-    source = provenance(command_line(["experiment", "4"], {**shown, **options}))
+    shown |= options
+    source = provenance(command_line(["experiment", "4"], shown), record)
     source["machine"]["threads"] = threads or source["machine"]["threads"]
     table = _Table(out, {**source, "options": options}, record, options, measure, say)
     try:
@@ -75,7 +76,7 @@ def run_batches(
                 table.limit(path, budget)
             table.draw()
     except KeyboardInterrupt as stop:
-        again = f"{source['command']} --out {out} --resume"
+        again = command_line(["experiment", "4"], {**shown, "out": out, "resume": True})
         table.draw()
         done = f"Interrupted: {len(table.rows)} rows kept."
         raise KeyboardInterrupt(f"{done} To go on: {again}") from stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -50,7 +50,7 @@ class TrainConfig(BaseModel):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     schedule: Literal["constant", "one-cycle"] = "constant"
     validation: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
+    seed: int = Field(default=0, ge=0, lt=2**63)
     threads: PositiveInt | None = None
     device: str = "cpu"
 
@@ -58,9 +58,10 @@ class TrainConfig(BaseModel):
     @classmethod
     def _number_if_it_is_one(cls, value: Any) -> Any:
         try:
-            return float(value) if isinstance(value, str) else value
-        except ValueError:
+            number = float(value)
+        except (TypeError, ValueError):
             return value
+        return number if math.isfinite(number) else str(value)  # which the network refuses
 
     @field_validator("device")
     @classmethod
@@ -146,8 +147,12 @@ def _one_line(error: ValidationError) -> ConformalError:
     name = str(first["loc"][0]) if first["loc"] else "options"
     if first["type"] == "extra_forbidden":
         return _refused(name, "an option of train", "another")
-    expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return _refused(name, f"a value {expected}".replace("a value '", "'"), repr(first["input"]))
+    expected = first["msg"].removeprefix("Input should be ")
+    if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction
+        expected = expected.partition(",")[0]
+    elif not expected.startswith("'"):
+        expected = f"a value {expected}"
+    return _refused(name, expected, repr(first["input"]))
 
 
 def _refused(option: str, expected: str, got: str) -> ConformalError:

@@ -57,13 +57,14 @@ def run_depth(
     depths = tuple(depths) or DEPTHS
     _check(depths, batch, executions)
     options: Row = {"batch": batch, "executions": executions, "seed": seed, "strategy": strategy}
+    options["threads"] = threads
     record = kept(out / f"{NAME}.json", options, resume)
     rows = {row["depth"]: row for row in record.get("rows", [])}
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        shown = {**options, "depths": depths if depths != DEPTHS else (), "threads": threads}
-        source = provenance(command_line(["experiment", "3"], shown))
+        shown = {**options, "depths": depths if depths != DEPTHS else ()}
+        source = provenance(command_line(["experiment", "3"], shown), record)
         for depth in depths:
             if depth not in rows:
                 rows[depth] = measured(depth, batch, executions, seed, strategy)
@@ -73,7 +74,7 @@ def run_depth(
             write_record(out, NAME, record, ordered)
             figures.save(depth_figure(ordered, batch), out, "figure")
     except KeyboardInterrupt as stop:
-        again = f"{source['command']} --out {out} --resume"
+        again = command_line(["experiment", "3"], {**shown, "out": out, "resume": True})
         raise KeyboardInterrupt(
             f"Interrupted: {len(rows)} depths kept. To go on: {again}"
         ) from stop

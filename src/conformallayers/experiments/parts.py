@@ -300,10 +300,11 @@ def _title(dataset: str) -> str:
 
 
 def short(commit: str | None) -> str:
-    """Return the first letters of a commit, and whether files had changed."""
-    if not commit:
-        return "unknown"
-    return commit[:10] + (" (changed)" if commit.endswith("-changed") else "")
+    """Return the first letters of commits, and whether files had changed."""
+    return ", ".join(
+        one[:10] + (" (changed)" if one.endswith("-changed") else "")
+        for one in (commit or "unknown").split(", ")
+    )
 
 
 def _percent(share: float) -> str:

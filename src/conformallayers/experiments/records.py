@@ -35,8 +35,19 @@ def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
     return shlex.join(line)
 
 
-def provenance(command: str) -> Row:
-    """Return where rows come from: the command, the commit, and what it ran on."""
+def provenance(command: str, before: Row | None = None) -> Row:
+    """Return where rows come from: the command, the commit, and what it ran on.
+
+    Args:
+        command: of this process.
+        before: the record it goes on with, whose commands and commits are kept in front.
+    """
+    commands, commits = command, commit() or "unknown"
+    if before:
+        done = before["command"].split(" && ")
+        more = [] if command in done else [f"{command} --resume"]
+        commands = " && ".join([*done, *(line for line in more if line not in done)])
+        commits = ", ".join(dict.fromkeys([*(before["commit"] or "unknown").split(", "), commits]))
     machine = {
         "processor": platform.machine(),
         "cores": os.cpu_count(),
@@ -44,7 +55,7 @@ def provenance(command: str) -> Row:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    return {"command": command, "commit": commit(), "machine": machine}
+    return {"command": commands, "commit": commits, "machine": machine}
 
 
 def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
@@ -60,8 +71,8 @@ def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
     remedy = "Give the same options, or measure anew without --resume."
     try:
         record: Row = json.loads(path.read_text("utf-8"))
-        before = record["options"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        before = dict(record["options"])
+    except (ValueError, KeyError, TypeError) as error:
         raise refusal(f"--resume, {path}", "a record", "another file", remedy) from error
     for name, value in json.loads(json.dumps(dict(options))).items():
         if before.get(name) != value:
