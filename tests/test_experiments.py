@@ -391,6 +391,8 @@ def test_batches_fill_the_table_and_the_budget(
         run_batches(batches=[3], measure=never, resume=True, **options)
     with pytest.raises(cl.ConformalError, match="expected batches, executions and seconds > 0"):
         run_batches(batches=[0], **options)
+    with pytest.raises(cl.ConformalError, match=r"--strategies: expected one of auto, .*'magic'"):
+        run_batches(measure=never, **{**options, "strategies": ["magic"]})
 
 
 @given(st.integers(0, 5000), st.integers(1, 300))

@@ -139,7 +139,8 @@ def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None
     missing = "conformallayers experiment 2 --cells LeNetCL-fashion-mnist LeNetCL-cifar10"
     assert missing in text
     assert "conformallayers train BaseReSProNet cifar10" in text
-    assert "faster than DkNet at 1 of 3 depths, first at k = 3" in text
+    assert "DkNetCL folded is faster than DkNet at 1 of 3 depths, first at k = 3" in text
+    assert f"{LAYERS}, batch 128, could not be run: MemoryError" in text
     assert "EXP3 <&> · commit bbbbbbbbbb · threads 1" in text
     assert "D3ModNet 4242 4 GiB" in text
     assert "best here 2345 31 0.0625 adam 97.53 %" in text
@@ -172,11 +173,19 @@ def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
     assert "python benchmarks/train_step.py" in text
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"network": "LeNet"}'])
-def test_file_that_is_no_record_is_refused(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'{"network": "LeNet"}', b"\xff\xfe"])
+def test_file_that_is_no_record_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "a.json").write_text(content)
-    with pytest.raises(cl.ConformalError, match=r"report, .*: expected .*record"):
+    (tmp_path / "accuracy" / "a.json").write_bytes(content)
+    with pytest.raises(cl.ConformalError, match=r"report, .*a\.json: expected a record in JSON"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("rows", [[{"depth": 1}], [{"milliseconds": {}}], [{"milliseconds": 1}]])
+def test_record_of_another_form_is_refused(rows: list[Any], tmp_path: Path) -> None:
+    write(tmp_path / "experiment3" / "times.json", {"rows": rows})
+    with pytest.raises(cl.ConformalError, match=r"report, Time against depth.*: expected records"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 

@@ -14,6 +14,7 @@ from .. import networks
 from .._text import size
 from ..errors import refusal
 from ..graph import fold
+from ..strategies import STRATEGIES
 from . import figures
 from .inference import FOLDED, LAYERS, RELU, measure_alone
 from .memory import available, parse_size
@@ -222,6 +223,10 @@ def _folded(strategies: Sequence[str], seed: int) -> list[str]:
     """Return the folded paths; auto becomes the strategy that it takes on this machine."""
     names = []
     for strategy in strategies:
+        known = ("auto", *STRATEGIES)
+        if strategy not in known:
+            expected = f"one of {', '.join(known)}"
+            raise refusal("experiment 4 --strategies", expected, repr(strategy), "Try auto.")
         if strategy == "auto":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)

@@ -33,7 +33,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     with matplotlib.rc_context(STYLE):
         for path in paths:
-            options = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
+            options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
             write_whole(path, partial(figure.savefig, **options))
     return paths
 

@@ -20,8 +20,8 @@ p { max-width: 46rem; margin: 0.5rem 0; }
 nav { display: flex; flex-wrap: wrap; gap: 0.25rem 1rem; margin: 1rem 0; }
 a { color: var(--blue); }
 .scroll { overflow-x: auto; margin: 0.75rem 0; }
-table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.35rem 0.9rem 0.35rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+table { border-collapse: separate; border-spacing: 0; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 6px 0.9rem 6px 0; line-height: 22px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 thead th { border-bottom: 2px solid var(--soft); vertical-align: bottom; font-weight: 600; }
 tbody th { font-weight: 500; }
 td.number, th.number { text-align: right; white-space: nowrap; }
@@ -39,6 +39,8 @@ summary { cursor: pointer; color: var(--blue); padding: 0.35rem 0; }
   body { font-size: 15px; }
   main { padding: 1rem 0.9rem 3rem; }
   h1 { font-size: 1.5rem; }
+  th, td { padding-right: 0.6rem; }
+  td small { white-space: normal; }
   figure.wide { overflow-x: auto; }
   figure.wide img { min-width: 38rem; }
   tbody th:first-child, thead th:first-child { position: sticky; left: 0; background: #fff; }

@@ -11,6 +11,11 @@ from . import paper
 from .page import Markup, join, markup, picture, table, tag
 
 Record = dict[str, Any]
+# What the row of a cell must have.
+CELL = (
+    *("network", "dataset", "accuracy", "epochs", "batch_size", "learning_rate", "optimizer"),
+    *("alpha", "projective", "seed", "seconds", "command"),
+)
 _TITLES = {1: "Table I: one convolution", 2: "Table II: LeNet"}
 
 
@@ -65,14 +70,15 @@ def depths(record: Record | None, folder: Path) -> Markup:
     names = list(rows[0]["milliseconds"])
     relu, folded = names[0], names[-1]
     lines: list[list[object]] = []
+    faster = []
     for row in rows:
         times = {name: row["milliseconds"][name]["median"] for name in names}
         ratio = times[relu] / times[folded]
         lines.append(
             [row["depth"], *(f"{t:.2f}" for t in times.values()), f"{ratio:.2f}", row["strategy"]]
         )
-    faster = [int(str(line[0])) for line in lines if float(str(line[-2])) > 1]
-    said = f"{folded} is faster than {relu} at {len(faster)} of {len(rows)} depths"
+        faster += [row["depth"]] if ratio > 1 else []
+    said = f"{folded.replace(',', '')} is faster than {relu} at {len(faster)} of {len(rows)} depths"
     said += f", first at k = {faster[0]}." if faster else "."
     header = ["k", *(f"{name}, ms" for name in names), f"{relu} / folded", "strategy"]
     batch = record.get("options", {}).get("batch", 64)
@@ -93,6 +99,11 @@ def batches(record: Record | None, folder: Path) -> Markup:
     if not record or not record.get("rows"):
         return join([claims, missing("conformallayers experiment 4 --memory 4GiB")])
     rows = [row for row in record["rows"] if "failed" not in row]
+    failed = [
+        tag("p", f"{row['path']}, batch {row['batch']}, could not be run: {row['failed']}")
+        for row in record["rows"]
+        if "failed" in row
+    ]
     lines = [
         [
             row["path"],
@@ -108,6 +119,7 @@ def batches(record: Record | None, folder: Path) -> Markup:
         claims,
         tag("p", "Memory is what a process of its own grows by, beyond the network and its fold."),
         _figure(folder, "figure", "Time and memory of a batch against its size.", wide=True),
+        *failed,
     ]
     limits = [[r["path"], r["largest_batch"], size(r["budget_bytes"])] for r in record["limits"]]
     if limits:
@@ -126,7 +138,11 @@ def sweeps(studies: Sequence[tuple[Record, Path]]) -> Markup:
     space = f"batch size {_range(paper.BATCH_SIZES)}, epochs {_range(paper.EPOCHS)}, learning rate "
     space += f"{low:g}–{high:g}, {' or '.join(paper.OPTIMIZERS)}"
     parts: list[object] = [
-        tag("p", f"The supplement's space: {space}. Accuracy on training images set aside.")
+        tag(
+            "p",
+            f"The supplement's space: {space}. Accuracy here is that of training images set aside; "
+            "the supplement's choice stands with its figure of Tables I and II.",
+        )
     ]
     for record, folder in studies:
         cell = next(

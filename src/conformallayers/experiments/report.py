@@ -11,7 +11,7 @@ from typing import Any
 from .. import __version__
 from ..errors import refusal
 from .page import Markup, page, tag
-from .parts import accuracies, batches, benchmarks, depths, short, sweeps, training_steps
+from .parts import CELL, accuracies, batches, benchmarks, depths, short, sweeps, training_steps
 from .runs import commit
 from .writing import write_whole
 
@@ -70,8 +70,8 @@ def _body(results: Path) -> list[object]:
     for key, (title, build) in sections.items():
         try:
             built = build(results)
-        except (AttributeError, KeyError, TypeError) as error:
-            expected, got = "records of this version", f"one that has not {error}"
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            expected, got = "records of this version", f"another ({type(error).__name__}: {error})"
             remedy = "Measure it again, or move the file away."
             raise refusal(f"report, {title}", expected, got, remedy) from error
         parts.append(tag("section", tag("h2", title), built, id=key))
@@ -89,7 +89,7 @@ def _one(name: str, build: Callable[[dict[str, Any] | None, Path], Markup]) -> A
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [read(path) for path in sorted(folder.glob("*.json"))]
+    return [read(path, *CELL) for path in sorted(folder.glob("*.json"))]
 
 
 def _studies(results: Path) -> list[tuple[dict[str, Any], Path]]:
@@ -99,15 +99,17 @@ def _studies(results: Path) -> list[tuple[dict[str, Any], Path]]:
     return [(read(path), path.parent) for path in sorted(found)]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read a record; where it does not say its commit, take that of the file."""
+def read(path: Path, *needed: str) -> dict[str, Any]:
+    """Read a record with the keys it needs; where it does not say its commit, take the file's."""
     try:
         record = json.loads(path.read_text("utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no JSON, or no text
         record = error
-    if not isinstance(record, dict):
+    absent = [key for key in needed if key not in record] if isinstance(record, dict) else needed
+    if absent or not isinstance(record, dict):
+        expected = " with ".join(["a record in JSON", *([", ".join(absent)] if absent else [])])
         remedy = "Measure it again, or move the file away."
-        raise refusal(f"report, {path}", "a record in JSON", "another file", remedy)
+        raise refusal(f"report, {path}", expected, "another file", remedy)
     if "commit" not in record:
         record["commit"] = _commit_of(path)
     return record
