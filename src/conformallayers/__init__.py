@@ -23,8 +23,9 @@ _HOMES = {
     **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity", "Scale"), "layers"),
-    "ReSPro": "activations",
+    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity", "Scale", "RepeatChannels"), "layers"),
+    **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
+    **dict.fromkeys(("Residual", "Parallel", "Traced"), "composite"),
     "register_linear": "kinds",
     "ConformalLayers": "container",
     "Folded": "runtime",
@@ -56,11 +57,18 @@ __all__ = [
     "Dropout",
     "Flatten",
     "Folded",
+    "Gnomonic",
     "Identity",
     "Linear",
     "MissingExtra",
+    "Parallel",
+    "RadialActivation",
+    "RadialTanh",
     "ReSPro",
+    "RepeatChannels",
+    "Residual",
     "Scale",
+    "Traced",
     "__version__",
     "fold",
     "fold_error",
@@ -75,8 +83,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import functional, networks, testing
-    from .activations import ReSPro
+    from .activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
     from .certificate import Certificate
+    from .composite import Parallel, Residual, Traced
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .graph import fold, trace
@@ -98,6 +107,7 @@ if TYPE_CHECKING:
         Flatten,
         Identity,
         Linear,
+        RepeatChannels,
         Scale,
     )
     from .runtime import Folded

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .functional import Scalar, signed, wide_dtype
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
-_COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
+COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.modules.padding._ReflectionPadNd, "reflect"),
     (nn.modules.padding._ReplicationPadNd, "replicate"),
     (nn.modules.padding._CircularPadNd, "circular"),
@@ -152,13 +154,70 @@ def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
     """Bound a padding module: the square root of how often it repeats a pixel."""
-    mode = next((mode for kind, mode in _COPYING_PADS if isinstance(module, kind)), None)
+    mode = next((mode for kind, mode in COPYING_PADS if isinstance(module, kind)), None)
     pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
     copies = 1.0
     if mode is not None:
         for axis, size in enumerate(reversed(shape[-(len(pads) // 2) :])):
             copies *= pad_copies(size, pads[2 * axis], pads[2 * axis + 1], mode)
     return math.sqrt(copies)
+
+
+def channel_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound what is linear of ``nn.BatchNorm*d`` in evaluation: its largest factor."""
+    bound: Tensor = channel_factor(module).abs().max()
+    return bound
+
+
+def channel_factor(module: Any) -> Tensor:
+    """Return what ``nn.BatchNorm*d`` multiplies each channel with in evaluation, in the wide dtype."""
+    variance: Tensor = module.running_var
+    variance = variance.to(wide_dtype(variance.device))
+    factor = (variance + module.eps).rsqrt()
+    return factor if module.weight is None else module.weight.to(variance.dtype) * factor
+
+
+def scale_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound a factor for each channel."""
+    return float(module.factor.abs().max())
+
+
+def repeat_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``cl.RepeatChannels``: every energy counts so often."""
+    return math.sqrt(module.times)
+
+
+def upsample_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
+    axes = len(shape) - 1
+    sizes, scales = (
+        spread(value, axes) if value is not None else (None,) * axes
+        for value in (module.size, module.scale_factor)
+    )
+    product = 1.0
+    for n, size, scale in zip(shape[1:], sizes, scales, strict=True):
+        if module.recompute_scale_factor and scale is not None:
+            size, scale = int(n * scale), None
+        product *= _interpolation(module.mode, n, size, scale, module.align_corners)
+    return math.sqrt(product)
+
+
+@lru_cache(maxsize=256)
+def _interpolation(
+    mode: str, n: int, size: int | None, scale: float | None, align_corners: bool | None
+) -> float:
+    """Return the product of the largest row and column sum of an interpolation along one axis."""
+    impulses = torch.eye(n, dtype=torch.float64)[None, :, :, None]  # (1, impulse, axis, 1)
+    if mode.endswith("linear"):
+        mode = "bilinear"
+    matrix = F.interpolate(
+        impulses,
+        size=None if size is None else (size, 1),
+        scale_factor=None if scale is None else (scale, 1.0),
+        mode=mode,
+        align_corners=align_corners,
+    ).abs()[0, :, :, 0]
+    return float(matrix.sum(0).max() * matrix.sum(1).max())
 
 
 def gain_bound(module: Any, shape: Shape) -> Scalar:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .activations import ReSPro
+from .activations import RadialActivation
 from .kinds import find_kind, has_hooks
+from .rules import Rule
 from .runtime import Conformal
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
@@ -43,11 +44,11 @@ class _State:
         self.folds: dict[Key, Conformal] = {}
         self.slots: list[_Slot] = []
         self.modules: list[tuple[nn.Module, dict[str, Any]]] = []
-        self.activations: list[tuple[ReSPro, Any, bool]] = []
+        self.activations: list[tuple[RadialActivation, Any, Rule]] = []
         for module in model.modules():
             self.modules.append((module, dict(module._modules)))
-            if isinstance(module, ReSPro):
-                self.activations.append((module, module.alpha, module.projective))
+            if isinstance(module, RadialActivation):
+                self.activations.append((module, module.alpha, module.rule))
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     alias = None if tensor is None else tensor.detach()
@@ -63,7 +64,7 @@ class _State:
                 module._modules == children and (module is root or not must_run(module))
                 for module, children in self.modules
             )
-            and all((m.alpha, m.projective) == (a, p) for m, a, p in self.activations)
+            and all((m.alpha, m.rule) == (a, p) for m, a, p in self.activations)
         )
 
 

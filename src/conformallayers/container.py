@@ -7,39 +7,20 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from .activations import ReSPro
+from .activations import RadialActivation
 from .cache import FoldCache, must_run
 from .certificate import rounding_slack
 from .errors import ConformalError, refusal
 from .fold import program_of
-from .functional import (
-    Scalar,
-    Scaling,
-    activate_and_leave,
-    autocasts,
-    energy,
-    guarded_ratio,
-    leave,
-    normalise,
-    positive,
-    transformed,
-)
-from .kinds import (
-    Kind,
-    check_batch_axis,
-    check_input,
-    check_module,
-    flatten_modules,
-    kind_of,
-    run,
-)
+from .functional import autocasts, transformed
+from .kinds import check_module, flatten_modules
 from .plan import make_plan
-from .power import power_step
+from .running import run_layers
 from .runtime import Conformal
 from .strategies import Request
 from .trace import Trace, trace_modules
@@ -196,27 +177,7 @@ class ConformalLayers(nn.Sequential):
 
     def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``fold.py`` for the letters)."""
-        z, m, tau = normalise(input)
-        scaling = Scaling()
-        segment = Segment(z, [])
-        layers = list(flatten_modules(self))
-        for index, (path, module) in enumerate(layers):
-            if not isinstance(module, ReSPro):
-                kind = kind_of(path, module)
-                check_input(path, module, kind, tuple(z.shape))
-                segment.layers.append((module, kind, tuple(z.shape[1:])))
-                z = run(module, kind, z, scaling.take() if kind.scaled else None)
-                check_batch_axis(path, module, z.shape, input.shape[0])
-                continue
-            alpha = segment.alpha(module, self.training and _may_step())
-            weight = scaling.activate(alpha, module.projective)
-            gain = guarded_ratio(weight, tau) if module.projective else m * weight
-            if index + 1 == len(layers):
-                return activate_and_leave(z, tau, gain, scaling.rho)
-            z, n = energy(z)
-            tau = tau + gain * n
-            segment = Segment(z, [])
-        return leave(z, scaling.rho, tau)
+        return run_layers(flatten_modules(self), input, self.training)
 
     def _would_lose_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
@@ -251,11 +212,11 @@ class ConformalLayers(nn.Sequential):
                 repr(module),
                 "Pass modules, or one OrderedDict of modules.",
             )
-        spectral = isinstance(module, ReSPro) and module.alpha == "spectral"
+        spectral = isinstance(module, RadialActivation) and module.alpha == "spectral"
         if spectral and any(module is m and key != name for key, m in self._modules.items()):
             raise refusal(
                 f"ConformalLayers at position {name}",
-                'a ReSPro(alpha="spectral") of its own',
+                f'a {type(module).__name__}(alpha="spectral") of its own',
                 "one that stands elsewhere too",
                 "Make a second one: each keeps the norm of the layers before it.",
             )
@@ -298,29 +259,3 @@ class ConformalLayers(nn.Sequential):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._reset_cache()
-
-
-class Segment(NamedTuple):
-    """The linear layers since the last activation, and a batch that entered them."""
-
-    entry: Tensor
-    layers: list[tuple[nn.Module, Kind, tuple[int, ...]]]
-
-    def alpha(self, activation: ReSPro, advance: bool) -> Scalar:
-        """Return α; ``advance`` lets a spectral norm take its step."""
-        if isinstance(activation.alpha, float):
-            return activation.alpha
-        if activation.alpha == "spectral" and advance and self.layers:
-            norm: Tensor = power_step(activation, self.layers, self.entry)
-            return positive(norm)
-        bound: Scalar = 1.0
-        for module, kind, shape in self.layers:
-            bound = kind.bound(module, shape) * bound
-        return activation.resolve(bound)
-
-
-def _may_step() -> bool:
-    """Power iteration needs autograd of its own, which transforms and inference mode do not give."""
-    if torch.compiler.is_compiling():
-        return True
-    return not (transformed() or torch.is_inference_mode_enabled())

@@ -2,23 +2,31 @@
 
 z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
 τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
+
+A bias adds ``τ·b`` to z. Pushed through the layers behind it, it is a constant part of every later z
+with the coordinate of its time as coefficient; see ``recurrence.py``.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from .activations import RadialActivation
 from .bounds import Shape
 from .certificate import Slack
 from .errors import shape_text
 from .functional import Scaling
-from .operators import Operator, freeze
+from .operators import Operator, adjoint, operator_of, rescaled
 from .quadratic import Forms, dense_forms, dense_matrix
+from .recurrence import Key, Recurrence, Site
 from .rowwise import Stage
-from .trace import Step, Trace
+from .rules import PUBLISHED, Rule
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Segment:
     operators: tuple[Operator, ...]
     factor: float
     weight: float
-    projective: bool
+    rule: Rule
     path: str  # of the activation
 
 
@@ -44,15 +52,35 @@ class Program:
     bias: Tensor | None = None  # float64, of the output's shape; added after the division
 
     @property
+    def births(self) -> tuple[int, ...]:
+        """The numbers of activations that biases stand behind: their coordinate is needed."""
+        parts = [*(segment.operators for segment in self.segments), self.trailing]
+        return tuple(
+            index for index, part in enumerate(parts) if any(op.bias is not None for op in part)
+        )
+
+    @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Segments that share one quadratic form: runs of published ones, each projective alone."""
+        """Segments that share one quadratic form: those of a rule that collapses, up to a bias."""
         groups: list[tuple[int, ...]] = []
         for index, segment in enumerate(self.segments):
-            if groups and not segment.projective and not self.segments[index - 1].projective:
+            joins = index > 0 and segment.rule == self.segments[index - 1].rule
+            if joins and segment.rule.collapses and index not in self.births:
                 groups[-1] += (index,)
             else:
                 groups.append((index,))
         return tuple(groups)
+
+    @property
+    def provable(self) -> bool:
+        """Whether a simplified form has a bound: one group without biases, of a rule with one."""
+        rules = self.rules
+        return not self.births and all(rule.provable for rule in rules)
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether the denominator is one form beside ‖x‖², whatever the norm of the input."""
+        return len(self.rules) == 1 and self.rules[0].on_points
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -71,9 +99,14 @@ class Program:
         return torch.device("cpu")
 
     @property
-    def projective(self) -> tuple[bool, ...]:
-        """The form of each group's step of the recurrence."""
-        return tuple(self.segments[group[0]].projective for group in self.groups)
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule of each group."""
+        return tuple(self.segments[group[0]].rule for group in self.groups)
+
+    @cached_property
+    def recurrence(self) -> Recurrence | None:
+        """The scalars of a program with biases; None where there are none."""
+        return _recurrence(self) if self.births else None
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -84,29 +117,61 @@ class Program:
     def __str__(self) -> str:
         lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
         for s in self.segments:
-            kind = "projective" if s.projective else "published"
-            lines.append(f"  {s.path}: {kind}, factor {s.factor:.4g}, weight {s.weight:.4g}")
+            lines.append(f"  {s.path}: {s.rule.name}, factor {s.factor:.4g}, weight {s.weight:.4g}")
         lines.append(f"  scale {self.scale:.4g}" + (", bias" if self.bias is not None else ""))
         return "\n".join(lines)
 
 
 def program_of(trace: Trace) -> Program:
-    """Choose the factors that keep every z and τ of a trace inside float range."""
+    """Choose the factors that keep every z and τ of a chain inside float range."""
     segments: list[Segment] = []
     pending: list[Operator] = []
     scaling = Scaling()
     for step in trace.steps:
-        if step.alpha is None:
-            pending.append(_operator(step))
+        if step.alpha is None or not isinstance(step.module, RadialActivation):
+            operator = operator_of(step.module, step.input_shape, step.output_shape)
+            if operator.bias is not None:  # the point is ρ·z/τ
+                operator = replace(operator, bias=operator.bias / float(scaling.rho))
+            merged = rescaled(pending[-1], operator) if pending else None
+            pending[-1 if merged else len(pending) :] = [merged or operator]
             continue
-        weight = float(scaling.activate(step.alpha, step.projective))
+        rule = step.module.rule
+        weight = float(scaling.activate(step.alpha, rule.on_points, step.module.slope))
         factor = float(scaling.take() or 1.0)
-        segments.append(
-            Segment(tuple(pending), factor, weight / factor**2, step.projective, step.path)
-        )
+        segments.append(Segment(tuple(pending), factor, weight / factor**2, rule, step.path))
         pending = []
     shapes = trace.input_shape, trace.output_shape
     return Program(*shapes, tuple(segments), tuple(pending), float(scaling.rho))
+
+
+def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: float) -> Program:
+    """Put operators before a program that multiply the norm of every sample with ``stretch``.
+
+    The coordinate ``‖U x‖ = stretch·‖x‖`` is divided by the stretch, and so is what is added to it.
+    """
+    segments = list(program.segments)
+    for index, segment in enumerate(segments):
+        power = 1 if segment.rule == PUBLISHED else 2
+        biased = tuple(_stretched(op, stretch) for op in segment.operators)
+        segments[index] = replace(
+            segment, operators=biased, weight=segment.weight / stretch**power
+        )
+    trailing = tuple(_stretched(op, stretch) for op in program.trailing)
+    if segments:
+        segments[0] = replace(segments[0], operators=operators + segments[0].operators)
+    else:
+        trailing = operators + trailing
+    return replace(
+        program,
+        input_shape=operators[0].input_shape,
+        segments=tuple(segments),
+        trailing=trailing,
+        scale=program.scale / stretch,
+    )
+
+
+def _stretched(operator: Operator, stretch: float) -> Operator:
+    return operator if operator.bias is None else replace(operator, bias=stretch * operator.bias)
 
 
 def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
@@ -117,24 +182,67 @@ def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
         module: a frozen module; the affine part is what it gives for a zero input.
         output_shape: of one sample.
     """
-    module = freeze(module, torch.float64)
-    zero = torch.zeros(1, *program.output_shape, dtype=torch.float64, device=program.device)
-    shift = program.bias if program.bias is not None else zero[0]
-    with torch.no_grad():
-        bias: Tensor = module(shift.unsqueeze(0))[0]
-    if module._buffers.get("bias") is not None:
-        module._buffers["bias"] = None
-    operator = Operator(module, program.output_shape, output_shape)
+    operator = operator_of(module, program.output_shape, output_shape)
+    bias = operator.bias
+    if program.bias is not None:
+        with torch.no_grad():
+            pushed: Tensor = operator.apply(program.bias.unsqueeze(0))[0]
+        bias = pushed if bias is None else pushed + bias
     return replace(
         program,
         output_shape=output_shape,
-        trailing=(*program.trailing, operator),
-        bias=bias if bool(bias.any()) else None,
+        trailing=(*program.trailing, replace(operator, bias=None)),
+        bias=bias if bias is not None and bool(bias.any()) else None,
     )
 
 
-def _operator(step: Step) -> Operator:
-    return Operator(freeze(step.module, torch.float64), step.input_shape, step.output_shape)
+def _recurrence(program: Program) -> Recurrence:
+    """Push the biases of a program through the layers behind them."""
+    groups, births = program.groups, program.births
+    first = {members[0]: group for group, members in enumerate(groups)}
+    first[len(program.segments)] = len(groups)
+    constants: dict[int, Tensor] = {}  # by the site that they were born before
+    sites: list[Site] = []
+    chain: list[Operator] = []
+    scale, d_in = 1.0, math.prod(program.input_shape)
+    with torch.no_grad():
+        for group, members in enumerate(groups):
+            size = len([birth for birth in births if birth <= members[0]])
+            rows = torch.zeros(size, d_in, dtype=torch.float64, device=program.device)
+            gram = torch.zeros(size, size, dtype=torch.float64, device=program.device)
+            for index in members:
+                segment = program.segments[index]
+                chain.extend(segment.operators)
+                _push(constants, segment.operators, first.get(index, group), segment.factor)
+                scale *= segment.factor
+                if constants:
+                    c = torch.stack(list(constants.values()))
+                    flat = c.flatten(1)
+                    gram += segment.weight * flat @ flat.T
+                    rows += segment.weight * scale * adjoint(chain, c).flatten(1)
+            keys = tuple(tuple(range(born, group)) for born in constants)
+            before = tuple(range(group))
+            sites.append(Site(program.rules[group], (before,), keys, rows, gram, before))
+        _push(constants, program.trailing, len(groups), 1.0)
+    every: Key = tuple(range(len(groups)))
+    keys = tuple(tuple(range(born, len(groups))) for born in constants)
+    shape = len(constants), *program.output_shape
+    vectors = torch.stack(list(constants.values())) if constants else torch.zeros(shape)
+    return Recurrence(tuple(sites), (every,), keys, vectors.double())
+
+
+def _push(
+    constants: dict[int, Tensor], operators: tuple[Operator, ...], born: int, factor: float
+) -> None:
+    """Let constant parts pass a segment, where more of them may be born."""
+    for operator in operators:
+        for site, value in constants.items():
+            constants[site] = operator.apply(value.unsqueeze(0))[0]
+        if operator.bias is not None:
+            known = constants.get(born)
+            constants[born] = operator.bias if known is None else known + operator.bias
+    for site in constants:
+        constants[site] = constants[site] * factor
 
 
 def matrix_of(program: Program) -> Tensor:

@@ -6,6 +6,7 @@ numbers in a balanced scaling that stays inside float range at any depth and any
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -183,6 +184,13 @@ def autocasts(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Keep autocast away from the denominator."""
+    if autocasts(x):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
 def positive(alpha: Scalar) -> Scalar:
     """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
     return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0
@@ -191,37 +199,51 @@ def positive(alpha: Scalar) -> Scalar:
 class Scaling:
     """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, kept so that nothing over- or underflows.
 
-    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation wants balance 1 (z = x/√s), a
-    projective one wants rho 1 (z/τ is the point); :meth:`take` gives the factor that z has to be
-    multiplied with to get there. It can wait until a layer takes it on its weights.
+    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation wants balance 1 (z = x/√s), one
+    that acts on points wants rho 1 (z/τ is the point); :meth:`take` gives the factor that z has to
+    be multiplied with to get there. It can wait until a layer takes it on its weights.
     """
 
     def __init__(self) -> None:
         self._balance: Scalar = 1.0
         self._rho: Scalar = 1.0
-        self._last: tuple[Scalar, bool] | None = None  # α and form, until the factor is taken
+        # What the last activation divides by, and whether it acts on points; until it is taken.
+        self._last: tuple[Scalar, bool] | None = None
 
     @property
     def rho(self) -> Scalar:
         """The point is ``rho · z / τ``, for z as it is now."""
-        return self._rho if self._last is None else self._rho * (2 / self._last[0])
+        return self._rho if self._last is None else self._rho * self._last[0]
 
-    def activate(self, alpha: Scalar, projective: bool) -> Scalar:
+    def copy(self) -> Scaling:
+        """Return the same scalars for a branch of its own."""
+        other = Scaling()
+        other._balance, other._rho, other._last = self._balance, self._rho, self._last
+        return other
+
+    @property
+    def sigma(self) -> Scalar:
+        """The coordinate is ``m · sigma · τ``."""
+        balance, rho = self._balance, self._rho
+        if self._last is not None:
+            balance, rho = balance * self._last[0], rho * self._last[0]
+        return balance / rho**2
+
+    def activate(self, alpha: Scalar, on_points: bool, slope: float = 2.0) -> Scalar:
         """Pass an activation; return the weight that ``‖z‖²`` has in τ, for z as it is now."""
         if self._last is not None:  # no layer took the factor of the one before
-            double = 2 / self._last[0]
-            self._balance, self._rho = self._balance * double, self._rho * double
-        self._last = alpha, projective
-        weight = self._rho**2 if projective else self._balance
+            before = self._last[0]
+            self._balance, self._rho = self._balance * before, self._rho * before
+        self._last = slope / alpha, on_points
+        weight = self._rho**2 if on_points else self._balance
         return alpha**-2 if _is_one(weight) else weight / alpha**2
 
     def take(self) -> Scalar | None:
         """Return the factor that z must be multiplied with now, or None if there is none."""
         if self._last is None:
             return None
-        (alpha, projective), self._last = self._last, None
-        double = 2 / alpha
-        if projective:
+        (double, on_points), self._last = self._last, None
+        if on_points:
             factor = double if _is_one(self._rho) else self._rho * double
             if not _is_one(self._balance):
                 self._balance = self._balance * double / factor**2

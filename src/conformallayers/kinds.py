@@ -1,5 +1,7 @@
 """The registry of linear modules: which types may stand in a ConformalLayers, and how they run.
 
+Affine ones count as linear, with a bias: ``x ← U x + t·b``.
+
 One row a type. A subclass inherits its parent's row unless it overrides ``forward``: then nobody
 has vouched for it, and it is refused until it is registered itself.
 """
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import bounds, layers
-from .activations import ReSPro
+from .activations import RadialActivation
 from .bounds import Shape
+from .composite import Composite, Flow, Join, branches, joined_bound
 from .errors import ConformalError, refusal, shape_text
 from .functional import Scalar
 
@@ -39,6 +42,8 @@ class Kind:
         channels: the attribute that holds the size of axis 1.
         drops: it is the identity in evaluation mode.
         multiple: in evaluation mode it multiplies the whole sample by one number.
+        stretch: module → the one number that it multiplies the norm of every sample with, or None
+            where there is no such number.
     """
 
     bound: Bound
@@ -49,6 +54,7 @@ class Kind:
     parameter: str | None = None
     drops: bool = False
     multiple: bool = False
+    stretch: Callable[[Any], float | None] | None = None
 
 
 _KINDS: dict[type[nn.Module], Kind] = {}
@@ -140,6 +146,29 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def is_affine(module: nn.Module) -> bool:
+    """Tell whether a supported module adds a bias."""
+    if isinstance(module, Composite):
+        return any(is_affine(child) for child in module.modules() if child is not module)
+    return isinstance(module, _BATCH_NORMS) or getattr(module, "bias", None) is not None
+
+
+def has_batch_statistics(module: nn.Module) -> bool:
+    """Tell whether a module holds a batch normalisation, which learns from the points it sees."""
+    return any(isinstance(child, _BATCH_NORMS) for child in module.modules())
+
+
+def linear_part(module: nn.Module, kind: Kind, x: Tensor) -> Tensor:
+    """Return what a module makes of x in evaluation, without its bias."""
+    if kind.drops:
+        return x
+    if isinstance(module, _BATCH_NORMS):
+        factor = bounds.channel_factor(module).to(x.dtype)
+        return x * factor.view(-1, *[1] * (x.dim() - 2))
+    result: Tensor = module.forward(x)
+    return result - module.forward(torch.zeros_like(x)) if is_affine(module) else result
+
+
 def run(module: nn.Module, kind: Kind, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, with the factor on the weights where that is possible."""
     if factor is None or kind.scaled is None:
@@ -163,8 +192,22 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
 
 def check_module(path: str, module: nn.Module) -> None:
     """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy."""
-    if not isinstance(module, ReSPro):
+    if isinstance(module, Composite):
+        module.flow(path, None, _Checking())
+    elif not isinstance(module, RadialActivation):
         kind_of(path, module)
+
+
+class _Checking(Flow[None]):
+    """Refuse what a composite must not hold; there are no values."""
+
+    def run(self, path: str, module: nn.Module, value: None) -> None:
+        nested = type(module) is nn.Sequential
+        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+            check_module(name, child)
+
+    def join(self, path: str, values: list[None], join: Join) -> None:
+        pass
 
 
 def check_input(
@@ -245,6 +288,7 @@ _ACTIVATIONS = tuple(
         "Threshold",
     ]
 )
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
@@ -252,7 +296,7 @@ def _unsupported(where: str, module: nn.Module) -> ConformalError:
     if isinstance(module, _ACTIVATIONS):
         remedy = "Use cl.ReSPro(), the activation that folds, or put it into the head."
     elif isinstance(module, _NORMS):
-        remedy = "Leave it out: ReSPro already normalises. cl.Scale() learns a gain."
+        remedy = "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
     elif type(module).__name__ == "ConformalLayers":
         remedy = "Unpack it: cl.ConformalLayers(*inner, ...); nesting would divide twice."
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
@@ -263,7 +307,7 @@ def _unsupported(where: str, module: nn.Module) -> ConformalError:
         remedy = _REMEDIES.get(
             type(module), "If it is linear and has no bias, register it with cl.register_linear."
         )
-    return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
+    return refusal(where, "a linear layer or an activation of cl", type(module).__name__, remedy)
 
 
 def _scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
@@ -299,14 +343,19 @@ def _scaled_gain(module: Any, x: Tensor, factor: Scalar) -> Tensor:
     return result
 
 
-def _no_bias(module: nn.Module) -> str | None:
-    if getattr(module, "bias", None) is None:
+def _keeps_statistics(module: Any) -> str | None:
+    if module.running_var is not None:
         return None
-    name = type(module).__name__
     return (
-        f"expected {name} without a bias, got bias=True. "
-        f"Give bias=False, or use cl.{name}, which has none by default."
+        "expected track_running_stats=True, got False. "
+        "Without running statistics the samples of a batch depend on each other."
     )
+
+
+def _pads_zeros(module: Any) -> float | None:
+    crops = any(size < 0 for size in module.padding)
+    copies = any(isinstance(module, kind) for kind, _ in bounds.COPYING_PADS)
+    return None if crops or copies else 1.0
 
 
 def _not_in_place(module: nn.Module) -> str | None:
@@ -327,6 +376,50 @@ def _keeps_batch(module: nn.Module) -> str | None:
     return None
 
 
+def _by_one(module: nn.Module) -> float:
+    return 1.0
+
+
+class _Bounding(Flow[tuple[Shape, Scalar]]):
+    """Follow the shape and the bound of what a composite of linear layers gives."""
+
+    def run(
+        self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
+    ) -> tuple[Shape, Scalar]:
+        shape, bound = value
+        nested = type(module) is nn.Sequential
+        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+            bound = kind_of(name, child).bound(child, shape) * bound
+            shape = tuple(shape_after(child, shape)[1:])
+        return shape, bound
+
+    def join(
+        self, path: str, values: list[tuple[Shape, Scalar]], join: Join
+    ) -> tuple[Shape, Scalar]:
+        shapes = [torch.empty(1, *shape, device="meta") for shape, _ in values]
+        shape = tuple(join.merge(shapes).shape[1:])
+        return shape, joined_bound([bound for _, bound in values], join)
+
+
+def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
+    """Return the shape that a module gives to a batch of samples; values are not computed."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
+    device = next((t.device for t in tensors.values()), torch.device("cpu"))
+    x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
+    try:
+        meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
+        result: Tensor = torch.func.functional_call(module, meta, (x,))
+    except RuntimeError:  # a module with tensors of its own needs its own device
+        result = module(torch.zeros_like(x, device=device))
+    return result.shape
+
+
+def _composite_bound(module: Any, shape: Shape) -> Scalar:
+    bound: Scalar = module.flow("", (shape, 1.0), _Bounding())[1]
+    return bound
+
+
 def _register_torch() -> None:
     for n in (1, 2, 3):
         rank = n + 2
@@ -336,10 +429,10 @@ def _register_torch() -> None:
             return found
 
         _KINDS[kind("Conv")] = Kind(
-            bounds.conv_bound, _scaled_conv, _no_bias, rank, "in_channels", "weight"
+            bounds.conv_bound, _scaled_conv, None, rank, "in_channels", "weight"
         )
         _KINDS[kind("ConvTranspose")] = Kind(
-            bounds.transposed_bound, _scaled_transposed, _no_bias, rank, "in_channels", "weight"
+            bounds.transposed_bound, _scaled_transposed, None, rank, "in_channels", "weight"
         )
         _KINDS[kind("AvgPool")] = Kind(bounds.avg_pool_bound, rank=rank)
         _KINDS[kind("AdaptiveAvgPool")] = Kind(bounds.adaptive_pool_bound, rank=rank)
@@ -347,16 +440,32 @@ def _register_torch() -> None:
             bounds.one, check=_not_in_place, rank=rank, drops=True, multiple=True
         )
         for pad in ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
-            _KINDS[kind(pad)] = Kind(bounds.pad_bound, check=_zero_value, rank=rank)
+            _KINDS[kind(pad)] = Kind(
+                bounds.pad_bound, check=_zero_value, rank=rank, stretch=_pads_zeros
+            )
+        _KINDS[kind("BatchNorm")] = Kind(
+            bounds.channel_bound,
+            check=_keeps_statistics,
+            rank=rank if n > 1 else None,
+            channels="num_features",
+        )
     _KINDS[nn.Linear] = Kind(
-        bounds.linear_bound, _scaled_linear, _no_bias, None, "in_features", "weight"
+        bounds.linear_bound, _scaled_linear, None, None, "in_features", "weight"
     )
-    _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch)
-    _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch)
-    _KINDS[nn.Identity] = Kind(bounds.one, multiple=True)
-    _KINDS[nn.Dropout] = Kind(bounds.one, check=_not_in_place, drops=True, multiple=True)
+    _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
+    _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
+    _KINDS[nn.Identity] = Kind(bounds.one, multiple=True, stretch=_by_one)
+    _KINDS[nn.Dropout] = Kind(
+        bounds.one, check=_not_in_place, drops=True, multiple=True, stretch=_by_one
+    )
     for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
-        _KINDS[shuffle] = Kind(bounds.one, rank=4)
+        _KINDS[shuffle] = Kind(bounds.one, rank=4, stretch=_by_one)
+    _KINDS[nn.Upsample] = Kind(bounds.upsample_bound)
+    _KINDS[layers.RepeatChannels] = Kind(
+        bounds.repeat_bound, stretch=lambda module: float(module.times**0.5)
+    )
+    _KINDS[layers.ChannelScale] = Kind(bounds.scale_bound)
+    _KINDS[Composite] = Kind(_composite_bound)
     _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
 
 

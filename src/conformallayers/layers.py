@@ -1,7 +1,7 @@
 """The linear modules: torch.nn's layers under their own names, and a learned gain.
 
 Each layer is its torch.nn namesake, with the same arguments, order, state_dict keys and repr; only
-``bias`` is off by default, because a bias moves the point and needs the coordinate t.
+``bias`` is off by default: ``x ← U x + t·b`` needs the coordinate t.
 """
 
 from __future__ import annotations
@@ -18,23 +18,14 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 _Device = torch.device | str | int | None
 
 
-def _refuse_bias(kind: str, bias: bool) -> None:
-    if bias:
-        raise refusal(
-            f"{kind}(bias=...)",
-            "bias=False",
-            f"bias={bias!r}",
-            "Leave the bias out; a bias after the last activation can stand in the head.",
-        )
-
-
 class Conv1d(nn.Conv1d):
-    """Convolve, as :class:`torch.nn.Conv1d` does, without a bias.
+    """Convolve, as :class:`torch.nn.Conv1d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
             as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         device, dtype: where and how the weight is kept.
 
     Shape:
@@ -59,7 +50,6 @@ class Conv1d(nn.Conv1d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("Conv1d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -68,7 +58,7 @@ class Conv1d(nn.Conv1d):
             padding=padding,
             dilation=dilation,
             groups=groups,
-            bias=False,
+            bias=bias,
             padding_mode=padding_mode,
             device=device,
             dtype=dtype,
@@ -76,12 +66,13 @@ class Conv1d(nn.Conv1d):
 
 
 class Conv2d(nn.Conv2d):
-    """Convolve, as :class:`torch.nn.Conv2d` does, without a bias.
+    """Convolve, as :class:`torch.nn.Conv2d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
             as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         device, dtype: where and how the weight is kept.
 
     Shape:
@@ -106,7 +97,6 @@ class Conv2d(nn.Conv2d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("Conv2d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -115,7 +105,7 @@ class Conv2d(nn.Conv2d):
             padding=padding,
             dilation=dilation,
             groups=groups,
-            bias=False,
+            bias=bias,
             padding_mode=padding_mode,
             device=device,
             dtype=dtype,
@@ -123,12 +113,13 @@ class Conv2d(nn.Conv2d):
 
 
 class Conv3d(nn.Conv3d):
-    """Convolve, as :class:`torch.nn.Conv3d` does, without a bias.
+    """Convolve, as :class:`torch.nn.Conv3d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
             as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         device, dtype: where and how the weight is kept.
 
     Shape:
@@ -153,7 +144,6 @@ class Conv3d(nn.Conv3d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("Conv3d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -162,7 +152,7 @@ class Conv3d(nn.Conv3d):
             padding=padding,
             dilation=dilation,
             groups=groups,
-            bias=False,
+            bias=bias,
             padding_mode=padding_mode,
             device=device,
             dtype=dtype,
@@ -170,12 +160,13 @@ class Conv3d(nn.Conv3d):
 
 
 class ConvTranspose1d(nn.ConvTranspose1d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose1d` does, without a bias.
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose1d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
             as in torch.nn.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         padding_mode: ``"zeros"``, the only one torch.nn has here.
         device, dtype: where and how the weight is kept.
 
@@ -202,7 +193,6 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("ConvTranspose1d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -211,7 +201,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
             padding=padding,
             output_padding=output_padding,
             groups=groups,
-            bias=False,
+            bias=bias,
             dilation=dilation,
             padding_mode=padding_mode,
             device=device,
@@ -220,12 +210,13 @@ class ConvTranspose1d(nn.ConvTranspose1d):
 
 
 class ConvTranspose2d(nn.ConvTranspose2d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose2d` does, without a bias.
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose2d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
             as in torch.nn.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         padding_mode: ``"zeros"``, the only one torch.nn has here.
         device, dtype: where and how the weight is kept.
 
@@ -252,7 +243,6 @@ class ConvTranspose2d(nn.ConvTranspose2d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("ConvTranspose2d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -261,7 +251,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
             padding=padding,
             output_padding=output_padding,
             groups=groups,
-            bias=False,
+            bias=bias,
             dilation=dilation,
             padding_mode=padding_mode,
             device=device,
@@ -270,12 +260,13 @@ class ConvTranspose2d(nn.ConvTranspose2d):
 
 
 class ConvTranspose3d(nn.ConvTranspose3d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose3d` does, without a bias.
+    """Convolve transposed, as :class:`torch.nn.ConvTranspose3d` does.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
             as in torch.nn.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         padding_mode: ``"zeros"``, the only one torch.nn has here.
         device, dtype: where and how the weight is kept.
 
@@ -302,7 +293,6 @@ class ConvTranspose3d(nn.ConvTranspose3d):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("ConvTranspose3d", bias)
         super().__init__(
             in_channels,
             out_channels,
@@ -311,7 +301,7 @@ class ConvTranspose3d(nn.ConvTranspose3d):
             padding=padding,
             output_padding=output_padding,
             groups=groups,
-            bias=False,
+            bias=bias,
             dilation=dilation,
             padding_mode=padding_mode,
             device=device,
@@ -428,11 +418,12 @@ class Identity(nn.Identity):
 
 
 class Linear(nn.Linear):
-    """Multiply by a matrix, as :class:`torch.nn.Linear` does, without a bias.
+    """Multiply by a matrix, as :class:`torch.nn.Linear` does.
 
     Args:
         in_features, out_features: as in torch.nn.
-        bias: must be False.
+        bias: add one to the point; off by default, because one between two activations costs a
+            folded network further dot products.
         device, dtype: where and how the weight is kept.
 
     Shape:
@@ -451,8 +442,7 @@ class Linear(nn.Linear):
         device: _Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        _refuse_bias("Linear", bias)
-        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
 
 class Scale(nn.Module):
@@ -491,3 +481,56 @@ class Scale(nn.Module):
     def extra_repr(self) -> str:
         """Show the starting value if it is not 1."""
         return "" if self.initial == 1.0 else f"gain={self.initial:g}"
+
+
+class RepeatChannels(nn.Module):
+    """Repeat the channels of every sample: a grey image becomes one of three equal channels.
+
+    Args:
+        times: how often.
+
+    Shape:
+        (B, C, ...) → (B, times·C, ...)
+
+    Examples:
+        >>> RepeatChannels(3)(torch.rand(2, 1, 4, 4)).shape
+        torch.Size([2, 3, 4, 4])
+    """
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            remedy = "3 makes a colour image of a grey one."
+            raise refusal("RepeatChannels(times=...)", "a whole number > 0", repr(times), remedy)
+        self.times = times
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the channels one after the other, ``times`` times."""
+        repeats = [1] * input.dim()
+        repeats[1] = self.times
+        return input.repeat(repeats)
+
+    def extra_repr(self) -> str:
+        """Show the number."""
+        return f"times={self.times}"
+
+
+class ChannelScale(nn.Module):
+    """Multiply each channel by a number: what is linear of a batch normalisation.
+
+    Args:
+        factor: one number a channel.
+
+    Shape:
+        (B, C, ...) → (B, C, ...)
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the scaled channels."""
+        return input * self.factor.view(-1, *[1] * (input.dim() - 2))

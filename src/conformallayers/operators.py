@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
-from .bounds import Shape
+from .bounds import Shape, channel_factor
 from .errors import refusal
-from .kinds import computes_like, find_kind
+from .kinds import computes_like, find_kind, is_affine
+from .layers import ChannelScale
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -105,13 +106,15 @@ class Operator:
     """One linear map between samples of fixed shapes, made from a frozen module.
 
     Args:
-        module: the frozen module.
+        module: the frozen module, without a bias.
         input_shape, output_shape: of one sample.
+        bias: float64, of the output's shape; what is added to U x for a coordinate of 1.
     """
 
     module: nn.Module
     input_shape: Shape
     output_shape: Shape
+    bias: Tensor | None = None
 
     def apply(self, x: Tensor) -> Tensor:
         """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
@@ -140,6 +143,45 @@ class Operator:
         if "Transpose" in type(self.module).__name__:
             return _size(self.input_shape) * weight[0].numel()
         return outputs * weight[0].numel()
+
+
+def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> Operator:
+    """Split an affine module into a linear operator in float64 and its bias."""
+    module = freeze(module, torch.float64)
+    bias = None
+    if is_affine(module):
+        device = next((b.device for b in module.buffers()), None)
+        with torch.no_grad():
+            bias = module(torch.zeros(1, *input_shape, dtype=torch.float64, device=device))[0]
+        module = _without_bias(module)
+    return Operator(module, input_shape, output_shape, bias)
+
+
+def _without_bias(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return ChannelScale(channel_factor(module))
+    for name, child in list(module.named_children()):
+        setattr(module, name, _without_bias(child))
+    if module._buffers.get("bias") is not None:
+        module._buffers["bias"] = None
+    return module
+
+
+def rescaled(before: Operator, after: Operator) -> Operator | None:
+    """Return one operator for a layer and the factors of its channels, or None if there is none."""
+    module = before.module
+    convolves = is_plain(module, CONVOLUTIONS)
+    multiplies = is_plain(module, (nn.Linear,)) and len(before.output_shape) == 1
+    if not isinstance(after.module, ChannelScale) or not (convolves or multiplies):
+        return None
+    factor = after.module.factor
+    merged: Any = copy.deepcopy(module)
+    merged.weight = merged.weight * factor.view(-1, *[1] * (merged.weight.dim() - 1))
+    bias = after.bias
+    if before.bias is not None:
+        pushed = after.apply(before.bias.unsqueeze(0))[0]
+        bias = pushed if bias is None else pushed + bias
+    return Operator(merged, before.input_shape, before.output_shape, bias)
 
 
 def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .activations import ReSPro
-from .functional import wide_dtype
-from .kinds import Kind
-from .strategies.base import full_precision
+from .activations import RadialActivation
+from .functional import full_precision, wide_dtype
+from .kinds import Kind, linear_part
 
 Layer = tuple[nn.Module, Kind, tuple[int, ...]]  # with the shape of one input sample
 
@@ -18,7 +17,7 @@ _WARM_UP = 8  # steps before the first use; a random vector alone would give far
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def power_step(activation: ReSPro, segment: Sequence[Layer], x: Tensor) -> Tensor:
+def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor) -> Tensor:
     """Advance the activation's vector by one step and return the norm it gives.
 
     Args:
@@ -52,7 +51,7 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
         start = vector.detach().requires_grad_()
         image = start
         for module, kind, _ in segment:
-            image = image if kind.drops else module.forward(image)
+            image = linear_part(module, kind, image)
         norm = torch.linalg.vector_norm(image)
         (gradient,) = torch.autograd.grad(norm, start, retain_graph=True)  # UᵀU v / ‖U v‖
     length = torch.linalg.vector_norm(gradient)

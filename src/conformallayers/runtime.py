@@ -14,8 +14,9 @@ from .bounds import Shape
 from .certificate import Certificate
 from .errors import refusal, shape_text
 from .fold import Program
-from .functional import guarded_ratio, leave, moderate_norm, normalise, scale_samples
+from .functional import leave, moderate_norm, normalise, scale_samples
 from .plan import Plan
+from .recurrence import Recurring
 from .strategies import STRATEGIES, Request
 
 Self = TypeVar("Self", bound="Folded")
@@ -73,10 +74,16 @@ class Conformal(nn.Module):
         program = request.program
         self.input_shape = program.input_shape
         self.output_shape = program.output_shape
-        self.projective = program.projective
+        self.rules = program.rules
         self.core = STRATEGIES[strategy].make(request)
         self.scale = program.scale * self.core.gain
-        self.limits = moderate_limits(program, self.scale)
+        recurrence = program.recurrence
+        self.limits = moderate_limits(program, self.scale) if recurrence is None else None
+        self.recurring = (
+            None
+            if recurrence is None
+            else Recurring(recurrence, program.scale, request.dtype, request.device)
+        )
         bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
         self.register_buffer("bias", bias)
         inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
@@ -93,15 +100,18 @@ class Conformal(nn.Module):
         tau = moderate_norm(x, self.limits)
         if tau is not None:
             v, forms = self.core(x)
-            for projective, n in zip(self.projective, forms, strict=True):
-                tau = tau + (n / tau if projective else n)
+            for rule, n in zip(self.rules, forms, strict=True):
+                tau = rule.advance(tau, n, 1.0)
             y = scale_samples(v, self.scale / tau)
         else:
             unit, m, tau = normalise(x)
             v, forms = self.core(unit)
-            for projective, n in zip(self.projective, forms, strict=True):
-                tau = tau + (guarded_ratio(n, tau) if projective else m * n)
-            y = leave(v, self.scale, tau)
+            if self.recurring is not None:
+                y = self.recurring(unit, m, tau, v.unsqueeze(1), forms, self.scale)
+            else:
+                for rule, n in zip(self.rules, forms, strict=True):
+                    tau = rule.advance(tau, n, m)
+                y = leave(v, self.scale, tau)
         return y if self.bias is None else y + self.bias
 
     def get_extra_state(self) -> Tensor:

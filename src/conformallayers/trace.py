@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from ._text import table
-from .activations import ReSPro
+from .activations import RadialActivation
 from .bounds import Shape
+from .composite import Composite, Flow, Join, branches, joined_bound
 from .errors import refusal, shape_text
 from .functional import Scalar
-from .kinds import Kind, check_batch_axis, check_input, kind_of
+from .kinds import Kind, check_batch_axis, check_input, flatten_modules, kind_of, shape_after
 from .operators import freeze
 
 
@@ -23,7 +24,8 @@ class Step:
     """One module of the network on samples of a fixed shape.
 
     ``bound`` is the operator norm's upper bound of a linear module; ``alpha`` is set for an
-    activation, whose ``bound`` is that of the layers since the activation before it.
+    activation, whose ``bound`` is that of the layers since the activation before it. ``sources``
+    are the numbers of the steps that feed it; -1 is the input.
     """
 
     path: str
@@ -32,11 +34,7 @@ class Step:
     output_shape: Shape
     bound: float
     alpha: float | None = None
-
-    @property
-    def projective(self) -> bool:
-        """Whether the activation takes the projective form."""
-        return isinstance(self.module, ReSPro) and self.module.projective
+    sources: tuple[int, ...] = (-1,)
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,11 @@ class Trace:
 
     input_shape: Shape
     steps: tuple[Step, ...]
+
+    @property
+    def chain(self) -> bool:
+        """Whether every step is fed by the one before it."""
+        return all(step.sources == (index - 1,) for index, step in enumerate(self.steps))
 
     @property
     def output_shape(self) -> Shape:
@@ -57,20 +60,91 @@ class Trace:
         return tuple(step.alpha for step in self.steps if step.alpha is not None)
 
     def __str__(self) -> str:
+        header = ["path", "op", "input", "output", "alpha", "bound"]
         rows = [
-            (
+            [
                 step.path,
                 _operation(step.module),
                 shape_text(step.input_shape),
                 shape_text(step.output_shape),
                 "" if step.alpha is None else f"{step.alpha:.4g}",
                 f"{step.bound:.4g}",
-            )
+            ]
             for step in self.steps
         ]
-        return table(("path", "op", "input", "output", "alpha", "bound"), rows)
+        if not self.chain:
+            header.append("from")
+            names = [*(step.path for step in self.steps), "input"]
+            for row, step in zip(rows, self.steps, strict=True):
+                row.append(", ".join(names[source] for source in step.sources))
+        return table(header, rows)
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value between two steps: where it comes from, its shape, and bounds as in an activation."""
+
+    step: int
+    shape: Shape
+    bound: float = 1.0
+    base: float = 1.0  # of what entered the layers since the last activation or join
+
+
+class _Tracing(Flow[_Place]):
+    """Note a step for every module that is passed."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def run(self, path: str, module: nn.Module, value: _Place) -> _Place:
+        nested = type(module) is nn.Sequential
+        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+            value = self.step(name, child, value)
+        return value
+
+    def join(self, path: str, values: list[_Place], join: Join) -> _Place:
+        try:
+            parts = [torch.empty(1, *value.shape, device="meta") for value in values]
+            merged = tuple(join.merge(parts).shape[1:])
+        except RuntimeError as error:
+            shapes = " and ".join(shape_text(value.shape) for value in values)
+            remedy = "Make the branches fit; a shortcut can change the shape of a skip."
+            raise refusal(path, "branches that can be joined", shapes, remedy) from error
+        if join.how == "sum" and any(value.shape != merged for value in values):
+            shapes = " and ".join(shape_text(value.shape) for value in values)
+            raise refusal(path, "branches of one shape", shapes, "A sum does not broadcast.")
+        bound = float(joined_bound([value.bound for value in values], join))
+        sources = tuple(value.step for value in values)
+        shapes_in = values[0].shape
+        self.steps.append(Step(path, join, shapes_in, merged, bound, None, sources))
+        return _Place(len(self.steps) - 1, merged, bound, bound)
+
+    def step(self, path: str, module: nn.Module, value: _Place) -> _Place:
+        """Pass a layer, an activation or a composite."""
+        if isinstance(module, Composite) and branches(module):
+            return module.flow(path, value, self)
+        if isinstance(module, RadialActivation):
+            alpha = _number(module.resolve(value.bound, value.base), path, module)
+            self._note(path, module, value, value.shape, value.bound, alpha)
+            return _Place(len(self.steps) - 1, value.shape)
+        kind = kind_of(path, module)
+        shape = _output_shape(path, module, kind, value.shape)
+        own = _number(kind.bound(module, value.shape), path, module)
+        self._note(path, module, value, shape, own)
+        return _Place(len(self.steps) - 1, shape, value.bound * own, value.base)
+
+    def _note(
+        self,
+        path: str,
+        module: nn.Module,
+        value: _Place,
+        shape: Shape,
+        bound: float,
+        alpha: float | None = None,
+    ) -> None:
+        self.steps.append(Step(path, module, value.shape, shape, bound, alpha, (value.step,)))
 
 
 def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) -> Trace:
@@ -79,38 +153,19 @@ def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) 
     Nothing is computed on data: shapes come from the meta device, bounds from the weights. The
     steps hold frozen copies, so the trace does not change when the model does.
     """
-    steps: list[Step] = []
-    shape, bound = input_shape, 1.0
+    tracing, place = _Tracing(), _Place(-1, input_shape)
     with torch.no_grad():
         for path, module in modules:
-            frozen = freeze(module)
-            if isinstance(frozen, ReSPro):
-                alpha = _number(frozen.resolve(bound), path, module)
-                steps.append(Step(path, frozen, shape, shape, bound, alpha))
-                bound = 1.0
-                continue
-            kind = kind_of(path, frozen)
-            output = _output_shape(path, frozen, kind, shape)
-            own = _number(kind.bound(frozen, shape), path, module)
-            steps.append(Step(path, frozen, shape, output, own))
-            shape, bound = output, bound * own
-    return Trace(input_shape, tuple(steps))
+            place = tracing.step(path, freeze(module), place)
+    return Trace(input_shape, tuple(tracing.steps))
 
 
 def _output_shape(path: str, module: nn.Module, kind: Kind, shape: Shape) -> Shape:
     """Return the shape of one output sample, or refuse the input by name and position."""
     batch = 2  # more than 1, so that a module that merges the batch axis is seen
     check_input(path, module, kind, (batch, *shape), traced=True)
-    tensors = dict(module.named_buffers())
-    floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
-    device = next((t.device for t in tensors.values()), None)
-    x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
     try:
-        try:
-            meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
-            result = torch.func.functional_call(module, meta, (x,))
-        except RuntimeError:  # a module with tensors of its own needs its own device
-            result = module(torch.zeros_like(x, device=device or "cpu"))
+        result = shape_after(module, shape, batch)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise refusal(
             f"{type(module).__name__} at position {path}",
@@ -118,8 +173,8 @@ def _output_shape(path: str, module: nn.Module, kind: Kind, shape: Shape) -> Sha
             f"samples of shape {shape_text(shape)} ({str(error).splitlines()[0]})",
             "Change the layer's sizes or the input shape.",
         ) from error
-    check_batch_axis(path, module, result.shape, batch)
-    return tuple(result.shape[1:])
+    check_batch_axis(path, module, result, batch)
+    return tuple(result[1:])
 
 
 def _number(value: Scalar, path: str, module: nn.Module) -> float:

@@ -119,7 +119,7 @@ def _check(path: str, part: Conformal, candidates: list[Program], absorbed: int)
             f"{candidates[0].input_shape} → {candidates[-1].output_shape}",
             "Pass the model that was folded.",
         )
-    if part.projective != program.projective:
+    if part.rules != program.rules:
         return Finding(path, math.nan, 0.0, None)
     reason = too_large(program)
     if reason is not None:
@@ -135,8 +135,8 @@ def _check(path: str, part: Conformal, candidates: list[Program], absorbed: int)
     slack = rounding_slack(torch.float32)
     if certificate is not None:
         slack = Slack(certificate.epsilon, certificate.max_norm)
-    if part.projective == (True,):
-        slack = replace(slack, radius=1.0)  # D = ‖x‖ + xᵀQx/‖x‖, whatever the norm
+    if program.scale_free:
+        slack = replace(slack, radius=1.0)  # at any norm, see Request.room
     matrix = matrix_of(program) * program.scale
     error = _distance(core.dense_matrix(program.input_shape) * part.scale, matrix)
     margins: list[float | None] = []
@@ -148,7 +148,7 @@ def _check(path: str, part: Conformal, candidates: list[Program], absorbed: int)
     allowed = 64 * torch.finfo(dtype).eps
     failed = error > allowed or any(margin is None for margin in margins)
     failed = (
-        failed or part.projective != program.projective or not _same_bias(part, program, allowed)
+        failed or part.rules != program.rules or not _same_bias(part, program, allowed)
     )
     margin = None if failed else min((m for m in margins if m is not None), default=1.0)
     return Finding(path, error, slack.epsilon, margin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from ..bounds import Shape
 from ..certificate import Certificate, Slack
 from ..fold import Program, forms_of, matrix_of
-from ..functional import autocasts, wide_dtype
+from ..functional import autocasts, full_precision, wide_dtype
 from ..machine import Machine
 from ..operators import Operator, impulses, window
 from ..quadratic import Forms
@@ -75,7 +74,7 @@ class Request:
         self, program: Program, slack: Slack, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.program = program
-        self.slack = slack
+        self.slack = slack if program.provable else replace(slack, epsilon=0.0)
         self.dtype = dtype
         self.device = device
         self._shared: list[Forms] = []
@@ -83,8 +82,8 @@ class Request:
 
     @property
     def room(self) -> float:
-        """1/R of the proof: a projective denominator ‖x‖ + xᵀQx/‖x‖ counts as R = 1 at any norm."""
-        return 1.0 if self.program.projective == (True,) else 1 / self.slack.radius
+        """1/R of the proof: ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) count as R = 1 at any norm."""
+        return 1.0 if self.program.scale_free else 1 / self.slack.radius
 
     def certificate(self, margin: float | None = None) -> Certificate | None:
         """State what is proven of the forms, or of something proven closer to them by ``margin``.
@@ -98,7 +97,7 @@ class Request:
             margin = 1 - lost / room
             if lost == 0 and not slack.requested:
                 return None
-        radius = math.inf if self.program.projective == (True,) else slack.radius
+        radius = math.inf if self.program.scale_free else slack.radius
         return Certificate(slack.epsilon, radius, margin)
 
     def sibling(self, program: Program) -> Request:
@@ -250,13 +249,6 @@ def exact_certificate(request: Request) -> Certificate | None:
     """Nothing is left out here, whatever other strategies have built."""
     slack = request.slack
     return Certificate(slack.epsilon, slack.radius, 1.0) if slack.requested else None
-
-
-def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Keep autocast away from the denominator."""
-    if autocasts(x):
-        return torch.autocast(x.device.type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def as_autocast(v: Tensor, x: Tensor) -> Tensor:

@@ -1,0 +1,181 @@
+"""The layers one by one: batches of points in the balanced scaling, through chains and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from .activations import RadialActivation
+from .bounds import Shape
+from .composite import Composite, Flow, Join, branches, joined_bound
+from .functional import (
+    Scalar,
+    Scaling,
+    activate_and_leave,
+    energy,
+    guarded_ratio,
+    leave,
+    normalise,
+    positive,
+    transformed,
+)
+from .kinds import (
+    Kind,
+    check_batch_axis,
+    check_input,
+    flatten_modules,
+    has_batch_statistics,
+    is_affine,
+    kind_of,
+    run,
+)
+from .power import power_step
+from .rules import PROJECTIVE, PUBLISHED
+
+_LARGEST = 1e300  # of a coordinate: beyond it the published form has sent every point to 0
+
+
+@dataclass
+class Segment:
+    """The layers since the last activation, and a batch that entered them.
+
+    ``before`` are the segments of branches that were joined since then.
+    """
+
+    entry: Tensor
+    layers: list[tuple[nn.Module, Kind, Shape]] = field(default_factory=list)
+    before: tuple[Segment, ...] = ()
+    join: Join | None = None
+
+    def base(self) -> Scalar:
+        """Return the bound of what entered: 1 behind an activation, else that of the branches."""
+        return joined_bound([segment.bound() for segment in self.before], self.join)
+
+    def bound(self) -> Scalar:
+        """Return the bound of what leaves the layers."""
+        bound = self.base()
+        for module, kind, shape in self.layers:
+            bound = kind.bound(module, shape) * bound
+        return bound
+
+    def alpha(self, activation: RadialActivation, advance: bool) -> Scalar:
+        """Return α; ``advance`` lets a spectral norm take its step."""
+        if isinstance(activation.alpha, float):
+            return activation.alpha
+        if activation.alpha == "spectral" and advance and self.layers:
+            norm: Tensor = power_step(activation, self.layers, self.entry)
+            return positive(norm * self.base())
+        return activation.resolve(self.bound(), self.base())
+
+
+@dataclass
+class Points:
+    """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``."""
+
+    z: Tensor
+    m: Tensor
+    tau: Tensor
+    scaling: Scaling
+    segment: Segment
+
+    def fork(self) -> Points:
+        """Return points of their own for a branch; tensors are shared."""
+        segment = self.segment
+        copied = Segment(segment.entry, list(segment.layers), segment.before, segment.join)
+        return Points(self.z, self.m, self.tau, self.scaling.copy(), copied)
+
+    def rebase(self) -> Points:
+        """Return the same with ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
+        m = (self.m * self.scaling.sigma * self.tau).clamp_max(_LARGEST)
+        alive = (self.tau != 0).to(self.tau.dtype)
+        z = leave(self.z, self.scaling.rho, self.tau)
+        return Points(z, m, alive, Scaling(), self.segment)
+
+    def leave(self) -> Tensor:
+        """Return the points."""
+        return leave(self.z, self.scaling.rho, self.tau)
+
+
+class Running(Flow[Points]):
+    """Run modules on batches; ``advance`` lets spectral norms take their steps."""
+
+    def __init__(self, advance: bool) -> None:
+        self.advance = advance
+
+    def run(self, path: str, module: nn.Module, value: Points) -> Points:
+        """Pass one module of a branch, or all of an nn.Sequential."""
+        value = value.fork()
+        nested = type(module) is nn.Sequential
+        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+            value = self.step(name, child, value)
+        return value
+
+    def join(self, path: str, values: list[Points], join: Join) -> Points:
+        """Add or concatenate points, with the coordinate of the first."""
+        segments = tuple(value.segment for value in values)
+        rebased = [value.rebase() for value in values]
+        first = rebased[0]
+        z = join.merge([value.z for value in rebased])
+        return Points(z, first.m, first.tau, Scaling(), Segment(z, [], segments, join))
+
+    def step(self, path: str, module: nn.Module, value: Points) -> Points:
+        """Pass a layer, an activation or a composite."""
+        if isinstance(module, RadialActivation):
+            return self._activate(module, value)
+        if branches(module) or (isinstance(module, Composite) and has_batch_statistics(module)):
+            result: Points = module.flow(path, value, self)  # type: ignore[operator, assignment]
+            return result
+        kind = kind_of(path, module)
+        batch = value.z.shape[0]
+        check_input(path, module, kind, tuple(value.z.shape))
+        value.segment.layers.append((module, kind, tuple(value.z.shape[1:])))
+        if is_affine(module):
+            value = value.rebase()
+            value.z = module(value.z)
+        else:
+            factor = value.scaling.take() if kind.scaled else None
+            value.z = run(module, kind, value.z, factor)
+        check_batch_axis(path, module, value.z.shape, batch)
+        return value
+
+    def _activate(self, module: RadialActivation, value: Points) -> Points:
+        rule, weight = module.rule, self._weight(module, value)
+        z, n = energy(value.z)
+        tau = rule.advance(value.tau, n.to(value.tau.dtype) * weight, value.m)
+        return Points(z, value.m, tau, value.scaling, Segment(z))
+
+    def finish(self, module: RadialActivation, value: Points) -> Tensor:
+        """Pass the last activation and leave: in one pass, where the rule allows it."""
+        if module.rule not in (PUBLISHED, PROJECTIVE):
+            return self._activate(module, value).leave()
+        weight = self._weight(module, value)
+        published = module.rule == PUBLISHED
+        gain = value.m * weight if published else guarded_ratio(weight, value.tau)
+        return activate_and_leave(value.z, value.tau, gain, value.scaling.rho)
+
+    def _weight(self, module: RadialActivation, value: Points) -> Scalar:
+        alpha = value.segment.alpha(module, self.advance)
+        return value.scaling.activate(alpha, module.rule.on_points, module.slope)
+
+
+def run_layers(layers: Iterable[tuple[str, nn.Module]], input: Tensor, training: bool) -> Tensor:
+    """Run (path, module) pairs one by one on a batch (see ``fold.py`` for the letters)."""
+    z, m, tau = normalise(input)
+    running = Running(training and _may_step())
+    value = Points(z, m, tau, Scaling(), Segment(z))
+    pairs = list(layers)
+    for index, (path, module) in enumerate(pairs):
+        if index + 1 == len(pairs) and isinstance(module, RadialActivation):
+            return running.finish(module, value)
+        value = running.step(path, module, value)
+    return value.leave()
+
+
+def _may_step() -> bool:
+    """Power iteration needs autograd of its own, which transforms and inference mode do not give."""
+    if torch.compiler.is_compiling():
+        return True
+    return not (transformed() or torch.is_inference_mode_enabled())
