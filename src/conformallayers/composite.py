@@ -203,8 +203,9 @@ class Traced(Composite):
             got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             remedy = "Keep its forward free of branches on values."
             raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
-        graph.eliminate_dead_code()
         self.body = fx.GraphModule(module, graph)
+        self.body.graph.eliminate_dead_code()
+        graph = self.body.graph
         for node in graph.nodes:
             _check_node(name, node)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]

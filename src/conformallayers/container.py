@@ -16,14 +16,13 @@ from .activations import RadialActivation
 from .cache import FoldCache, must_run
 from .certificate import rounding_slack
 from .errors import ConformalError, refusal
-from .fold import program_of
 from .functional import autocasts, transformed
 from .kinds import check_module, flatten_modules
 from .plan import make_plan
 from .running import run_layers
-from .runtime import Conformal
-from .strategies import Request
+from .runtime import Part, make_part
 from .trace import Trace, trace_modules
+from .wholes import program_or_web, request_of
 
 Self = TypeVar("Self", bound="ConformalLayers")
 
@@ -188,17 +187,16 @@ class ConformalLayers(nn.Sequential):
         """Return the steps for an input shape; :func:`conformallayers.trace` checks it first."""
         return trace_modules(flatten_modules(self), input_shape)
 
-    def _fold(self, input: Tensor) -> Conformal:
+    def _fold(self, input: Tensor) -> Part:
         begun = self._cache.begin(self)
         with torch.inference_mode(False), torch.no_grad():
             try:
-                program = program_of(self.trace(tuple(input.shape[1:])))
+                program = program_or_web(self, "", tuple(input.shape[1:]))
             except ConformalError:
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
-            slack = rounding_slack(input.dtype)
-            request = Request(program, slack, input.dtype, input.device)
-            folded = Conformal(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
+            request = request_of(program, rounding_slack(input.dtype), input.dtype, input.device)
+            folded = make_part(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
         self._cache.store(begun, input, folded)
         return folded
 

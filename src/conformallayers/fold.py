@@ -21,7 +21,7 @@ from .bounds import Shape
 from .certificate import Slack
 from .errors import shape_text
 from .functional import Scaling
-from .operators import Operator, adjoint, operator_of, rescaled
+from .operators import Operator, adjoint, merged, operator_of
 from .quadratic import Forms, dense_forms, dense_matrix
 from .recurrence import Key, Recurrence, Site
 from .rowwise import Stage
@@ -125,23 +125,33 @@ class Program:
 def program_of(trace: Trace) -> Program:
     """Choose the factors that keep every z and τ of a chain inside float range."""
     segments: list[Segment] = []
-    pending: list[Operator] = []
+    pending: tuple[Operator, ...] = ()
     scaling = Scaling()
     for step in trace.steps:
         if step.alpha is None or not isinstance(step.module, RadialActivation):
             operator = operator_of(step.module, step.input_shape, step.output_shape)
             if operator.bias is not None:  # the point is ρ·z/τ
                 operator = replace(operator, bias=operator.bias / float(scaling.rho))
-            merged = rescaled(pending[-1], operator) if pending else None
-            pending[-1 if merged else len(pending) :] = [merged or operator]
+            pending = joined((*pending, operator))
             continue
         rule = step.module.rule
         weight = float(scaling.activate(step.alpha, rule.on_points, step.module.slope))
         factor = float(scaling.take() or 1.0)
-        segments.append(Segment(tuple(pending), factor, weight / factor**2, rule, step.path))
-        pending = []
+        segments.append(Segment(pending, factor, weight / factor**2, rule, step.path))
+        pending = ()
     shapes = trace.input_shape, trace.output_shape
-    return Program(*shapes, tuple(segments), tuple(pending), float(scaling.rho))
+    return Program(*shapes, tuple(segments), pending, float(scaling.rho))
+
+
+def joined(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Merge operators that torch has one layer for."""
+    found: list[Operator] = []
+    for operator in operators:
+        while found and (one := merged(found[-1], operator)) is not None:
+            found.pop()
+            operator = one
+        found.append(operator)
+    return tuple(found)
 
 
 def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: float) -> Program:
@@ -158,9 +168,9 @@ def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: floa
         )
     trailing = tuple(_stretched(op, stretch) for op in program.trailing)
     if segments:
-        segments[0] = replace(segments[0], operators=operators + segments[0].operators)
+        segments[0] = replace(segments[0], operators=joined(operators + segments[0].operators))
     else:
-        trailing = operators + trailing
+        trailing = joined(operators + trailing)
     return replace(
         program,
         input_shape=operators[0].input_shape,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -14,16 +15,20 @@ from .bounds import Shape
 from .certificate import Slack, rounding_slack
 from .container import ConformalLayers
 from .errors import ConformalError, checked_shape, refusal, shape_text
-from .fold import Program, absorb, program_of
+from .fold import Program, with_prefix
 from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
 from .machine import machine
-from .operators import freeze, is_plain, refuse_hooks
+from .operators import Operator, freeze, is_plain, operator_of, refuse_hooks
 from .plan import Plan, checked_strategy, make_plan, outlook, with_outcome
-from .runtime import PIECE_BYTES, Conformal, Folded
+from .runtime import PIECE_BYTES, Folded, Part, make_part
 from .strategies import Cost, Request
-from .trace import Trace, trace_modules
+from .strategies.paths import MAX_PATHS, WebRequest
+from .trace import Step, Trace, trace_modules
+from .web import Web
+from .wholes import request_of, whole_of, with_head
 
+Whole = TypeVar("Whole", bound=Program | Web)
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
 
 
@@ -35,6 +40,7 @@ def fold(
     tolerance: float | None = None,
     max_norm: float | None = None,
     dtype: torch.dtype | None = None,
+    max_paths: int = MAX_PATHS,
 ) -> Folded:
     """Fold a model into a new module for inference; the model is not changed.
 
@@ -53,6 +59,8 @@ def fold(
             allows that relative error of the denominator, and proves it: ``folded.certificate``.
         max_norm: the largest norm of an input that the tolerance must hold for; None: any.
         dtype: of the result; None takes that of the model's first parameter.
+        max_paths: where branches pass activations, write out at most so many paths; a network with
+            more of them keeps its layers.
 
     Returns:
         A :class:`Folded` module. ``print(folded.explain())`` tells what was chosen and why.
@@ -77,6 +85,9 @@ def fold(
         raise refusal(
             "fold(max_norm=...)", "a tolerance beside it", "none", "Give tolerance=... as well."
         )
+    if isinstance(max_paths, bool) or not isinstance(max_paths, int) or max_paths < 1:
+        remedy = f"The default is {MAX_PATHS}."
+        raise refusal("fold(max_paths=...)", "a whole number > 0", repr(max_paths), remedy)
     dtype, device = _dtype_and_device(model, dtype)
     slack = rounding_slack(dtype)
     if tolerance is not None:
@@ -94,7 +105,9 @@ def fold(
         for node in [n for n in graph_module.graph.nodes if n in shapes.traces]:
             path = "" if isinstance(model, ConformalLayers) else str(node.target)
             label = path if path not in plans else f"{path} ({node.name})"
-            plans[label] = _replace(graph_module, node, shapes, strategy, slack, dtype, device)
+            plans[label] = _replace(
+                graph_module, node, shapes, strategy, slack, dtype, device, max_paths
+            )
         body = _simplest(graph_module).to(dtype=dtype, device=device)
         piece = _piece(graph_module, shapes.shapes, max(4, dtype.itemsize))
     return Folded(body, plans, (shape, shapes.result), dtype, device, piece)
@@ -121,25 +134,62 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     if isinstance(model, ConformalLayers):
         return model.trace(shape)
     _, shapes = _capture(model, shape, keep_hooks=True)
-    return Trace(shape, tuple(step for found in shapes.traces.values() for step in found.steps))
+    steps: list[Step] = []
+    for found in shapes.traces.values():
+        offset = len(steps)
+        for step in found.steps:
+            sources = tuple(source + offset for source in step.sources)
+            steps.append(replace(step, sources=sources))
+    return Trace(shape, tuple(steps))
 
 
-def programs_of(model: nn.Module, input_shape: Shape) -> dict[str, list[Program]]:
+def programs_of(model: nn.Module, input_shape: Shape) -> dict[str, list[Program | Web]]:
     """Return the program of each ConformalLayers, with none, one, … following layers absorbed."""
     graph_module, shapes = _capture(model, input_shape)
-    found: dict[str, list[Program]] = {}
-    for node, steps in shapes.traces.items():
+    found: dict[str, list[Program | Web]] = {}
+    for node in shapes.traces:
         path = "" if node.target == _ROOT else str(node.target)
-        programs = [program_of(steps)]
+        whole, _ = _whole(graph_module, node, shapes)
+        wholes = [whole]
         for follower, module in _followers(graph_module, node, shapes):
-            programs.append(absorb(programs[-1], module, shapes.shapes[follower]))
-        found[path if path not in found else f"{path} ({node.name})"] = programs
+            wholes.append(with_head(wholes[-1], module, shapes.shapes[follower]))
+        found[path if path not in found else f"{path} ({node.name})"] = wholes
     return found
+
+
+def _whole(
+    graph_module: fx.GraphModule, node: fx.Node, shapes: _Shapes
+) -> tuple[Program | Web, fx.Node]:
+    """Return what a ConformalLayers computes, with the layers before it that keep the shape of t.
+
+    A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
+    fold away. Returns the program and the node that feeds it.
+    """
+    path, feed = str(node.target), node.all_input_nodes[0]
+    steps = shapes.traces[node]
+    root = graph_module.get_submodule(path)
+    layers = tuple(flatten_modules(root, "" if path == _ROOT else path))
+    whole = whole_of(steps, layers)
+    if isinstance(whole, Web):
+        return whole, feed
+    operators: list[Operator] = []
+    stretch = 1.0
+    while feed.op == "call_module" and len(feed.users) == 1 and len(feed.all_input_nodes) == 1:
+        module = graph_module.get_submodule(str(feed.target))
+        kind, before = find_kind(module), feed.all_input_nodes[0]
+        factor = kind.stretch(module) if kind and kind.stretch else None
+        refused = kind is not None and kind.check is not None and kind.check(module)
+        if factor is None or refused or before not in shapes.shapes:
+            break
+        operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[feed]))
+        stretch, feed = stretch * factor, before
+    return (with_prefix(whole, tuple(operators), stretch) if operators else whole), feed
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ConformalLayers) or super().is_leaf_module(m, module_qualified_name)
+        known = isinstance(m, ConformalLayers) or find_kind(m) is not None
+        return known or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Shapes(fx.Interpreter):
@@ -248,41 +298,48 @@ def _replace(
     slack: Slack,
     dtype: torch.dtype,
     device: torch.device,
+    max_paths: int,
 ) -> Plan:
     """Put a folded chain in the place of a ConformalLayers node and of what it absorbs."""
-    if node.all_input_nodes[0].op != "placeholder":
+    whole, feed = _whole(graph_module, node, shapes)
+    if feed.op != "placeholder":
         slack = replace(slack, radius=math.inf)  # max_norm is that of the model's input
-    request = Request(_on(program_of(shapes.traces[node]), device), slack, dtype, device)
-    requests, ends = [request], [node]
+    request = request_of(_on(whole, device), slack, dtype, device, max_paths)
+    requests, ends, wholes = [request], [node], [whole]
     kept = [0.0]  # seconds of the layers that each candidate leaves standing
     for follower, module in _followers(graph_module, node, shapes):
-        program = absorb(requests[-1].program, module, shapes.shapes[follower])
-        requests.append(request.sibling(_on(program, device)))
+        wholes.append(_on(with_head(wholes[-1], module, shapes.shapes[follower]), device))
+        requests.append(request.sibling(wholes[-1]))  # type: ignore[arg-type]
         ends.append(follower)
-        own = Cost(gemm=program.trailing[-1].multiply_adds(), calls=2).seconds(machine())
+        own = Cost(gemm=wholes[-1].operators[-1].multiply_adds(), calls=2).seconds(machine())
         kept = [seconds + own for seconds in kept] + [0.0]
+    if isinstance(whole, Web) and _keeps_layers(requests, strategy):
+        requests, ends, kept = requests[:1], ends[:1], kept[:1]
     # How much of the head to absorb is settled before anything is built: building takes longest.
     seconds = [outlook(item, strategy) + rest for item, rest in zip(requests, kept, strict=True)]
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
     last_node = ends[best]
     plan = make_plan(requests[best], strategy)
-    folded = Conformal(requests[best], plan.strategy)
-    plan = with_outcome(plan, folded.core, best)
+    folded = make_part(requests[best], plan.strategy)
+    plan = with_outcome(plan, folded.certificate, best)
     name = f"folded_{node.name}"
     graph_module.add_submodule(name, folded)
     with graph_module.graph.inserting_after(last_node):
-        new = graph_module.graph.call_module(name, (node.all_input_nodes[0],))
+        new = graph_module.graph.call_module(name, (feed,))
     last_node.replace_all_uses_with(new)
     current = last_node
-    while True:
+    while current is not feed:
         previous = current.all_input_nodes[0]
         graph_module.graph.erase_node(current)
-        if current is node:
-            break
         current = previous
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
     return plan
+
+
+def _keeps_layers(requests: Sequence[Request | WebRequest], strategy: str) -> bool:
+    """Tell whether a web will run its layers one by one, which leaves the head as it is."""
+    return all(make_plan(request, strategy).strategy == "layers" for request in requests[-1:])
 
 
 def _followers(
@@ -361,7 +418,7 @@ def _piece(graph_module: fx.GraphModule, shapes: dict[fx.Node, Shape], itemsize:
         if node.op != "call_module":
             return None
         module = graph_module.get_submodule(str(node.target))
-        if isinstance(module, Conformal):
+        if isinstance(module, Part):
             pieces.append(module.piece)
         elif not _by_sample(module):
             return None
@@ -379,7 +436,7 @@ def _by_sample(module: nn.Module) -> bool:
     return is_plain(module, _BY_SAMPLE)
 
 
-def _on(program: Program, device: torch.device) -> Program:
+def _on(program: Whole, device: torch.device) -> Whole:
     """Move a program's operators where float64 exists, if they are not there."""
     if wide_dtype(device) is torch.float64:
         return program

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from .bounds import Shape, channel_factor
 from .errors import refusal
 from .kinds import computes_like, find_kind, is_affine
-from .layers import ChannelScale
+from .layers import ChannelScale, RepeatChannels
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -167,21 +167,57 @@ def _without_bias(module: nn.Module) -> nn.Module:
     return module
 
 
-def rescaled(before: Operator, after: Operator) -> Operator | None:
-    """Return one operator for a layer and the factors of its channels, or None if there is none."""
-    module = before.module
-    convolves = is_plain(module, CONVOLUTIONS)
-    multiplies = is_plain(module, (nn.Linear,)) and len(before.output_shape) == 1
-    if not isinstance(after.module, ChannelScale) or not (convolves or multiplies):
+def merged(before: Operator, after: Operator) -> Operator | None:
+    """Return one layer for two that follow each other, or None where torch has none for them.
+
+    A convolution takes factors of its channels into its weight, channels that are repeated before
+    it as well, and a margin of zeros before it as its own padding.
+    """
+    if isinstance(after.module, ChannelScale):
+        return _scaled_channels(before, after)
+    if not is_plain(after.module, CONVOLUTIONS) or before.bias is not None:
         return None
-    factor = after.module.factor
-    merged: Any = copy.deepcopy(module)
-    merged.weight = merged.weight * factor.view(-1, *[1] * (merged.weight.dim() - 1))
+    module: Any = copy.deepcopy(after.module)
+    if isinstance(before.module, RepeatChannels) and module.groups == 1:
+        times = before.module.times
+        module.weight = module.weight.unflatten(1, (times, -1)).sum(1)
+        module.in_channels //= times
+    elif (margin := _margin(before.module)) is not None and _pads_with_zeros(module):
+        module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
+        # What the layer itself keeps for other modes, last axis first.
+        twice = [n for n in reversed(module.padding) for _ in range(2)]
+        module._reversed_padding_repeated_twice = twice
+    else:
+        return None
+    return Operator(module, before.input_shape, after.output_shape, after.bias)
+
+
+def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
+    module: Any = copy.deepcopy(before.module)
+    multiplies = is_plain(module, (nn.Linear,)) and len(before.output_shape) == 1
+    if not (is_plain(module, CONVOLUTIONS) or multiplies):
+        return None
+    factor = cast(ChannelScale, after.module).factor
+    module.weight = module.weight * factor.view(-1, *[1] * (module.weight.dim() - 1))
     bias = after.bias
     if before.bias is not None:
         pushed = after.apply(before.bias.unsqueeze(0))[0]
         bias = pushed if bias is None else pushed + bias
-    return Operator(merged, before.input_shape, before.output_shape, bias)
+    return Operator(module, before.input_shape, before.output_shape, bias)
+
+
+def _margin(module: Any) -> tuple[int, ...] | None:
+    """Return the margin of zeros that a module adds on each axis, if it is the same on both sides."""
+    if not isinstance(module, nn.modules.padding._ConstantPadNd) or find_kind(module) is None:
+        return None
+    pads = tuple(module.padding)
+    before, after = pads[0::2], pads[1::2]
+    same = before == after and min(before) >= 0
+    return tuple(reversed(before)) if same else None
+
+
+def _pads_with_zeros(module: Any) -> bool:
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from ._text import count, size, table
 from .certificate import Certificate
 from .errors import refusal
 from .machine import machine
-from .strategies import STRATEGIES, Core, Cost, Request
+from .strategies import STRATEGIES, Cost, Request
+from .strategies.paths import WebRequest
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
 _WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
@@ -34,6 +35,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     absorbed: int = 0
     certificate: Certificate | None = None
+    growth: str = ""  # what biases and branches add
 
     @property
     def chosen(self) -> Candidate:
@@ -53,6 +55,8 @@ class Plan:
         lines = [table(header, rows), f"{self.strategy}: {self.reason}"]
         if self.absorbed:
             lines.append(f"head: {self.absorbed} following layers absorbed into the matrix")
+        if self.growth:
+            lines.append(self.growth)
         if self.certificate is not None:
             lines.append(f"denominator: {self.certificate}")
         return "\n".join(lines)
@@ -60,7 +64,9 @@ class Plan:
     __repr__ = __str__
 
 
-def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan:
+def make_plan(
+    request: Request | WebRequest, strategy: str, effort: float = math.inf
+) -> Plan:
     """Choose a strategy for a request, or check the one that was asked for.
 
     Arrays are built only if some fold could be faster than the layers at its most optimistic.
@@ -70,6 +76,53 @@ def make_plan(request: Request, strategy: str, effort: float = math.inf) -> Plan
         strategy: a name, or "auto".
         effort: multiply-adds that "auto" may spend on building.
     """
+    if isinstance(request, WebRequest):
+        return _plan_web(request, strategy, effort)
+    return replace(_plan_chain(request, strategy, effort), growth=_biases(request))
+
+
+def _biases(request: Request) -> str:
+    recurrence = request.program.recurrence
+    if recurrence is None:
+        return ""
+    constant, dots = len(recurrence.shifts), recurrence.dots
+    return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
+
+
+def _plan_web(request: WebRequest, strategy: str, effort: float) -> Plan:
+    """Choose between all paths written out and the layers one by one."""
+    web, reason = request.web, request.refuses()
+    growth = f"branches: up to {web.paths} paths meet, {web.forms} quadratic forms"
+    candidates = _web_candidates(request)
+    if strategy not in ("auto", "dense", "layers"):
+        expected, remedy = "a chain of layers", 'Use strategy="auto".'
+        got = "branches that pass activations"
+        raise refusal(f'fold(strategy="{strategy}")', expected, got, remedy)
+    if strategy == "dense" and reason is not None:
+        remedy = 'Raise max_paths if that is the reason, or use strategy="layers".'
+        raise refusal('fold(strategy="dense")', "paths that can be written out", reason, remedy)
+    if strategy != "auto":
+        return Plan(strategy, "asked for by name", candidates, growth=growth)
+    layers, best = next(c for c in candidates if c.name == "layers"), _best(candidates)
+    if best.seconds >= _WORTH_IT * layers.seconds:
+        why = "no folded form would be faster by a tenth"
+        return Plan("layers", why, candidates, growth=growth)
+    if request.effort() > effort:
+        why = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
+        return Plan("layers", why, candidates, growth=growth)
+    return replace(_faster(best, layers, candidates), growth=growth)
+
+
+def _web_candidates(request: WebRequest) -> tuple[Candidate, ...]:
+    reason, cost, layers = request.refuses(), request.cost(), request.cost_of_layers()
+    dense = Candidate("dense", None, math.inf, reason or "")
+    if reason is None:
+        note = "too large for auto" if cost.bytes > MEMORY_LIMIT else ""
+        dense = Candidate("dense", cost, cost.seconds(machine()), note)
+    return dense, Candidate("layers", layers, layers.seconds(machine()))
+
+
+def _plan_chain(request: Request, strategy: str, effort: float) -> Plan:
     if strategy != "auto":
         reason = STRATEGIES[strategy].refuses(request.program)
         if reason is not None:
@@ -104,18 +157,23 @@ def _faster(best: Candidate, layers: Candidate, candidates: tuple[Candidate, ...
     return Plan(best.name, f"expected {times} times as fast as the layers", candidates)
 
 
-def outlook(request: Request, strategy: str) -> float:
+def outlook(request: Request | WebRequest, strategy: str) -> float:
     """Return the seconds that a strategy would take at its most optimistic; infinity if refused."""
-    candidates = _candidates(request, built=False)
+    if isinstance(request, WebRequest):
+        candidates = _web_candidates(request)
+        if strategy not in ("auto", "dense", "layers"):
+            return math.inf
+    else:
+        candidates = _candidates(request, built=False)
     if strategy == "auto":
         layers = next(c for c in candidates if c.name == "layers")
         return min(_best(candidates).seconds, layers.seconds)
     return next(c.seconds for c in candidates if c.name == strategy)
 
 
-def with_outcome(plan: Plan, core: Core, absorbed: int) -> Plan:
+def with_outcome(plan: Plan, certificate: Certificate | None, absorbed: int) -> Plan:
     """Add to a plan what is known once its core is built."""
-    return replace(plan, absorbed=absorbed, certificate=core.certificate)
+    return replace(plan, absorbed=absorbed, certificate=certificate)
 
 
 def checked_strategy(strategy: object) -> str:

@@ -16,8 +16,10 @@ from .errors import refusal, shape_text
 from .fold import Program
 from .functional import leave, moderate_norm, normalise, scale_samples
 from .plan import Plan
-from .recurrence import Recurring
-from .strategies import STRATEGIES, Request
+from .recurrence import Recurrence, Recurring
+from .strategies import STRATEGIES, Core, Request
+from .strategies.dense import DenseCore
+from .strategies.paths import NativeLayers, WebRequest
 
 Self = TypeVar("Self", bound="Folded")
 _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
@@ -59,8 +61,55 @@ def moderate_limits(program: Program, scale: float) -> tuple[float, float] | Non
     return (low, high) if fits else None
 
 
-class Conformal(nn.Module):
-    """One folded chain: normalise, apply the core, run the scalar recurrence, divide.
+class Part(nn.Module):
+    """What stands in the place of a ConformalLayers.
+
+    Attributes:
+        input_shape, output_shape: of one sample.
+        piece: samples that run at a time.
+        certificate: what is proven of the denominator.
+    """
+
+    input_shape: Shape
+    output_shape: Shape
+    piece: int
+    certificate: Certificate | None = None
+
+    def extra_repr(self) -> str:
+        """Show the shapes."""
+        return f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+
+    def _set_piece(self, scratch: int, dtype: torch.dtype) -> None:
+        """Choose the piece by what a sample needs beside its input and output."""
+        inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
+        self.piece = max(1, PIECE_BYTES // (max(4, dtype.itemsize) * (inputs + scratch)))
+        _steady_allocator()
+
+
+class Native(Part):
+    """Layers that branch, run one by one on their frozen copies."""
+
+    def __init__(self, request: WebRequest) -> None:
+        super().__init__()
+        self.input_shape, self.output_shape = request.web.input_shape, request.web.output_shape
+        self.layers = NativeLayers(request)
+        self.certificate = request.certificate()
+        self._set_piece(self.layers.scratch(request), request.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a batch (B, *input_shape) → (B, *output_shape)."""
+        return in_pieces(self.layers, x, self.piece)
+
+
+def make_part(request: Request | WebRequest, strategy: str) -> Part:
+    """Build what a plan chose."""
+    if isinstance(request, WebRequest) and strategy == "layers":
+        return Native(request)
+    return Conformal(request, strategy)
+
+
+class Conformal(Part):
+    """One folded chain or web: normalise, apply the core, run the scalar recurrence, divide.
 
     Args:
         request: what to compute.
@@ -69,28 +118,31 @@ class Conformal(nn.Module):
 
     bias: Tensor | None
 
-    def __init__(self, request: Request, strategy: str) -> None:
+    def __init__(self, request: Request | WebRequest, strategy: str) -> None:
         super().__init__()
-        program = request.program
-        self.input_shape = program.input_shape
-        self.output_shape = program.output_shape
-        self.rules = program.rules
-        self.core = STRATEGIES[strategy].make(request)
-        self.scale = program.scale * self.core.gain
-        recurrence = program.recurrence
-        self.limits = moderate_limits(program, self.scale) if recurrence is None else None
-        self.recurring = (
-            None
-            if recurrence is None
-            else Recurring(recurrence, program.scale, request.dtype, request.device)
-        )
-        bias = None if program.bias is None else program.bias.to(request.device, request.dtype)
-        self.register_buffer("bias", bias)
-        inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
-        # Samples that run at a time, by what each needs beside its input and output.
-        item = max(4, request.dtype.itemsize)
-        self.piece = max(1, PIECE_BYTES // (item * (inputs + self.core.scratch())))
-        _steady_allocator()
+        self.core: Core
+        bias: Tensor | None
+        if isinstance(request, WebRequest):
+            self.core = DenseCore(request)  # type: ignore[arg-type]
+            self.input_shape, self.output_shape = request.web.input_shape, request.web.output_shape
+            self.rules = tuple(site.rule for site in request.arrays.recurrence.sites)
+            recurrence: Recurrence | None = request.arrays.recurrence
+            scale, bias, self.branches = 1.0, request.web.bias, True
+        else:
+            program = request.program
+            self.core = STRATEGIES[strategy].make(request)
+            self.input_shape, self.output_shape = program.input_shape, program.output_shape
+            self.rules, recurrence = program.rules, program.recurrence
+            scale, bias, self.branches = program.scale, program.bias, False
+        self.scale = scale * self.core.gain
+        self.certificate = self.core.certificate
+        self.limits, self.recurring = None, None
+        if recurrence is not None:
+            self.recurring = Recurring(recurrence, scale, request.dtype, request.device)
+        elif isinstance(request, Request):
+            self.limits = moderate_limits(request.program, self.scale)
+        self.register_buffer("bias", None if bias is None else bias.to(request.device, request.dtype))
+        self._set_piece(self.core.scratch(), request.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
@@ -107,7 +159,8 @@ class Conformal(nn.Module):
             unit, m, tau = normalise(x)
             v, forms = self.core(unit)
             if self.recurring is not None:
-                y = self.recurring(unit, m, tau, v.unsqueeze(1), forms, self.scale)
+                parts = v if self.branches else v.unsqueeze(1)
+                y = self.recurring(unit, m, tau, parts, forms, self.scale)
             else:
                 for rule, n in zip(self.rules, forms, strict=True):
                     tau = rule.advance(tau, n, m)
@@ -133,10 +186,6 @@ class Conformal(nn.Module):
         self.scale, low, high = values[:3]
         self.limits = (low, high) if low < high else None
         self.core.set_scalars(values[3:])
-
-    def extra_repr(self) -> str:
-        """Show the shapes."""
-        return f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from .certificate import Slack, holds, rounding_slack
 from .errors import refusal
 from .fold import Program, forms_of, matrix_of
 from .graph import programs_of
-from .runtime import Conformal, Folded
+from .runtime import Conformal, Folded, Part
 from .strategies.dense import too_large
 from .testing import TOLERANCES, fold_error
 
@@ -88,7 +88,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
     if not isinstance(folded, Folded):
         remedy = "The order is verify(folded, model)."
         raise refusal("verify(folded, model)", "a Folded first", type(folded).__name__, remedy)
-    parts = [module for module in folded.modules() if isinstance(module, Conformal)]
+    parts = [module for module in folded.modules() if isinstance(module, Part)]
     with torch.inference_mode(False), torch.no_grad():
         programs = programs_of(model, folded.input_shape)
         if len(programs) != len(parts):
@@ -99,24 +99,25 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
                 "Pass the model that was folded.",
             )
         absorbed = [plan.absorbed for plan in folded.plans.values()]
-        findings = [
-            _check(path, part, candidates, depth)
-            for part, (path, candidates), depth in zip(
-                parts, programs.items(), absorbed, strict=True
-            )
-        ]
+        findings = []
+        for part, (path, candidates), depth in zip(
+            parts, programs.items(), absorbed, strict=True
+        ):
+            program = candidates[min(depth, len(candidates) - 1)]
+            # Of branches and biases only the outputs are compared.
+            if isinstance(program, Program) and isinstance(part, Conformal):
+                findings.append(_check(path, part, program))
         findings.append(_check_output(folded, model))
     return Verification(findings)
 
 
-def _check(path: str, part: Conformal, candidates: list[Program], absorbed: int) -> Finding:
-    program = candidates[min(absorbed, len(candidates) - 1)]
+def _check(path: str, part: Conformal, program: Program) -> Finding:
     shapes = program.input_shape, program.output_shape
     if (part.input_shape, part.output_shape) != shapes:
         raise refusal(
             f"verify({path or 'model'})",
             f"a part {part.input_shape} → {part.output_shape}",
-            f"{candidates[0].input_shape} → {candidates[-1].output_shape}",
+            f"{program.input_shape} → {program.output_shape}",
             "Pass the model that was folded.",
         )
     if part.rules != program.rules:

@@ -1,0 +1,141 @@
+"""Webs: all paths written out as "dense" arrays, or the "layers" one by one."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..certificate import Certificate, Slack
+from ..operators import freeze
+from ..quadratic import Forms
+from ..running import run_layers
+from ..web import Activation, Arrays, Web, write_out
+from .base import Cost
+from .dense import LARGEST
+from .routes import layer_cost
+
+MAX_PATHS = 16
+_ENTRIES = 2**29  # of all forms while they are built: 4 GiB
+
+
+class WebRequest:
+    """A web to be folded, in the shape that the dense strategy asks for.
+
+    Args:
+        web: what to compute.
+        slack: what was asked for; nothing is left out, so it is always kept.
+        dtype, device: of the result.
+        max_paths: refuse to write out more of them.
+    """
+
+    def __init__(
+        self,
+        web: Web,
+        slack: Slack,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_paths: int = MAX_PATHS,
+    ) -> None:
+        self.web, self.slack, self.dtype, self.device = web, slack, dtype, device
+        self.max_paths = max_paths
+
+    def sibling(self, web: Web) -> WebRequest:
+        """Ask for the same with other layers at the end."""
+        return WebRequest(web, self.slack, self.dtype, self.device, self.max_paths)
+
+    @property
+    def program(self) -> WebRequest:
+        """Shapes as the dense strategy reads them: every path has an output of its own."""
+        return self
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return self.web.input_shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of one sample, one for each path."""
+        return (len(self.web.keys[-1]), *self.web.output_shape)
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        """Everything written out."""
+        return write_out(self.web)
+
+    @property
+    def matrix(self) -> Tensor:
+        """The maps of all paths."""
+        return self.arrays.matrix
+
+    @property
+    def forms(self) -> Forms:
+        """The forms of all pairs of paths."""
+        return Forms(self.arrays.forms, 0.0, 0)
+
+    def certificate(self) -> Certificate | None:
+        """Nothing is left out."""
+        return Certificate(0.0, math.inf, 1.0) if self.slack.requested else None
+
+    def refuses(self) -> str | None:
+        """Return why the paths cannot be written out, or None if they can."""
+        web, d_in = self.web, math.prod(self.input_shape)
+        if web.paths > self.max_paths:
+            return f"{web.paths} paths meet, more than max_paths={self.max_paths}"
+        if d_in > LARGEST:
+            return f"a sample has {d_in} coefficients, a written-out form at most {LARGEST}"
+        entries = web.forms * d_in**2 + math.prod(self.output_shape) * d_in
+        return f"{web.forms} forms have {entries} entries" if entries > _ENTRIES else None
+
+    def cost(self) -> Cost:
+        """Count all paths and forms."""
+        d_in, item = math.prod(self.input_shape), self.dtype.itemsize
+        size = web_size(self.web)
+        return Cost(
+            gemm=size,
+            stream=2 * self.web.forms * d_in,
+            calls=2 + 12 * self.web.forms,
+            bytes=size * item,
+        )
+
+    def cost_of_layers(self) -> Cost:
+        """Count the layers as they are, and a few passes over each map that is activated."""
+        web, item = self.web, self.dtype.itemsize
+        sites = [node for node in web.nodes if isinstance(node.action, Activation)]
+        maps = sum(math.prod(op.output_shape) for op in web.operators)
+        energies = Cost(stream=3 * maps, calls=12 * len(sites))
+        return sum((layer_cost(operator, item) for operator in web.operators), energies)
+
+    def effort(self) -> float:
+        """Count the multiply-adds that building takes at most."""
+        once = sum(operator.multiply_adds() for operator in self.web.operators)
+        return float(2 * once * self.web.paths * (1 + self.web.forms)) * math.prod(self.input_shape)
+
+
+def web_size(web: Web) -> int:
+    """Return the number of entries of all maps and forms."""
+    d_in, d_out = math.prod(web.input_shape), math.prod(web.output_shape)
+    return web.forms * d_in**2 + len(web.keys[-1]) * d_out * d_in
+
+
+class NativeLayers(nn.Module):
+    """Frozen copies of layers that branch, run one by one."""
+
+    def __init__(self, request: WebRequest) -> None:
+        super().__init__()
+        self.paths = tuple(path for path, _ in request.web.layers)
+        frozen = (freeze(module, request.dtype) for _, module in request.web.layers)
+        self.layers = nn.ModuleList(module.to(request.device) for module in frozen)
+
+    def scratch(self, request: WebRequest) -> int:
+        """Count a few feature maps."""
+        sizes = (math.prod(operator.output_shape) for operator in request.web.operators)
+        return 4 * max(sizes, default=0)
+
+    def forward(self, x: Tensor) -> Any:
+        """Run them."""
+        return run_layers(zip(self.paths, self.layers, strict=True), x, training=False)
