@@ -1,7 +1,8 @@
 """The oracle of the tests: the recurrence on (x, t), written out by hand in float64.
 
 Nothing here comes from the library but the classes of its modules. Linear layers run as torch.nn
-modules; ReSPro is the table of the mathematics, line by line; bounds come from explicit matrices.
+modules; activations, biases and sums of branches are the table of the mathematics, line by line;
+bounds come from explicit matrices.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +21,103 @@ import conformallayers as cl
 Vectors = Mapping[nn.Module, Tensor]
 
 
+@dataclass
+class Value:
+    """A batch on its way: coefficients, coordinate, and what α of the next activation needs."""
+
+    x: Tensor
+    t: Tensor
+    base: Tensor | float = 1.0
+    segment: tuple[tuple[nn.Module, Tensor], ...] = ()
+
+    @property
+    def bound(self) -> Tensor | float:
+        """The product of the bounds since the last activation."""
+        bound = self.base
+        for layer, x in self.segment:
+            bound = bound_of(layer, tuple(x.shape[1:])) * bound
+        return bound
+
+    def per_sample(self, scalar: Tensor) -> Tensor:
+        """Shape one scalar a sample for a product with x."""
+        return scalar.reshape(-1, *[1] * (self.x.dim() - 1))
+
+    @property
+    def point(self) -> Tensor:
+        """x / t, and 0 where t is 0."""
+        t = self.per_sample(self.t)
+        return torch.where(t == 0, 0.0, self.x / torch.where(t == 0, 1.0, t))
+
+
 def oracle(model: nn.Module, x: Tensor, vectors: Vectors | None = None) -> Tensor:
     """Return what a float64 ConformalLayers (or nn.Sequential) must give for a batch.
 
     ``vectors`` holds the unit vector that a spectral activation had before a training forward:
     its α is then ‖U v‖, differentiable in the weights; otherwise it is the stored norm.
     """
-    t = x.flatten(1).square().sum(1).sqrt()
-    segment: list[tuple[nn.Module, Tensor]] = []
-    for module in leaves(model):
-        if not isinstance(module, cl.ReSPro):
-            segment.append((module, x))
-            x = module(x)
-            continue
-        alpha = _alpha(module, segment, vectors or {})
-        energy = x.flatten(1).square().sum(1)
-        if module.projective:
-            energy = torch.where(t == 0, 0.0, energy / torch.where(t == 0, 1.0, t))
-        t = alpha / 2 * t + energy / (2 * alpha)
-        segment = []
-    t = t.reshape(-1, *[1] * (x.dim() - 1))
-    return torch.where(t == 0, 0.0, x / torch.where(t == 0, 1.0, t))
+    value = Value(x, x.flatten(1).square().sum(1).sqrt())
+    return _pass(model, value, vectors or {}).point
+
+
+def _pass(module: nn.Module, value: Value, vectors: Vectors) -> Value:
+    if isinstance(module, (nn.Sequential, nn.ModuleList)):
+        for child in module.children():
+            value = _pass(child, value, vectors)
+        return value
+    if isinstance(module, (cl.Residual, cl.Parallel)) and (_is_nonlinear(module) or _adds(module)):
+        residual = isinstance(module, cl.Residual)
+        parts = (module.shortcut, module.body) if residual else module.branches
+        found = [_pass(part, value, vectors) for part in parts]
+        joined = _join(found, module.join.how, module.join.dim)
+        if not _is_nonlinear(module):  # for α it is one layer
+            joined.base, joined.segment = value.base, (*value.segment, (module, value.x))
+        return joined
+    if isinstance(module, cl.RadialActivation):
+        alpha = _alpha(module, value, vectors)
+        n = value.x.flatten(1).square().sum(1)
+        return Value(value.x, _coordinate(module, value.t, n, alpha))
+    segment = (*value.segment, (module, value.x))
+    if isinstance(module, _NORMS) and module.training:
+        x = module(value.point) * value.per_sample(value.t)
+    else:
+        shift = module(torch.zeros_like(value.x[:1])) if _adds(module) else 0.0
+        x = module(value.x) - shift
+        if _adds(module):
+            x = x + Value(x, value.t).per_sample(value.t) * shift
+    return Value(x, value.t, value.base, segment)
+
+
+def _join(values: list[Value], how: str, dim: int) -> Value:
+    first = values[0]
+    parts = [value.point * first.per_sample(first.t) for value in values]
+    bounds = [torch.as_tensor(value.bound, dtype=torch.float64) for value in values]
+    if how == "sum":
+        return Value(sum(parts[1:], parts[0]), first.t, sum(bounds[1:], bounds[0]))
+    base = torch.stack(bounds).square().sum().sqrt()
+    return Value(torch.cat(parts, dim), first.t, base)
+
+
+def _coordinate(module: nn.Module, t: Tensor, n: Tensor, alpha: Tensor | float) -> Tensor:
+    """Return the next t, from the table of the mathematics."""
+    alive = torch.where(t == 0, 1.0, t)
+    n = torch.where(t == 0, 0.0, n)
+    if isinstance(module, cl.Gnomonic):
+        return torch.where(t == 0, 0.0, (alpha**2 * alive**2 + n).sqrt())
+    if isinstance(module, cl.RadialTanh):
+        r = n.sqrt() / (alpha * alive)
+        grown = torch.where(r == 0, 1.0, r / torch.where(r == 0, 1.0, r).tanh())
+        return alpha * t * grown
+    return alpha / 2 * t + (n / alive if module.projective else n) / (2 * alpha)
+
+
+def _adds(module: nn.Module) -> bool:
+    """Tell whether a module adds a bias."""
+    own = getattr(module, "bias", None) is not None or isinstance(module, _NORMS)
+    return own or any(_adds(child) for child in module.children())
+
+
+def _is_nonlinear(module: nn.Module) -> bool:
+    return any(isinstance(child, cl.RadialActivation) for child in module.modules())
 
 
 def exact(model: nn.Module) -> nn.Module:
@@ -63,6 +141,11 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(noise * 0.7 + 0.1)
+        for module in model.modules():
+            if isinstance(module, _NORMS):
+                noise = torch.rand(2, module.num_features, generator=generator)
+                module.running_mean.copy_(noise[0] / 10)
+                module.running_var.copy_(noise[1] + 0.5)
     return model
 
 
@@ -95,8 +178,9 @@ def matrix_of(module: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """Return the matrix of a linear module, one column for each coefficient of the input."""
     size = math.prod(shape)
     identity = torch.eye(size, dtype=torch.float64).view(size, *shape)
+    twin = exact(module).eval()
     with torch.no_grad():
-        return exact(module).eval()(identity).flatten(1).T
+        return (twin(identity) - twin(torch.zeros_like(identity[:1]))).flatten(1).T
 
 
 def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Tensor | float:
@@ -107,38 +191,77 @@ def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Tensor | float:
         return (product * _conv_copies(module, shape)).sqrt()
     if isinstance(module, cl.Scale):
         return module.gain.abs()
+    if isinstance(module, _NORMS):
+        weight = 1.0 if module.weight is None else module.weight
+        return (weight / (module.running_var + module.eps).sqrt()).abs().max()
+    if isinstance(module, cl.Residual):
+        return _chain_bound(module.shortcut, shape) + _chain_bound(module.body, shape)
+    if isinstance(module, cl.Parallel):
+        bounds = [torch.as_tensor(_chain_bound(b, shape)).double() for b in module.branches]
+        every = torch.stack(bounds)
+        return every.sum() if module.join.how == "sum" else every.square().sum().sqrt()
     included = getattr(module, "count_include_pad", True)
     if isinstance(module, _POOLS) and included and not getattr(module, "divisor_override", None):
         return 1.0
-    if isinstance(module, (*_POOLS, *_ADAPTIVE)) or "Pad" in type(module).__name__:
+    spreads = (*_POOLS, *_ADAPTIVE, nn.Upsample, cl.RepeatChannels)
+    if isinstance(module, spreads) or "Pad" in type(module).__name__:
         matrix = matrix_of(module, shape).abs()
         return math.sqrt(matrix.sum(0).max() * matrix.sum(1).max())
     return 1.0
 
 
+def _chain_bound(module: nn.Module, shape: tuple[int, ...]) -> Tensor | float:
+    """Return the product of the bounds of a branch."""
+    layers = list(leaves(module)) if isinstance(module, nn.Sequential) else [module]
+    bound: Tensor | float = 1.0
+    x = torch.zeros(1, *shape, dtype=torch.float64)
+    for layer in layers:
+        bound = bound_of(layer, tuple(x.shape[1:])) * bound
+        with torch.no_grad():
+            x = exact(layer).eval()(x)
+    return bound
+
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
-def _alpha(
-    module: cl.ReSPro, segment: list[tuple[nn.Module, Tensor]], vectors: Vectors
-) -> Tensor | float:
+def _alpha(module: cl.RadialActivation, value: Value, vectors: Vectors) -> Tensor | float:
     if isinstance(module.alpha, float):
         return module.alpha
     if module in vectors:
         image = vectors[module]
-        for layer, _ in segment:
-            image = image if "Dropout" in type(layer).__name__ else layer(image)
-        return image.square().sum().sqrt()
+        for layer, _ in value.segment:
+            image = _linear(layer, image)
+        return image.square().sum().sqrt() * value.base
     if module.alpha == "spectral" and module.norm > 0:
-        return module.norm
-    bound: Tensor | float = 1.0
-    for layer, x in segment:
-        bound = bound_of(layer, tuple(x.shape[1:])) * bound
+        return module.norm * value.base
+    bound = value.bound
     bound = bound if bound else 1.0  # zero weights: x is 0, and any α will do
     return bound * module.log_factor.exp() if module.alpha == "learned" else bound
+
+
+def _linear(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return what is linear of a layer in evaluation."""
+    if "Dropout" in type(layer).__name__:
+        return x
+    if isinstance(layer, _NORMS):
+        weight = 1.0 if layer.weight is None else layer.weight
+        factor = weight / (layer.running_var + layer.eps).sqrt()
+        return x * factor.view(-1, *[1] * (x.dim() - 2))
+    if isinstance(layer, nn.Sequential):
+        for child in layer:
+            x = _linear(child, x)
+        return x
+    if isinstance(layer, cl.Residual):
+        return _linear(layer.shortcut, x) + _linear(layer.body, x)
+    if isinstance(layer, cl.Parallel):
+        parts = [_linear(branch, x) for branch in layer.branches]
+        return layer.join.merge(parts)
+    return layer(x) - layer(torch.zeros_like(x)) if _adds(layer) else layer(x)
 
 
 def _blocks(module: nn.Module) -> list[Tensor]:

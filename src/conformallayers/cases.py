@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from . import layers
+from .composite import Parallel, Residual
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
 
@@ -70,6 +71,8 @@ def _conv_options(n: int) -> Iterator[_Options]:
         yield {"padding_mode": mode, "padding": "same"}
         yield {"padding_mode": mode, "padding": "same", "kernel_size": _first(n, 4, 2, 3)}
         yield {"padding_mode": mode, "padding": 1, "dilation": 2, "kernel_size": 2}
+    yield {"bias": True}
+    yield {"bias": True, "padding": 1, "stride": 2, "groups": 2, "out_channels": 4}
     # More padding than the kernel reaches over: the torus is wound more than once.
     yield {"padding_mode": "circular", "padding": 3, "kernel_size": 2}
 
@@ -85,6 +88,7 @@ def _transposed_options(n: int) -> Iterator[_Options]:
     yield {"stride": 3, "padding": 1, "output_padding": _first(n, 2, 0, 1)}
     yield {"groups": 2, "out_channels": 4}
     yield {"dilation": 2}
+    yield {"bias": True, "stride": 2}
     yield {"dilation": _first(n, 1, 3, 2), "groups": 2, "out_channels": 2, "padding": 1}
 
 
@@ -120,6 +124,24 @@ def _adaptive_options(n: int) -> Iterator[_Options]:
     if n > 1:
         yield {"output_size": (*(None,) * (n - 1), 2)}
         yield {"output_size": (3, *(None,) * (n - 1))}
+
+
+def _batch_norm_options() -> Iterator[_Options]:
+    yield {}
+    yield {"eps": 0.1, "momentum": 0.3}
+    yield {"affine": False}
+    yield {"bias": False}
+
+
+def _upsample_options(n: int) -> Iterator[_Options]:
+    linear = ("linear", "bilinear", "trilinear")[n - 1]
+    yield {"scale_factor": 2}
+    yield {"size": _first(n, 8, 5, 7) if n > 1 else 8, "mode": "nearest-exact"}
+    yield {"scale_factor": 1.7, "mode": linear}
+    yield {"scale_factor": 1.7, "mode": linear, "recompute_scale_factor": True}
+    yield {"size": 5, "mode": linear, "align_corners": True}
+    if n == 2:
+        yield {"scale_factor": (1.5, 2.0), "mode": "bicubic"}
 
 
 def _pads(n: int) -> Iterator[int | tuple[int, ...]]:
@@ -163,6 +185,12 @@ def _torch_cases(n: int) -> Iterator[Case]:
     """Yield the rows of the spatial layers that this package takes from torch.nn as they are."""
     sizes = _SIZES[n]
     yield _row(nn, f"Dropout{n}d", (4, *sizes), {"p": 0.3})
+    for options in _batch_norm_options():
+        yield _row(nn, f"BatchNorm{n}d", (3, *sizes), options, {"num_features": 3})
+    small = tuple(min(size, 4) for size in sizes)
+    for options in _upsample_options(n):
+        name = f"Upsample in {n} dimensions{_label(options)}"
+        yield Case(f"nn.{name}", partial(nn.Upsample, **options), (2, *small))
     for mode in ("Zero", "Constant", "Reflection", "Replication", "Circular"):
         base: _Options = {"value": 0.0} if mode == "Constant" else {}
         for pads in _pads(n):
@@ -178,12 +206,40 @@ def _plain_cases(owner: Any) -> Iterator[Case]:
     bias: _Options = {"bias": False} if owner is nn else {}
     yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4}, bias)
     yield _row(owner, "Linear", (2, 3, 5), {"in_features": 5, "out_features": 7}, bias)
+    yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4, "bias": True})
     yield _row(owner, "Dropout", (3, 4), {})
     yield _row(owner, "Dropout", (3, 4, 2), {"p": 0.2})
     yield _row(owner, "Flatten", (2, 3, 4), {})
     yield _row(owner, "Flatten", (2, 3, 4), {"start_dim": 2})
     yield _row(owner, "Flatten", (2, 3, 4), {"start_dim": -3, "end_dim": 2})
     yield _row(owner, "Identity", (2, 3), {})
+
+
+def _composite_cases() -> Iterator[Case]:
+    """Yield branches without activations: linear layers like any other."""
+
+    def conv(bias: bool = False, out: int = 2) -> nn.Module:
+        return layers.Conv2d(2, out, 3, padding=1, bias=bias)
+
+    shape = (2, 5, 6)
+    yield Case("cl.Residual", lambda: Residual(conv(), layers.AvgPool2d(3, 1, 1)), shape)
+    yield Case("cl.Residual(bias)", lambda: Residual(conv(True), nn.BatchNorm2d(2)), shape)
+    yield Case(
+        "cl.Residual(shortcut)",
+        lambda: Residual(conv(out=3), shortcut=layers.Conv2d(2, 3, 1, bias=True)),
+        shape,
+    )
+    yield Case("cl.Parallel", lambda: Parallel(conv(True), nn.Identity(), conv()), shape)
+    yield Case(
+        "cl.Parallel(concatenate)",
+        lambda: Parallel(nn.Sequential(conv(), conv()), conv(True, 3), join="concatenate"),
+        shape,
+    )
+    yield Case(
+        "cl.Parallel(concatenate, dim=-1)",
+        lambda: Parallel(conv(), layers.AvgPool2d((1, 2)), join="concatenate", dim=-1),
+        shape,
+    )
 
 
 def _linear_cases() -> Iterator[Case]:
@@ -198,6 +254,9 @@ def _linear_cases() -> Iterator[Case]:
     yield _row(nn, "PixelShuffle", (8, 2, 3), {"upscale_factor": 2})
     yield _row(nn, "PixelUnshuffle", (2, 4, 6), {"downscale_factor": 2})
     yield _row(nn, "ChannelShuffle", (6, 3, 2), {"groups": 3})
+    yield _row(nn, "BatchNorm1d", (4,), {}, {"num_features": 4})
+    yield _row(layers, "RepeatChannels", (2, 3, 4), {"times": 3})
+    yield from _composite_cases()
     yield _row(layers, "Scale", (3, 4), {})
     yield _row(layers, "Scale", (3, 4), {"gain": -0.5})
 

@@ -165,8 +165,23 @@ def linear_part(module: nn.Module, kind: Kind, x: Tensor) -> Tensor:
     if isinstance(module, _BATCH_NORMS):
         factor = bounds.channel_factor(module).to(x.dtype)
         return x * factor.view(-1, *[1] * (x.dim() - 2))
+    if isinstance(module, Composite):
+        return module.flow("", x, _Linear())
     result: Tensor = module.forward(x)
     return result - module.forward(torch.zeros_like(x)) if is_affine(module) else result
+
+
+class _Linear(Flow[Tensor]):
+    """What branches without activations make of a batch, without their biases."""
+
+    def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
+        nested = type(module) is nn.Sequential
+        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+            value = linear_part(child, kind_of(name, child), value)
+        return value
+
+    def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
+        return join.merge(values)
 
 
 def run(module: nn.Module, kind: Kind, x: Tensor, factor: Scalar | None) -> Tensor:

@@ -125,14 +125,18 @@ class Running(Flow[Points]):
         """Pass a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
             return self._activate(module, value)
-        if branches(module) or (isinstance(module, Composite) and has_batch_statistics(module)):
-            result: Points = module.flow(path, value, self)  # type: ignore[operator, assignment]
-            return result
+        if isinstance(module, Composite) and branches(module):
+            return module.flow(path, value, self)
         kind = kind_of(path, module)
         batch = value.z.shape[0]
         check_input(path, module, kind, tuple(value.z.shape))
         value.segment.layers.append((module, kind, tuple(value.z.shape[1:])))
-        if is_affine(module):
+        if isinstance(module, Composite) and has_batch_statistics(module):
+            # For α it is one linear layer, but the statistics are those of points on their way.
+            segment = value.segment
+            value = module.flow(path, value, self)
+            value.segment = segment
+        elif is_affine(module):
             value = value.rebase()
             value.z = module(value.z)
         else:

@@ -1,0 +1,138 @@
+"""Radial activations: their table, what they collapse to, proofs, and a base for more."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+import conformallayers as cl
+from conformallayers.cases import ALPHAS
+from conformallayers.graph import programs_of
+from oracle import exact, oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, folds, samples
+
+SHAPE = (2, 8, 7)
+KINDS = {"Gnomonic": cl.Gnomonic, "RadialTanh": cl.RadialTanh}
+
+
+def stack(act: type, alpha: str | float | None = None, depth: int = 3) -> cl.ConformalLayers:
+    layers = []
+    for _ in range(depth):
+        layers += [cl.Conv2d(2, 2, 3, padding=1), act(alpha)]
+    return randomise(cl.ConformalLayers(*layers), 2)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS, ids=str)
+@pytest.mark.parametrize("act", KINDS.values(), ids=KINDS)
+def test_all_paths(act: type, alpha: str | float | None) -> None:
+    for dtype in DTYPES:
+        model = stack(act, alpha).to(dtype)
+        x = samples(SHAPE, dtype)
+        x[0] = 0
+        for _ in range(3):
+            model(x)
+        model.eval()
+        expected = oracle(exact(model), x.double())
+        with torch.no_grad(), cl.layer_by_layer():
+            assert relative_error(model(x), expected) <= TOLERANCES[dtype]
+        for name, folded in folds(model, SHAPE).items():
+            assert relative_error(folded(x), expected) <= TOLERANCES[dtype], name
+
+
+@pytest.mark.parametrize("act", KINDS.values(), ids=KINDS)
+def test_first_and_second_derivatives(act: type) -> None:
+    model = stack(act, 1.5, 2).double()
+    x = samples((2, 4, 3), torch.float64, 2).requires_grad_()
+    assert torch.autograd.gradcheck(model, (x,))
+    assert torch.autograd.gradgradcheck(model, (x,))
+    x = torch.zeros(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x)
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("act", KINDS.values(), ids=KINDS)
+def test_scale_invariant_and_bounded(act: type) -> None:
+    model = stack(act, "spectral").double()
+    x = samples(SHAPE, torch.float64)
+    for _ in range(50):
+        y = model(x).detach()
+    assert relative_error(model.eval()(1e6 * x), model(x)) <= 1e-12
+    assert float(y.flatten(1).norm(dim=1).max()) <= 1
+    alone = act(alpha=2.0)(100 * x)
+    assert float(alone.flatten(1).norm(dim=1).max()) <= 1 + 1e-12
+
+
+def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
+    ((program,),) = programs_of(stack(cl.Gnomonic, depth=5), SHAPE).values()
+    assert len(program.groups) == 1
+    ((program,),) = programs_of(stack(cl.RadialTanh, depth=5), SHAPE).values()
+    assert len(program.groups) == 5
+    # y = M x / √(xᵀ(I + Q)x), from the arrays of the fold itself.
+    model = stack(cl.Gnomonic, depth=4).double()
+    folded = cl.fold(model, SHAPE, strategy="dense")
+    x = samples(SHAPE, torch.float64)
+    core, flat = folded.body.core, x.flatten(1)
+    q = core.forms[0] * core.weights[0]
+    denominator = (flat.square().sum(1) + ((flat @ q) * flat).sum(1)).sqrt()
+    y = (flat @ core.matrix.T) * folded.body.scale / denominator[:, None]
+    assert relative_error(y.view(4, 2, 8, 7), folded(x)) <= 1e-12
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4])
+def test_a_certificate_of_gnomonic_holds_at_any_norm(scale: float) -> None:
+    model = stack(cl.Gnomonic, "spectral", depth=6)
+    x = samples(SHAPE, torch.float32, 8)
+    for _ in range(20):
+        model(x)
+    model.eval()
+    exactly = cl.fold(model.double(), SHAPE, strategy="dense", dtype=torch.float64)
+    folded = cl.fold(model.float(), SHAPE, strategy="banded", tolerance=1e-2)
+    proof = folded.certificate
+    assert proof is not None
+    assert proof.epsilon <= 1e-2
+    # |D̂ − D| ≤ ε·D makes outputs differ by ε/(1 − ε) at most.
+    allowed = proof.epsilon / (1 - proof.epsilon) + 1e-5
+    assert relative_error(folded(scale * x), exactly(scale * x.double())) <= allowed
+
+
+class Quartic(cl.RadialActivation):
+    """A rule of a user's own."""
+
+    slope = 1.5
+
+    def growth(self, q: Tensor) -> Tensor:
+        return (1 + q**2) ** 0.5
+
+
+def test_an_activation_of_ones_own() -> None:
+    model = stack(Quartic, "learned").double()
+    x = samples(SHAPE, torch.float64)
+    t, z = x.flatten(1).norm(dim=1), model[0](x)
+    alpha = cl.trace(model, SHAPE).steps[1].alpha
+    q = z.flatten(1).square().sum(1) / (alpha * t) ** 2
+    first = z / (t * alpha / 1.5 * (1 + q**2) ** 0.5)[:, None, None, None]
+    assert relative_error(model[:2](x), first) <= 1e-12
+    cl.testing.assert_folds(model, SHAPE)
+    for name, folded in folds(model, SHAPE).items():
+        assert cl.fold_error(model, folded, x) <= 1e-12, name
+    folded = cl.fold(model, SHAPE, strategy="dense")
+    assert torch.equal(pickle.loads(pickle.dumps(folded))(x), folded(x))
+    assert torch.equal(copy.deepcopy(folded)(x), folded(x))
+
+
+def test_the_base_alone_says_what_is_missing() -> None:
+    model = cl.ConformalLayers(cl.Linear(3, 2), cl.RadialActivation())
+    with pytest.raises(NotImplementedError, match="growth"):
+        model(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("act", [cl.Gnomonic, cl.RadialTanh])
+def test_bad_alpha_names_the_activation(act: type) -> None:
+    with pytest.raises(cl.ConformalError, match=act.__name__):
+        act(-1.0)
+    with pytest.raises(cl.ConformalError, match=f"{act.__name__} called on its own"):
+        act()(torch.ones(1, 2))

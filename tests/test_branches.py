@@ -1,0 +1,305 @@
+"""Residual and parallel branches, traced modules: against the oracle, folded, and refused."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.cases import ALPHAS
+from oracle import exact, gradient_error, oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, samples
+
+SHAPE = (2, 5, 4)
+ACTIVATIONS = [
+    cl.ReSPro,
+    lambda alpha: cl.ReSPro(alpha, projective=True),
+    cl.Gnomonic,
+    cl.RadialTanh,
+]
+
+
+class Maker:
+    """Random networks on samples of SHAPE: layers with and without biases, nested branches."""
+
+    def __init__(self, seed: int, width: int = 2) -> None:
+        self.choice = random.Random(seed)
+        self.width = width
+
+    def layer(self) -> nn.Module:
+        bias = self.choice.random() < 0.5
+        return self.choice.choice(
+            [
+                cl.Conv2d(self.width, self.width, 3, padding=1, bias=bias),
+                cl.Conv2d(self.width, self.width, 1, bias=bias),
+                nn.BatchNorm2d(self.width),
+                cl.AvgPool2d(3, 1, 1),
+                cl.Scale(0.7),
+            ]
+        )
+
+    def activation(self) -> nn.Module:
+        return self.choice.choice(ACTIVATIONS)(self.choice.choice(ALPHAS))
+
+    def block(self, depth: int) -> nn.Module:
+        kind = self.choice.randrange(4) if depth else 0
+        if kind == 1:
+            return cl.Residual(*self.chain(depth - 1))
+        if kind == 2:
+            skip = cl.Conv2d(self.width, self.width, 1, bias=True)
+            return cl.Residual(*self.chain(depth - 1), shortcut=skip)
+        if kind == 3:
+            parts = [nn.Sequential(*self.chain(depth - 1)) for _ in range(2)]
+            return cl.Parallel(*parts)
+        return self.layer()
+
+    def chain(self, depth: int) -> list[nn.Module]:
+        found: list[nn.Module] = []
+        for _ in range(self.choice.randrange(1, 3)):
+            found.append(self.block(depth))
+            if self.choice.random() < 0.6:
+                found.append(self.activation())
+        return found
+
+    def model(self) -> cl.ConformalLayers:
+        return cl.ConformalLayers(self.layer(), *self.chain(2), self.block(2), self.activation())
+
+
+def made(seed: int, dtype: torch.dtype = torch.float64) -> cl.ConformalLayers:
+    model = randomise(Maker(seed).model(), seed).to(dtype)
+    model(samples(SHAPE, dtype, 6, seed))  # spectral norms and statistics of batches
+    return model.eval()
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(y.square().sum(), inputs, allow_unused=True))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_networks_agree_with_the_oracle(seed: int) -> None:
+    model = made(seed)
+    x = samples(SHAPE, torch.float64, 4, seed)
+    x[1] = 0
+    expected = oracle(exact(model), x)
+    with torch.no_grad(), cl.layer_by_layer():
+        assert relative_error(model(x), expected) <= 1e-12
+    with torch.no_grad():
+        assert relative_error(model(x), expected) <= 1e-12
+    for strategy in ("auto", "dense", "layers"):
+        folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)
+        assert relative_error(folded(x), expected) <= 1e-12, strategy
+        assert not folded(x)[1].any()
+
+
+@pytest.mark.parametrize("seed", range(0, 24, 3))
+def test_folds_in_float32(seed: int) -> None:
+    model = made(seed, torch.float32)
+    x = samples(SHAPE, torch.float32, 4, seed)
+    expected = oracle(exact(model), x.double())
+    for strategy in ("dense", "layers"):
+        folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)
+        assert relative_error(folded(x), expected) <= TOLERANCES[torch.float32], strategy
+
+
+@pytest.mark.parametrize("seed", range(0, 24, 3))
+def test_training_and_its_gradients(seed: int) -> None:
+    model = made(seed)
+    for module in model.modules():
+        if isinstance(module, cl.RadialActivation) and module.alpha == "spectral":
+            module.alpha = 1.3  # its vector is another matter, see test_conformance
+    model.train()
+    twin = exact(model)
+    x = samples(SHAPE, torch.float64, 4, seed).requires_grad_()
+    wide = x.detach().clone().requires_grad_()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    y, expected = model(x), oracle(twin, wide)
+    assert relative_error(y, expected) <= 1e-12
+    ours = gradients(y, x, *(model.get_parameter(name) for name in names))
+    theirs = gradients(expected, wide, *(twin.get_parameter(name) for name in names))
+    pairs = [(a, e) for a, e in zip(ours, theirs, strict=True) if a is not None and e is not None]
+    assert len(pairs) > 1
+    assert gradient_error([a for a, _ in pairs], [e for _, e in pairs]) <= 1e-9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_spectral_radius_behind_a_join_is_the_same_everywhere(dtype: torch.dtype) -> None:
+    block = cl.Residual(cl.Linear(4, 4), cl.ReSPro(projective=True))
+    model = cl.ConformalLayers(
+        cl.Linear(4, 4), block, cl.Linear(4, 3), cl.ReSPro("spectral", projective=True)
+    ).to(dtype)
+    x = samples((4,), dtype)
+    for _ in range(3):
+        y = model(x)
+    expected = oracle(exact(model).eval(), x.double())
+    with torch.no_grad():
+        found = model.eval()(x)
+    assert relative_error(found, expected) <= TOLERANCES[dtype]
+    # The last training forward used the norm that it left behind.
+    assert relative_error(y, expected) <= TOLERANCES[dtype]
+
+
+class Block(nn.Module):
+    """What a user would write: one activation used twice, a sum, a concatenation, flatten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = cl.Conv2d(2, 2, 3, padding=1, bias=True)
+        self.second = nn.Conv2d(2, 2, 1)
+        self.activation = cl.ReSPro(projective=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.activation(self.first(x))
+        unused = self.second(h)  # noqa: F841
+        h = x + self.second(self.activation(h))
+        return torch.flatten(torch.cat([h, x], dim=1), 1)
+
+
+def test_a_traced_module_is_the_graph_it_draws() -> None:
+    block = randomise(Block())
+    traced = cl.ConformalLayers(cl.Traced(block), cl.ReSPro()).double().eval()
+    inner = nn.Sequential(
+        block.first, cl.ReSPro(projective=True), cl.ReSPro(projective=True), block.second
+    )
+    written = cl.ConformalLayers(
+        cl.Parallel(cl.Residual(*inner), nn.Identity(), join="concatenate"),
+        nn.Flatten(),
+        cl.ReSPro(),
+    )
+    written = copy.deepcopy(written).double().eval()
+    x = samples(SHAPE, torch.float64)
+    expected = oracle(written, x)
+    for strategy in ("dense", "layers"):
+        assert relative_error(cl.fold(traced, SHAPE, strategy=strategy)(x), expected) <= 1e-12
+    assert "first.weight" in "".join(traced.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("forward", "named"),
+    [
+        (lambda x: x * x, "mul"),
+        (lambda x: x + 1, "add"),
+        (lambda x: torch.cat([x, x]), "cat"),
+        (lambda x: torch.relu(x), "relu"),
+        (lambda x: (x, x), "output"),
+        (lambda x: x if x.sum() > 0 else -x, "trace"),
+    ],
+)
+def test_what_cannot_be_traced(forward: object, named: str) -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return forward(x)  # type: ignore[operator, no-any-return]
+
+    with pytest.raises(cl.ConformalError, match=named):
+        cl.Traced(Wrong())
+
+
+def test_the_sum_keeps_the_coordinate_of_the_first() -> None:
+    # Published: what follows depends on t, so the order of the branches can be seen.
+    branch = nn.Sequential(cl.Linear(3, 3), cl.ReSPro(0.5))
+    skip = cl.ConformalLayers(cl.Parallel(nn.Identity(), branch), cl.ReSPro(1.0)).double()
+    turned = cl.ConformalLayers(cl.Parallel(branch, nn.Identity()), cl.ReSPro(1.0)).double()
+    x = 2 * samples((3,), torch.float64)
+    t = x.norm(dim=1, keepdim=True)
+    body = x @ branch[0].weight.T
+    t2 = 0.25 * t + body.square().sum(1, keepdim=True)
+    total = x + t / t2 * body
+    expected = total / (t / 2 + total.square().sum(1, keepdim=True) / 2)
+    assert relative_error(skip(x), expected) <= 1e-12
+    assert relative_error(turned(x), expected) > 1e-3
+
+
+def test_branches_without_activations_are_one_layer() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 2, 3, padding=1),
+        cl.Residual(cl.Conv2d(2, 2, 3, padding=1)),
+        cl.ReSPro(),
+        cl.Parallel(cl.Conv2d(2, 2, 1), cl.Conv2d(2, 3, 1), join="concatenate"),
+        cl.ReSPro(),
+    )
+    assert [step.sources for step in cl.trace(model, SHAPE).steps] == [(i - 1,) for i in range(5)]
+    for strategy in ("dense", "sparse", "layers"):
+        cl.testing.assert_folds(model, SHAPE, strategy=strategy)
+
+
+def residuals(count: int) -> cl.ConformalLayers:
+    blocks = (cl.Residual(cl.Linear(3, 3), cl.ReSPro(projective=True)) for _ in range(count))
+    return cl.ConformalLayers(*blocks, cl.ReSPro(projective=True))
+
+
+def test_growth_is_shown_and_limited() -> None:
+    folded = cl.fold(residuals(3), (3,), strategy="dense")
+    # Before activations 1, 2, 4 and 8 paths: 1 + 3 + 10 + 36 forms.
+    assert "up to 8 paths meet, 50 quadratic forms" in str(folded.explain())
+    with pytest.raises(cl.ConformalError, match="32 paths meet, more than max_paths=16"):
+        cl.fold(residuals(5), (3,), strategy="dense")
+    cl.testing.assert_folds(residuals(5), (3,))
+    assert cl.fold(residuals(5), (3,)).strategy == "layers"
+    x = samples((3,), torch.float32)
+    model = residuals(5)
+    raised = cl.fold(model, (3,), strategy="dense", max_paths=32)
+    assert cl.fold_error(model, raised, x) <= TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, True, None])
+def test_bad_limit(limit: object) -> None:
+    with pytest.raises(cl.ConformalError, match="max_paths"):
+        cl.fold(residuals(1), (3,), max_paths=limit)
+
+
+def test_other_strategies_refuse_branches() -> None:
+    with pytest.raises(cl.ConformalError, match="branches that pass activations"):
+        cl.fold(residuals(1), (3,), strategy="banded")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: cl.Parallel(), "at least one branch"),
+        (lambda: cl.Parallel(nn.Identity(), join="product"), '"sum" or "concatenate"'),
+        (lambda: cl.Parallel(nn.Identity(), dim=0), "behind that of the batch"),
+        (lambda: cl.Parallel(torch.relu), "modules"),
+        (lambda: cl.Residual(torch.relu), "modules"),
+        (lambda: cl.ConformalLayers(cl.Residual(nn.ReLU())), "position 0.body.0"),
+        (lambda: cl.ConformalLayers(cl.Parallel(nn.MaxPool2d(2))), "position 0.branches.0"),
+    ],
+)
+def test_refused_branches(build: object, message: str) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        build()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("join", ["sum", "concatenate"])
+def test_branches_that_do_not_fit(join: str) -> None:
+    acts = cl.ReSPro(projective=True)
+    branches = nn.Sequential(cl.Conv2d(2, 2, 3), acts), cl.Conv2d(2, 2, 1)
+    model = cl.ConformalLayers(cl.Parallel(*branches, join=join))
+    with pytest.raises(cl.ConformalError, match="branches"):
+        cl.fold(model, SHAPE)
+
+
+def test_heads_and_files_of_weights() -> None:
+    model = nn.Sequential(made(2), nn.Flatten(), nn.Linear(40, 3, dtype=torch.float64))
+    x = samples(SHAPE, torch.float64)
+    x[0] = 0
+    for strategy in ("auto", "dense", "layers"):
+        folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)
+        assert cl.fold_error(model, folded, x) <= 1e-12
+    assert torch.equal(folded(x)[0], model[2].bias)  # a head outside still adds its own
+    again = nn.Sequential(made(2), nn.Flatten(), nn.Linear(40, 3, dtype=torch.float64))
+    again.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again.eval()(x), model.eval()(x))
+
+
+def test_a_traced_network_compiles_and_copies() -> None:
+    model = made(5)
+    x = samples(SHAPE, torch.float64)
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(copy.deepcopy(model)(x), expected)
+        folded = cl.fold(model, SHAPE, strategy="dense", max_paths=64)
+        assert relative_error(copy.deepcopy(folded)(x), expected) <= 1e-12
