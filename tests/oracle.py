@@ -44,7 +44,7 @@ class Value:
 
     @property
     def point(self) -> Tensor:
-        """x / t, and 0 where t is 0."""
+        """X / t, and 0 where t is 0."""
         t = self.per_sample(self.t)
         return torch.where(t == 0, 0.0, self.x / torch.where(t == 0, 1.0, t))
 

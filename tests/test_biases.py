@@ -44,7 +44,14 @@ def test_a_bias_anywhere(places: str, projective: bool) -> None:
 
 @pytest.mark.parametrize(
     ("places", "forms", "dots"),
-    [("....", 1, 0), ("b...", 1, 1), ("...b", 1, 0), ("b..b", 1, 1), (".b..", 2, 1), ("bbb.", 3, 6)],
+    [
+        ("....", 1, 0),
+        ("b...", 1, 1),
+        ("...b", 1, 0),
+        ("b..b", 1, 1),
+        (".b..", 2, 1),
+        ("bbb.", 3, 6),
+    ],
 )
 def test_what_a_bias_costs(places: str, forms: int, dots: int) -> None:
     model = stack(places, projective=False)
@@ -64,7 +71,9 @@ def test_batch_normalisation_trains_on_points_and_folds(act: type) -> None:
         cl.Conv2d(2, 4, 3), nn.BatchNorm2d(4), act(), cl.AvgPool2d(2), nn.BatchNorm2d(4), act()
     ).double()
     x = samples(SHAPE, torch.float64, 16)
-    points = nn.functional.conv2d(x / x.flatten(1).norm(dim=1)[:, None, None, None], model[0].weight)
+    points = nn.functional.conv2d(
+        x / x.flatten(1).norm(dim=1)[:, None, None, None], model[0].weight
+    )
     model(x)
     assert torch.allclose(model[1].running_mean, 0.1 * points.mean((0, 2, 3)))
     cl.testing.assert_folds(model, SHAPE)

@@ -155,7 +155,7 @@ class Block(nn.Module):
         h = self.activation(self.first(x))
         unused = self.second(h)  # noqa: F841
         h = x + self.second(self.activation(h))
-        return torch.flatten(torch.cat([h, x], dim=1), 1)
+        return torch.cat([h, x], dim=1).flatten(start_dim=1)
 
 
 def test_a_traced_module_is_the_graph_it_draws() -> None:

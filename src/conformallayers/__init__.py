@@ -23,7 +23,9 @@ _HOMES = {
     **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity", "Scale", "RepeatChannels"), "layers"),
+    **dict.fromkeys(
+        ("Linear", "Dropout", "Flatten", "Identity", "Scale", "RepeatChannels"), "layers"
+    ),
     **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
     **dict.fromkeys(("Residual", "Parallel", "Traced"), "composite"),
     "register_linear": "kinds",

@@ -173,8 +173,10 @@ def channel_factor(module: Any) -> Tensor:
     """Return what ``nn.BatchNorm*d`` multiplies each channel with in evaluation, in the wide dtype."""
     variance: Tensor = module.running_var
     variance = variance.to(wide_dtype(variance.device))
-    factor = (variance + module.eps).rsqrt()
-    return factor if module.weight is None else module.weight.to(variance.dtype) * factor
+    factor: Tensor = (variance + module.eps).rsqrt()
+    if module.weight is not None:
+        factor = module.weight.to(variance.dtype) * factor
+    return factor
 
 
 def scale_bound(module: Any, shape: Shape) -> Scalar:

@@ -125,7 +125,9 @@ class Residual(Composite):
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Add what the body gives to the skip."""
         skip = through.run(_below(path, "shortcut"), self.shortcut, value)
-        return through.join(path, [skip, through.run(_below(path, "body"), self.body, value)], self.join)
+        return through.join(
+            path, [skip, through.run(_below(path, "body"), self.body, value)], self.join
+        )
 
 
 class Parallel(Composite):
@@ -155,7 +157,9 @@ class Parallel(Composite):
             raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
         if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
             remedy = "1 is that of the channels."
-            raise refusal("Parallel(dim=...)", "an axis behind that of the batch", repr(dim), remedy)
+            raise refusal(
+                "Parallel(dim=...)", "an axis behind that of the batch", repr(dim), remedy
+            )
         if not modules:
             raise refusal("Parallel", "at least one branch", "none", "Give modules.")
         self.branches = nn.ModuleList(_module("Parallel", module) for module in modules)
@@ -231,15 +235,19 @@ class Traced(Composite):
                 values = [found[argument] for argument in node.args[0]]
                 found[node] = through.join(where, values, Join("concatenate", _cat_axis(node)))
             elif node.op != "output":
-                found[node] = through.run(where, nn.Flatten(*node.args[1:]), found[node.args[0]])
+                found[node] = through.run(
+                    where, nn.Flatten(*node.args[1:], **node.kwargs), found[node.args[0]]
+                )
         return found[_output(self.body.graph)]
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         ours = isinstance(m, (RadialActivation, Composite))
-        return ours or m.__module__.startswith("conformallayers.") or super().is_leaf_module(
-            m, module_qualified_name
+        return (
+            ours
+            or m.__module__.startswith("conformallayers.")
+            or super().is_leaf_module(m, module_qualified_name)
         )
 
 
@@ -263,8 +271,8 @@ def _check_node(name: str, node: fx.Node) -> None:
         flattens = node.target is torch.flatten or (
             node.op == "call_method" and node.target == "flatten"
         )
-        start = node.args[1] if len(node.args) > 1 else 0
-        good = flattens and len(nodes) == 1 and start != 0 and not node.kwargs
+        start: Any = node.kwargs.get("start_dim", node.args[1] if len(node.args) > 1 else 0)
+        good = bool(flattens and len(nodes) == 1 and start != 0)
     if not good:
         raise refusal(
             f"Traced({name}) at {node.name}",

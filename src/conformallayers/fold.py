@@ -163,9 +163,7 @@ def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: floa
     for index, segment in enumerate(segments):
         power = 1 if segment.rule == PUBLISHED else 2
         biased = tuple(_stretched(op, stretch) for op in segment.operators)
-        segments[index] = replace(
-            segment, operators=biased, weight=segment.weight / stretch**power
-        )
+        segments[index] = replace(segment, operators=biased, weight=segment.weight / stretch**power)
     trailing = tuple(_stretched(op, stretch) for op in program.trailing)
     if segments:
         segments[0] = replace(segments[0], operators=joined(operators + segments[0].operators))

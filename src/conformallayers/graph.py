@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from .bounds import Shape
 from .certificate import Slack, rounding_slack
+from .composite import branches
 from .container import ConformalLayers
 from .errors import ConformalError, checked_shape, refusal, shape_text
 from .fold import Program, with_prefix
@@ -178,7 +179,7 @@ def _whole(
         module = graph_module.get_submodule(str(feed.target))
         kind, before = find_kind(module), feed.all_input_nodes[0]
         factor = kind.stretch(module) if kind and kind.stretch else None
-        refused = kind is not None and kind.check is not None and kind.check(module)
+        refused = kind is not None and kind.check is not None and kind.check(module) is not None
         if factor is None or refused or before not in shapes.shapes:
             break
         operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[feed]))
@@ -360,11 +361,8 @@ def _affine(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     if node.op == "call_module":
         module = graph_module.get_submodule(str(node.target))
         kind = find_kind(module)
-        # A bias is absorbed beside the matrix; whatever else a layer refuses is not linear.
-        linear = kind is not None and (
-            getattr(module, "bias", None) is not None or not (kind.check and kind.check(module))
-        )
-        return module if linear else None
+        refused = kind is None or (kind.check is not None and kind.check(module) is not None)
+        return None if refused or branches(module) else module
     return nn.Flatten() if _flattens(node) else None
 
 
@@ -404,7 +402,6 @@ _BY_SAMPLE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU),
     *(nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LayerNorm, nn.GroupNorm),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
 )
 
 
@@ -428,11 +425,8 @@ def _piece(graph_module: fx.GraphModule, shapes: dict[fx.Node, Shape], itemsize:
 def _by_sample(module: nn.Module) -> bool:
     """Tell whether a module treats every sample by itself."""
     kind = find_kind(module)
-    if kind is not None:  # a bias is no reason to refuse here, a changed batch axis is
-        biased = getattr(module, "bias", None) is not None
-        return biased or kind.check is None or kind.check(module) is None
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-        return False  # it takes the mean of the batch
+    if kind is not None:
+        return kind.check is None or kind.check(module) is None
     return is_plain(module, _BY_SAMPLE)
 
 

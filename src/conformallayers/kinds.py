@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch  # noqa: F401 (the examples use it)
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from . import bounds, layers
 from .activations import RadialActivation
 from .bounds import Shape
-from .composite import Composite, Flow, Join, branches, joined_bound
+from .composite import Composite, Flow, Join, joined_bound
 from .errors import ConformalError, refusal, shape_text
 from .functional import Scalar
 
@@ -322,7 +322,7 @@ def _unsupported(where: str, module: nn.Module) -> ConformalError:
         remedy = _REMEDIES.get(
             type(module), "If it is linear and has no bias, register it with cl.register_linear."
         )
-    return refusal(where, "a linear layer or an activation of cl", type(module).__name__, remedy)
+    return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
 
 
 def _scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:

@@ -64,9 +64,7 @@ class Plan:
     __repr__ = __str__
 
 
-def make_plan(
-    request: Request | WebRequest, strategy: str, effort: float = math.inf
-) -> Plan:
+def make_plan(request: Request | WebRequest, strategy: str, effort: float = math.inf) -> Plan:
     """Choose a strategy for a request, or check the one that was asked for.
 
     Arrays are built only if some fold could be faster than the layers at its most optimistic.

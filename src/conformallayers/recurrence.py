@@ -114,7 +114,7 @@ class Recurring(nn.Module):
         self.grams = [site.gram.to(device) for site in sites]
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.peaks = self.peaks.to(self.vectors.device)
         self.grams = [gram.to(self.vectors.device) for gram in self.grams]
         return self

@@ -141,7 +141,9 @@ class Conformal(Part):
             self.recurring = Recurring(recurrence, scale, request.dtype, request.device)
         elif isinstance(request, Request):
             self.limits = moderate_limits(request.program, self.scale)
-        self.register_buffer("bias", None if bias is None else bias.to(request.device, request.dtype))
+        self.register_buffer(
+            "bias", None if bias is None else bias.to(request.device, request.dtype)
+        )
         self._set_piece(self.core.scratch(), request.dtype)
 
     def forward(self, x: Tensor) -> Tensor:

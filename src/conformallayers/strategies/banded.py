@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..certificate import Slack, holds
 from ..fold import Program
-from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, reach, wide
+from ..functional import full_precision
+from .base import Core, Cost, Request, at_least_float32, normalised, reach, wide
 from .dense import matrix_cost, too_large
 
 _BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..bounds import Shape
 from ..certificate import Certificate, Slack
 from ..fold import Program, forms_of, matrix_of
-from ..functional import autocasts, full_precision, wide_dtype
+from ..functional import autocasts, wide_dtype
 from ..machine import Machine
 from ..operators import Operator, impulses, window
 from ..quadratic import Forms

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..fold import Program
+from ..functional import full_precision
 from ..operators import CONVOLUTIONS, Operator, adjoint, impulses, is_plain
 from .base import (
     Core,
@@ -21,7 +22,6 @@ from .base import (
     as_autocast,
     at_least_float32,
     exact_certificate,
-    full_precision,
     no_image,
     normalised,
     refused_layer,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..fold import Program
-from .base import Core, Cost, Request, at_least_float32, full_precision, normalised, wide
+from ..functional import full_precision
+from .base import Core, Cost, Request, at_least_float32, normalised, wide
 
 LARGEST = 8192  # coefficients of a sample; a larger Q does not fit into memory while it is built
 

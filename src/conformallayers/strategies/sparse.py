@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..fold import Program
-from ..functional import transformed
+from ..functional import full_precision, transformed
 from .base import (
     Core,
     Cost,
     Request,
     as_autocast,
     at_least_float32,
-    full_precision,
     normalised,
     reach,
     wide,

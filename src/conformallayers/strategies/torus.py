@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..fold import Program
-from ..functional import wide_dtype
+from ..functional import full_precision, wide_dtype
 from .base import (
     Core,
     Cost,
     Request,
     exact_certificate,
-    full_precision,
     no_image,
     normalised,
     too_many_entries,
