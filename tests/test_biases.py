@@ -138,6 +138,25 @@ def test_grey_images_fold_from_their_own_pixels(projective: bool) -> None:
     assert all(finding.ok for finding in cl.verify(dense, model))
 
 
+@both_forms
+def test_biases_behind_layers_that_fold_away(projective: bool) -> None:
+    inner = stack("bb.b", projective)
+    model = nn.Sequential(nn.ZeroPad2d(1), cl.RepeatChannels(2), inner).double().eval()
+    x = samples((1, 6, 5), torch.float64)
+    with torch.no_grad():
+        expected = oracle(exact(inner), model[:2](x))
+    for name, folded in folds(model, (1, 6, 5)).items():
+        assert relative_error(folded(x), expected) <= 1e-12, name
+
+
+def test_the_state_of_a_fold_holds_its_biases() -> None:
+    x = samples(SHAPE, torch.float32)
+    one, two = (cl.fold(stack("bbb.", False), SHAPE, strategy="dense") for _ in range(2))
+    other = cl.fold(randomise(stack("bbb.", False), 9), SHAPE, strategy="dense")
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(other(x), two(x))
+
+
 def test_only_what_keeps_the_norm_folds_before_the_part() -> None:
     shape = (1, 6, 6)
     inner = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro())

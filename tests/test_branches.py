@@ -303,3 +303,40 @@ def test_a_traced_network_compiles_and_copies() -> None:
         assert torch.equal(copy.deepcopy(model)(x), expected)
         folded = cl.fold(model, SHAPE, strategy="dense", max_paths=64)
         assert relative_error(copy.deepcopy(folded)(x), expected) <= 1e-12
+
+
+def test_a_spectral_activation_stands_once_in_a_traced_module_too() -> None:
+    block = Block()
+    block.activation = cl.ReSPro("spectral")
+    with pytest.raises(cl.ConformalError, match="of its own"):
+        cl.ConformalLayers(cl.Traced(block))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_folds(dtype: torch.dtype) -> None:
+    model = made(4, torch.float32)
+    folded = cl.fold(model, SHAPE, strategy="dense", dtype=dtype, max_paths=64)
+    x = samples(SHAPE, torch.float32).to(dtype)
+    expected = oracle(exact(model), x.double())
+    assert relative_error(folded(x), expected) <= TOLERANCES[dtype]
+
+
+def test_the_state_of_a_fold_holds_all_of_it() -> None:
+    first, second = made(1), made(1)
+    randomise(second, 99)
+    x = samples(SHAPE, torch.float64)
+    for strategy in ("dense", "layers"):
+        one, two = (cl.fold(m, SHAPE, strategy=strategy, max_paths=64) for m in (first, second))
+        assert not torch.allclose(one(x), two(x), rtol=1e-3)
+        two.load_state_dict(one.state_dict())
+        assert torch.equal(two(x), one(x))
+
+
+@pytest.mark.parametrize("strategy", ["dense", "layers"])
+def test_folds_with_branches_export_and_compile(strategy: str) -> None:
+    model = made(3, torch.float32)
+    folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)
+    x = samples(SHAPE, torch.float32)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(folded, (x,), dynamic_shapes={"x": {0: batch}})
+    assert torch.allclose(exported.module()(x), folded(x), rtol=1e-5, atol=1e-6)

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from .activations import RadialActivation
 from .cache import FoldCache, must_run
 from .certificate import rounding_slack
 from .errors import ConformalError, refusal
@@ -210,17 +209,20 @@ class ConformalLayers(nn.Sequential):
                 repr(module),
                 "Pass modules, or one OrderedDict of modules.",
             )
-        spectral = isinstance(module, RadialActivation) and module.alpha == "spectral"
-        if spectral and any(module is m and key != name for key, m in self._modules.items()):
+        nested = type(module) is nn.Sequential
+        pairs = list(flatten_modules(module, name)) if nested else [(name, module)]
+        passed = [act for path, child in pairs for act in check_module(path, child)]
+        spectral = [act for act in passed if getattr(act, "alpha", None) == "spectral"]
+        others = {
+            m for key, part in self._modules.items() if key != name and part for m in part.modules()
+        }
+        if len(set(spectral)) < len(spectral) or others & set(spectral):
             raise refusal(
                 f"ConformalLayers at position {name}",
-                f'a {type(module).__name__}(alpha="spectral") of its own',
+                f'a {type(spectral[0]).__name__}(alpha="spectral") of its own',
                 "one that stands elsewhere too",
                 "Make a second one: each keeps the norm of the layers before it.",
             )
-        nested = type(module) is nn.Sequential
-        for path, child in flatten_modules(module, name) if nested else [(name, module)]:
-            check_module(path, child)
 
     def _check_batch(self, input: Tensor) -> None:
         if not isinstance(input, Tensor) or not input.is_floating_point():

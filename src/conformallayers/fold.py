@@ -63,9 +63,10 @@ class Program:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Segments that share one quadratic form: those of a rule that collapses, up to a bias."""
         groups: list[tuple[int, ...]] = []
+        births = self.births
         for index, segment in enumerate(self.segments):
             joins = index > 0 and segment.rule == self.segments[index - 1].rule
-            if joins and segment.rule.collapses and index not in self.births:
+            if joins and segment.rule.collapses and index not in births:
                 groups[-1] += (index,)
             else:
                 groups.append((index,))

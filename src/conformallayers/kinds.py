@@ -205,21 +205,31 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
             yield path, child
 
 
-def check_module(path: str, module: nn.Module) -> None:
-    """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy."""
-    if isinstance(module, Composite):
-        module.flow(path, None, _Checking())
-    elif not isinstance(module, RadialActivation):
+def check_module(path: str, module: nn.Module) -> list[nn.Module]:
+    """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy.
+
+    Returns the activations that a point passes in it, in order.
+    """
+    if isinstance(module, RadialActivation):
+        return [module]
+    if not isinstance(module, Composite):
         kind_of(path, module)
+        return []
+    checking = _Checking()
+    module.flow(path, None, checking)
+    return checking.passed
 
 
 class _Checking(Flow[None]):
     """Refuse what a composite must not hold; there are no values."""
 
+    def __init__(self) -> None:
+        self.passed: list[nn.Module] = []
+
     def run(self, path: str, module: nn.Module, value: None) -> None:
         nested = type(module) is nn.Sequential
         for name, child in flatten_modules(module, path) if nested else [(path, module)]:
-            check_module(name, child)
+            self.passed += check_module(name, child)
 
     def join(self, path: str, values: list[None], join: Join) -> None:
         pass

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .errors import refusal
 from .functional import full_precision, guarded_ratio, scale_samples, wide_dtype
 from .rules import Rule
 
@@ -102,22 +103,44 @@ class Recurring(nn.Module):
     ) -> None:
         super().__init__()
         sites = recurrence.sites
-        self.keys = [(s.rule, s.parts, s.shifts, s.coordinate, s.factor) for s in sites]
+        self.keys = [(site.rule, site.parts, site.shifts, site.coordinate) for site in sites]
         self.parts, self.shifts = recurrence.parts, recurrence.shifts
-        rows = torch.cat([site.rows for site in sites]) if sites else torch.zeros(0, 1)
+        empty = torch.zeros(0, 1, dtype=torch.float64)
+        rows = torch.cat([site.rows for site in sites]) if sites else empty
         peaks = rows.abs().amax(1, keepdim=True) if len(rows) else rows
         peaks = peaks + (peaks == 0)
         self.register_buffer("rows", (rows / peaks).to(device, dtype))
         self.register_buffer("vectors", (scale * recurrence.vectors).to(device, dtype))
         # Scalars stay wide whatever the module is cast to.
-        self.peaks = peaks.flatten().to(device)
-        self.grams = [site.gram.to(device) for site in sites]
+        self.peaks = peaks.flatten()
+        self.factors = torch.tensor([site.factor for site in sites], dtype=torch.float64)
+        self.grams = [site.gram for site in sites]
+        self._place(device)
+
+    def _place(self, device: torch.device) -> None:
+        dtype = wide_dtype(device)
+        self.peaks, self.factors = (t.to(device, dtype) for t in (self.peaks, self.factors))
+        self.grams = [gram.to(device, dtype) for gram in self.grams]
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.peaks = self.peaks.to(self.vectors.device)
-        self.grams = [gram.to(self.vectors.device) for gram in self.grams]
+        self._place(self.vectors.device)
         return self
+
+    def get_extra_state(self) -> Tensor:
+        """Return the float64 scalars, which are part of the state beside the buffers."""
+        grams = (gram.flatten() for gram in self.grams)
+        return torch.cat([self.peaks, self.factors, *grams]).cpu().double()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the scalars of a fold of the same kind."""
+        sizes = [len(self.peaks), len(self.factors), *(gram.numel() for gram in self.grams)]
+        if state.numel() != sum(sizes):
+            expected, got = f"{sum(sizes)} factors of biases", str(state.numel())
+            remedy = "Load the state of a fold of the same network."
+            raise refusal("Folded.load_state_dict", expected, got, remedy)
+        self.peaks, self.factors, *grams = state.to(self.peaks).split(sizes)
+        self.grams = [new.view_as(old) for new, old in zip(grams, self.grams, strict=True)]
 
     def forward(
         self,
@@ -145,8 +168,8 @@ class Recurring(nn.Module):
             return math.prod((shrinks[site] for site in key), start=first)
 
         used, row = 0, 0
-        for (rule, parts, shifts, coordinate, factor), gram in zip(
-            self.keys, self.grams, strict=True
+        for (rule, parts, shifts, coordinate), gram, factor in zip(
+            self.keys, self.grams, self.factors, strict=True
         ):
             linear = [along(key, inverse) for key in parts]
             constant = [along(key, alive) for key in shifts]
