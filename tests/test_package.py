@@ -46,6 +46,7 @@ ORDER = (
     "cases",
     "testing",
     "verify",
+    "inspection",
     "networks",
     "experiments",
     "commands",

@@ -34,6 +34,8 @@ _HOMES = {
     "fold_error": "testing",
     "Certificate": "certificate",
     "verify": "verify",
+    "Inspection": "inspection",
+    "inspect": "inspection",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -57,6 +59,7 @@ __all__ = [
     "Flatten",
     "Folded",
     "Identity",
+    "Inspection",
     "Linear",
     "MissingExtra",
     "ReSPro",
@@ -65,6 +68,7 @@ __all__ = [
     "fold",
     "fold_error",
     "functional",
+    "inspect",
     "layer_by_layer",
     "networks",
     "register_linear",
@@ -80,6 +84,7 @@ if TYPE_CHECKING:
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .graph import fold, trace
+    from .inspection import Inspection, inspect
     from .kinds import register_linear
     from .layers import (
         AdaptiveAvgPool1d,
