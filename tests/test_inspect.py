@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,7 +271,7 @@ GOOD = torch.rand(2, *SHAPE)
         ({"data": GOOD.int()}, "a floating-point tensor, got torch.int32"),
         ({"data": GOOD[0]}, r"a batch of at least one sample of shape \(2, 8, 7\)"),
         ({"data": GOOD[:0]}, "a batch of at least one sample"),
-        ({"data": GOOD / 0}, "samples of finite numbers"),
+        ({"data": GOOD / 0}, "finite numbers, got NaN or infinity"),
         ({"data": GOOD * torch.tensor([0.0, 1.0])[:, None, None, None]}, "got 1 of zeros"),
         ({"input_shape": (2, 0, 7)}, r"inspect\(input_shape=...\)"),
     ],
@@ -294,154 +291,3 @@ def test_images_that_are_too_large_are_refused_before_anything_is_built() -> Non
 def test_models_without_conformal_layers_are_refused() -> None:
     with pytest.raises(cl.ConformalError, match="ConformalLayers"):
         cl.inspect(nn.Linear(3, 2), (3,))
-
-
-# -- the command ------------------------------------------------------------------------------------
-
-FIGURES = {"spectrum", "terms", "receptive-field", "eigenimages", "templates"}
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sklearn")
-    from rich.console import Console
-
-    from conformallayers.experiments.train import train
-
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    options = {"epochs": 2, "batch_size": 64, "alpha": "learned", "learning_rate": 0.01}
-    return train("LeNetCL", "digits", out=out, console=Console(quiet=True), **options).folder
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the spectrum of 3072 coefficients, which takes most of the time, by the diagonal."""
-
-    def diagonal(form: Tensor) -> tuple[Tensor, Tensor]:
-        values, order = form.diagonal().sort()
-        return values, torch.eye(len(form), dtype=form.dtype)[:, order]
-
-    monkeypatch.setattr(torch.linalg, "eigh", diagonal)
-
-
-def run(*arguments: object) -> int:
-    from conformallayers import cli
-
-    with pytest.raises(SystemExit) as leaving:
-        cli.main([str(argument) for argument in arguments])
-    return int(leaving.value.code or 0)
-
-
-@pytest.mark.usefixtures("quick")
-def test_command_writes_a_record_and_figures(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from conformallayers.experiments.evaluate import trained
-    from conformallayers.experiments.inspecting import run_inspect
-
-    out = tmp_path / "seen"
-    arguments = ("inspect", run_folder, "--samples", 450, "--out", out)
-    assert run(*arguments) == 0
-    assert "features.1, features.4" in capsys.readouterr().out
-    files = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
-    assert {path.name for path in out.iterdir()} == files | {"inspect.json"}
-    assert [path.name for path in tmp_path.iterdir()] == ["seen"]  # nothing unfinished is left
-    record = json.loads((out / "inspect.json").read_text())
-    assert {"command", "commit", "machine", "untrained"} <= set(record)
-    assert record["command"].startswith(f"conformallayers inspect {run_folder} --dataset digits")
-    assert record["trained"].startswith("conformallayers train LeNetCL digits")
-    (part,) = record["parts"]
-    accuracy = json.loads((run_folder / "result.json").read_text())["accuracy_layers"]
-    assert part["accuracy"]["network"] == accuracy
-    assert sum(term["share"]["mean"] for term in part["terms"]) == pytest.approx(1)
-    assert len(part["template_norms"]) == 120
-    (form,) = part["forms"]
-    assert sum(form["falloff"]) == pytest.approx(1, abs=1e-4)
-    assert len(form["eigenvalues"]) == 3072
-    assert record["untrained"][0]["forms"][0]["trace"] != form["trace"]
-
-    # Python gives the same, and a folder that is finished stays as it is.
-    _, model, epoch = trained(run_folder / "checkpoint.safetensors")
-    assert record["epoch"] == epoch == 2
-    assert cl.inspect(model, (3, 32, 32)).parts[0].forms[0].trace == form["trace"]
-    before = (out / "inspect.json").stat().st_mtime_ns
-    assert run(*arguments, "--resume") == 0
-    assert "already" in capsys.readouterr().out
-    assert (out / "inspect.json").stat().st_mtime_ns == before
-    with pytest.raises(cl.ConformalError, match="--resume, --samples: expected 450 as before"):
-        run_inspect(run_folder, samples=3, out=out, resume=True)
-
-
-def test_interruption_leaves_the_folder_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from conformallayers.experiments import inspecting
-
-    out = tmp_path / "seen"
-    inspecting._write(out, {"terms": Figure()}, {"number": 1})
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert set(before) == {"terms.png", "terms.svg", "inspect.json"}
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inspecting, "write_json", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        inspecting._write(out, {"terms": Figure(), "other": Figure()}, {"number": 2})
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_command_refuses_in_one_line(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    for arguments, message in (
-        ((tmp_path / "none",), "no such file"),
-        ((file,), "a training checkpoint"),
-        ((run_folder, "--samples", 0), "from 1 to 450"),
-        ((run_folder, "--samples", 451), "from 1 to 450"),
-        ((run_folder, "--out", file), "expected a folder"),
-        ((run_folder, "--dataset", "letters"), "letters"),
-    ):
-        assert run("inspect", *arguments) == 1
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
-
-
-@both_forms
-def test_accuracies_replace_the_denominator_alone(projective: bool) -> None:
-    pytest.importorskip("matplotlib")
-    from conformallayers.experiments.inspecting import accuracies
-
-    kinds = (projective,) * 3
-    model = network(kinds).eval()
-    with torch.no_grad():  # scores must hang on the size of the features
-        model[3].bias.copy_(torch.tensor([3.0, -3.0, 1.0, 0.0]))
-    x = samples(SHAPE, torch.float32, batch=400) * torch.logspace(-2, 1, 400)[:, None, None, None]
-    part = one(model, SHAPE, x)
-    features, t, terms, s = literally(model, x.double())
-    head = copy.deepcopy(model[1:]).double()
-    norm, constant = terms[0], (t / s).mean().expand(400)
-    isotropic = norm
-    for q in part.terms.gains.mean(0):  # type: ignore[union-attr]
-        isotropic = isotropic + q * (norm**2 / isotropic if projective else norm**2)
-    meant = {
-        "network": t / s,
-        "multiple_of_identity": isotropic,
-        "constant_denominator": constant,
-    }
-    for name, denominator in meant.items():
-        with torch.no_grad():
-            labels = head(features / s / denominator[:, None]).argmax(1)
-        found = accuracies(model, part, x, labels)
-        assert found[name] == 1
-        assert all(value < 1 for other, value in found.items() if other != name)
-    without = functools.partial(accuracies, model, one(model, SHAPE), x, labels)
-    with pytest.raises(cl.ConformalError, match="data=x"):
-        without()

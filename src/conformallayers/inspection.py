@@ -196,21 +196,13 @@ def inspect(
 
 
 def _part(path: str, program: Program, terms: Terms | None, top: int) -> Part:
-    matrix = matrix_of(program) * program.scale
-    return Part(
-        path,
-        program.input_shape,
-        program.output_shape,
-        tuple(
-            _form(program, group, form, top)
-            for group, form in zip(
-                program.groups, forms_of(program, Slack(0.0)).values, strict=True
-            )
-        ),
-        matrix.view(-1, *program.input_shape),
-        None if program.bias is None else program.bias.flatten(),
-        terms,
-    )
+    shapes = program.input_shape, program.output_shape
+    values = forms_of(program, Slack(0.0)).values
+    found = zip(program.groups, values, strict=True)
+    forms = tuple(_form(program, group, form, top) for group, form in found)
+    templates = (matrix_of(program) * program.scale).view(-1, *program.input_shape)
+    bias = None if program.bias is None else program.bias.flatten()
+    return Part(path, *shapes, forms, templates, bias, terms)
 
 
 def _form(program: Program, group: tuple[int, ...], form: Tensor, top: int) -> Form:
@@ -297,15 +289,12 @@ def _terms_text(terms: Terms) -> str:
 def _checked_data(data: Tensor, shape: Shape) -> Tensor:
     where = "inspect(data=...)"
     if not isinstance(data, Tensor) or not data.is_floating_point():
-        tensor = isinstance(data, Tensor)
-        got = str(data.dtype) if tensor else type(data).__name__
-        remedy = "Convert it with x.float()." if tensor else "Use torch.as_tensor(x)."
-        raise refusal(where, "a floating-point tensor", got, remedy)
+        got = str(data.dtype) if isinstance(data, Tensor) else type(data).__name__
+        raise refusal(where, "a floating-point tensor", got, "Use torch.as_tensor(x).float().")
     if tuple(data.shape[1:]) != shape or not len(data):
         expected = f"a batch of at least one sample of shape {shape_text(shape)}"
         remedy = "Add the batch axis with x.unsqueeze(0), or give the shape of the data."
         raise refusal(where, expected, f"a tensor of shape {tuple(data.shape)}", remedy)
     if not bool(data.isfinite().all()):
-        got, remedy = "NaN or infinity in some", "Leave those samples out."
-        raise refusal(where, "samples of finite numbers", got, remedy)
+        raise refusal(where, "finite numbers", "NaN or infinity", "Leave those samples out.")
     return data.detach().double()

@@ -91,10 +91,10 @@ def run_inspect(
             "trained": config.command({}),
             "image_frequency": _summary(frequencies(x)),
             "parts": [
-                {**_part_row(part), "accuracy": accuracies(model, part, x, labels)}
+                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
                 for part in found.parts
             ],
-            "untrained": [_part_row(part) for part in untrained.parts],
+            "untrained": [_part_row(part, labels) for part in untrained.parts],
         }
         title = f"{config.network}, {name}"
         _write(out, drawn(found, untrained, title, dataset.classes), record)
@@ -121,7 +121,7 @@ def _write(out: Path, figures: dict[str, Figure], record: Row) -> None:
             os.replace(path, out / path.name)
 
 
-def _part_row(part: Part) -> Row:
+def _part_row(part: Part, labels: Tensor) -> Row:
     row: Row = {
         "path": part.path,
         "input_shape": list(part.input_shape),
@@ -129,7 +129,7 @@ def _part_row(part: Part) -> Row:
         "forms": [_form_row(form) for form in part.forms],
         "template_norms": _numbers(part.templates.flatten(1).norm(dim=1)),
     }
-    return row if part.terms is None else {**row, "terms": _term_rows(part.terms)}
+    return row if part.terms is None else {**row, "terms": _term_rows(part.terms, labels)}
 
 
 def _form_row(form: Form) -> Row:
@@ -147,13 +147,31 @@ def _form_row(form: Form) -> Row:
     }
 
 
-def _term_rows(terms: Terms) -> list[Row]:
+def _term_rows(terms: Terms, labels: Tensor) -> list[Row]:
     rows: list[Row] = []
     for index, name in enumerate(terms.names):
         rows.append({"term": name, "share": _summary(terms.shares[:, index])})
         if index:
-            rows[-1]["gain"] = _summary(terms.gains[:, index - 1])
+            gains = terms.gains[:, index - 1]
+            rows[-1]["gain"] = {**_summary(gains), **by_class(gains, labels)}
     return rows
+
+
+def by_class(values: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the mean of each class, and the share of the variance that lies between classes.
+
+    Examples:
+        >>> by_class(torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.tensor([0, 0, 1, 1]))
+        {'by_class': {'0': 2.0, '1': 6.0}, 'between_classes': 0.8}
+    """
+    means = torch.zeros_like(values)
+    found = {}
+    for label in labels.unique().tolist():
+        mean = values[labels == label].mean()
+        means[labels == label] = mean
+        found[str(label)] = float(f"{float(mean):.6g}")
+    between, total = (float(v.var(correction=0)) for v in (means, values))
+    return {"by_class": found, "between_classes": between / total if total else 0.0}
 
 
 def frequencies(images: Tensor) -> Tensor:
