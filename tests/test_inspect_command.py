@@ -20,6 +20,7 @@ from conformallayers.experiments import inspecting
 from conformallayers.experiments.config import make_config
 from conformallayers.experiments.evaluate import trained
 from conformallayers.experiments.train import train
+from oracle import randomise
 from support import both_forms, samples
 
 FIGURES = {"spectrum", "terms", "receptive-field", "eigenimages", "templates"}
@@ -139,12 +140,11 @@ def test_command_refuses_in_one_line(
 
 @both_forms
 def test_accuracies_replace_the_denominator_alone(projective: bool) -> None:
-    alpha, conv = 0.8, cl.Conv2d(1, 3, 3)
+    alpha, conv, head = 1.2, cl.Conv2d(1, 1, 5), nn.Linear(16, 4)
     features = cl.ConformalLayers(conv, cl.ReSPro(alpha, projective=projective))
-    head = nn.Linear(108, 4)
-    model = nn.Sequential(features, nn.Flatten(), head).double()
-    with torch.no_grad():  # the sizes of the features must decide against the bias
-        head.bias.copy_(torch.tensor([0.3, -0.3, 0.1, 0.0]))
+    model = randomise(nn.Sequential(features, nn.Flatten(), head).double())
+    with torch.no_grad():  # scores and bias must be of one size for the denominator to matter
+        head.bias.mul_(0.5 if projective else 0.05)
     x = samples((1, 8, 8), torch.float64, 400) * torch.logspace(-2, 2, 400)[:, None, None, None]
     (part,) = cl.inspect(model, (1, 8, 8), x).parts
     with torch.no_grad():

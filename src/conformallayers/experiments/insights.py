@@ -92,6 +92,7 @@ def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
         axes.set(xlabel="distance (pixels)", ylabel="share of Q's energy (%)", yscale="log")
         axes.set(title=title)
         plain_ticks(axes.yaxis)
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
         axes.legend()
