@@ -52,6 +52,7 @@ ORDER = (
     "cases",
     "testing",
     "verify",
+    "inspection",
     "networks",
     "experiments",
     "commands",

@@ -37,6 +37,8 @@ _HOMES = {
     "fold_error": "testing",
     "Certificate": "certificate",
     "verify": "verify",
+    "Inspection": "inspection",
+    "inspect": "inspection",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -61,6 +63,7 @@ __all__ = [
     "Folded",
     "Gnomonic",
     "Identity",
+    "Inspection",
     "Linear",
     "MissingExtra",
     "Parallel",
@@ -75,6 +78,7 @@ __all__ = [
     "fold",
     "fold_error",
     "functional",
+    "inspect",
     "layer_by_layer",
     "networks",
     "register_linear",
@@ -91,6 +95,7 @@ if TYPE_CHECKING:
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .graph import fold, trace
+    from .inspection import Inspection, inspect
     from .kinds import register_linear
     from .layers import (
         AdaptiveAvgPool1d,

@@ -116,11 +116,13 @@ def _app() -> "App":
         run_bench(out, networks, batch, depth, rounds, tolerance, threads, keep)
 
     from .commands.experiments import experiments
+    from .commands.inspect import inspect
     from .commands.report import report
     from .commands.sweep import sweep
 
     app.command(_data_app())
     _add_training(app)
+    app.command(inspect)
     app.command(experiments)
     app.command(sweep)
     app.command(report)

@@ -15,7 +15,7 @@ from ..graph import fold
 from ..networks import IMAGE_SHAPE
 from . import checkpoint
 from .batches import Batches
-from .config import make_config
+from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks
 
@@ -89,21 +89,33 @@ def evaluate(
     Returns:
         network, dataset, epoch, images, and the accuracies ``layers`` and ``folded``.
     """
-    path = Path(run)
-    path = path / CHECKPOINT if path.is_dir() else path
-    if not path.is_file():
-        remedy = "Name a folder or checkpoint that conformallayers train has written."
-        raise refusal("evaluate", f"the checkpoint {path}", "no such file", remedy)
-    found = checkpoint.load(path)
-    config = make_config(**{**found.state["config"], "device": device})
-    model = config.build().to(device)
-    checkpoint.restore(found, model, where=str(path))
+    path = checkpoint_of(run, "evaluate")
+    config, model, epoch = trained(path, device)
     if not isinstance(dataset, Dataset):
         dataset = load(dataset or config.dataset, data_root, verify=verify)
     return {
         "network": config.network,
         "dataset": dataset.name,
-        "epoch": found.state["epoch"],
+        "epoch": epoch,
         "images": len(dataset.test_labels),
         **both_ways(model, dataset.test_images, dataset.test_labels, device),
     }
+
+
+def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:
+    """Return the checkpoint of a run's folder, or the file itself; refuse what is not there."""
+    path = Path(run)
+    path = path / CHECKPOINT if path.is_dir() else path
+    if not path.is_file():
+        remedy = "Name a folder or checkpoint that conformallayers train has written."
+        raise refusal(command, f"the checkpoint {path}", "no such file", remedy)
+    return path
+
+
+def trained(path: Path, device: str = "cpu") -> tuple[TrainConfig, nn.Module, int]:
+    """Return the configuration, the network and the epoch of a checkpoint."""
+    found = checkpoint.load(path)
+    config = make_config(**{**found.state["config"], "device": device})
+    model = config.build().to(device)
+    checkpoint.restore(found, model, where=str(path))
+    return config, model, found.state["epoch"]
