@@ -144,13 +144,18 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     return Trace(shape, tuple(steps))
 
 
-def programs_of(model: nn.Module, input_shape: Shape) -> dict[str, list[Program | Web]]:
-    """Return the program of each ConformalLayers, with none, one, … following layers absorbed."""
+def programs_of(
+    model: nn.Module, input_shape: Shape, *, prefix: bool = True
+) -> dict[str, list[Program | Web]]:
+    """Return the program of each ConformalLayers, with none, one, … following layers absorbed.
+
+    ``prefix`` tells whether it begins with the layers before the ConformalLayers that fold away.
+    """
     graph_module, shapes = _capture(model, input_shape)
     found: dict[str, list[Program | Web]] = {}
     for node in shapes.traces:
         path = "" if node.target == _ROOT else str(node.target)
-        whole, _ = _whole(graph_module, node, shapes)
+        whole, _ = _whole(graph_module, node, shapes, prefix)
         wholes = [whole]
         for follower, module in _followers(graph_module, node, shapes):
             wholes.append(with_head(wholes[-1], module, shapes.shapes[follower]))
@@ -159,7 +164,7 @@ def programs_of(model: nn.Module, input_shape: Shape) -> dict[str, list[Program 
 
 
 def _whole(
-    graph_module: fx.GraphModule, node: fx.Node, shapes: _Shapes
+    graph_module: fx.GraphModule, node: fx.Node, shapes: _Shapes, prefix: bool = True
 ) -> tuple[Program | Web, fx.Node]:
     """Return what a ConformalLayers computes, with the layers before it that keep the shape of t.
 
@@ -171,7 +176,7 @@ def _whole(
     root = graph_module.get_submodule(path)
     layers = tuple(flatten_modules(root, "" if path == _ROOT else path))
     whole = whole_of(steps, layers)
-    if isinstance(whole, Web):
+    if isinstance(whole, Web) or not prefix:
         return whole, feed
     operators: list[Operator] = []
     stretch = 1.0

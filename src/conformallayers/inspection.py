@@ -17,7 +17,9 @@ from .errors import checked_shape, refusal, shape_text
 from .fold import Program, forms_of, matrix_of
 from .graph import programs_of
 from .operators import freeze
+from .rules import Rule
 from .strategies.dense import too_large
+from .web import Web
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
 _PIECE = 256  # samples, or rows of Q, that are looked at together
@@ -29,7 +31,7 @@ class Form:
 
     Attributes:
         layers: paths of the activations whose terms it adds up.
-        projective: whether its value is divided by τ in the denominator.
+        rule: how its value enters the denominator.
         eigenvalues: of Q, (d_in,), largest first.
         eigenimages: its first eigenvectors, (top, *input_shape), of norm 1 and a sum ≥ 0.
         falloff: shares of the energy ``Σ Q[i, j]²`` by the distance of the pixels of i and j: the
@@ -37,7 +39,7 @@ class Form:
     """
 
     layers: tuple[str, ...]
-    projective: bool
+    rule: Rule
     eigenvalues: Tensor
     eigenimages: Tensor
     falloff: Tensor | None
@@ -179,12 +181,8 @@ def inspect(
         if data is not None:
             data = _checked_data(data, shape)
         # The whole linear head is part of M, whether a fold would absorb it or not.
-        programs = {path: found[-1] for path, found in programs_of(model, shape).items()}
-        for path, program in programs.items():
-            reason = too_large(program)
-            if reason is not None:
-                where, remedy = f"inspect({path or 'model'})", "Inspect it on smaller images."
-                raise refusal(where, "forms that can be written out", reason, remedy)
+        found = programs_of(model, shape, prefix=False)
+        programs = {path: _checked(path, wholes[-1]) for path, wholes in found.items()}
         terms: list[Terms] | list[None] = [None] * len(programs)
         if data is not None:
             terms = _terms(model, list(programs.values()), data)
@@ -193,6 +191,20 @@ def inspect(
             for (path, program), found in zip(programs.items(), terms, strict=True)
         ]
     return Inspection(tuple(parts))
+
+
+def _checked(path: str, whole: Program | Web) -> Program:
+    """Return a program whose denominator is a sum of forms that can be written out."""
+    where = f"inspect({path or 'model'})"
+    if isinstance(whole, Web) or whole.births:
+        got = "branches that pass activations" if isinstance(whole, Web) else "biases inside"
+        remedy = "There the denominator is a recurrence over more than forms of x."
+        raise refusal(where, "a chain of linear layers and activations", got, remedy)
+    reason = too_large(whole)
+    if reason is not None:
+        remedy = "Inspect it on smaller images."
+        raise refusal(where, "forms that can be written out", reason, remedy)
+    return whole
 
 
 def _part(path: str, program: Program, terms: Terms | None, top: int) -> Part:
@@ -212,7 +224,7 @@ def _form(program: Program, group: tuple[int, ...], form: Tensor, top: int) -> F
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return Form(
         tuple(segment.path for segment in segments),
-        segments[0].projective,
+        segments[0].rule,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
         images.reshape(-1, *program.input_shape),
         _falloff(form, program.input_shape),
@@ -269,8 +281,9 @@ def _recurrence(program: Program, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             z = operator.apply(z)
         z = z * segment.factor
         gains.append(segment.weight * z.flatten(1).square().sum(1))
-        terms.append(gains[-1] / tau if segment.projective else gains[-1] * norm)
-        tau = tau + terms[-1]
+        grown = segment.rule.advance(tau, gains[-1], norm)
+        terms.append(grown - tau)
+        tau = grown
     empty = norm.new_empty(len(norm), 0)
     shares = torch.stack(terms, 1) / tau[:, None]
     return norm, shares, torch.stack(gains, 1) if gains else empty

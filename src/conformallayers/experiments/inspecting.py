@@ -135,7 +135,7 @@ def _part_row(part: Part, labels: Tensor) -> Row:
 def _form_row(form: Form) -> Row:
     return {
         "layers": list(form.layers),
-        "projective": form.projective,
+        "rule": form.rule.name,
         "trace": form.trace,
         "effective_rank": form.effective_rank,
         "top_shares": {str(count): form.share(count) for count in _TOP},
@@ -213,10 +213,9 @@ def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[
     if terms is None:
         raise refusal("accuracies(part=...)", "terms", "none", "Inspect the model with data=x.")
     isotropic = terms.norms
-    projective = {path: form.projective for form in part.forms for path in form.layers}
+    rules = {path: form.rule for form in part.forms for path in form.layers}
     for path, gain in zip(terms.names[1:], terms.gains.mean(0), strict=True):
-        term = gain * terms.norms**2
-        isotropic = isotropic + (term / isotropic if projective[path] else term)
+        isotropic = rules[path].advance(isotropic, gain * terms.norms**2, 1.0)
     exact = terms.denominators
     factors = {
         "network": torch.ones_like(exact),
