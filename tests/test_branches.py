@@ -184,7 +184,7 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
         (lambda x: x + 1, "add"),
         (lambda x: torch.cat([x, x]), "cat"),
         (lambda x: torch.relu(x), "relu"),
-        (lambda x: (x, x), "output"),
+        (lambda x: (x, x), "one output"),
         (lambda x: x if x.sum() > 0 else -x, "trace"),
     ],
 )

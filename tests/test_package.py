@@ -31,6 +31,7 @@ ORDER = (
     "composite",
     "bounds",
     "kinds",
+    "traced",
     "operators",
     "certificate",
     "machine",

@@ -27,7 +27,8 @@ _HOMES = {
         ("Linear", "Dropout", "Flatten", "Identity", "Scale", "RepeatChannels"), "layers"
     ),
     **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
-    **dict.fromkeys(("Residual", "Parallel", "Traced"), "composite"),
+    **dict.fromkeys(("Residual", "Parallel"), "composite"),
+    "Traced": "traced",
     "register_linear": "kinds",
     "ConformalLayers": "container",
     "Folded": "runtime",
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
     from . import functional, networks, testing
     from .activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
     from .certificate import Certificate
-    from .composite import Parallel, Residual, Traced
+    from .composite import Parallel, Residual
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .graph import fold, trace
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
     )
     from .runtime import Folded
     from .testing import fold_error
+    from .traced import Traced
     from .verify import verify
 
 

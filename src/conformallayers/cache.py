@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .activations import RadialActivation
-from .kinds import find_kind, has_hooks
+from .kinds import find_kind, has_batch_statistics, has_hooks
 from .rules import Rule
 from .runtime import Part
 
@@ -100,11 +100,14 @@ class FoldCache:
 
 
 def must_run(module: nn.Module) -> bool:
-    """Tell whether a layer does more than a fold would keep: hooks, or dropout left in training."""
+    """Tell whether a layer does more than a fold would keep.
+
+    That are hooks, dropout left in training, and a batch normalisation that still learns.
+    """
     if has_hooks(module):
         return True
     kind = find_kind(module) if module.training else None
-    return kind is not None and kind.drops
+    return kind is not None and (kind.drops or has_batch_statistics(module))
 
 
 def _key(input: Tensor) -> Key:

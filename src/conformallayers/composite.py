@@ -1,4 +1,4 @@
-"""Modules that branch: residual connections, parallel branches, graphs traced from a module.
+"""Modules that branch: residual connections and parallel branches.
 
 Two points are added or concatenated as points: ``x ← x₁ + (t₁/t₂)·x₂`` keeps the coordinate of the
 first. A module here says only how its values flow; what a value is, a batch, a shape, a bound or a
@@ -7,12 +7,11 @@ symbol, is the business of whoever follows it.
 
 from __future__ import annotations
 
-import operator
 from collections import OrderedDict
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from .activations import RadialActivation
 from .errors import refusal
@@ -42,13 +41,32 @@ class Join(nn.Module):
         self.how, self.dim = how, dim
 
     def merge(self, parts: list[Tensor]) -> Tensor:
-        """Return the sum, or the concatenation."""
+        """Return the sum, or the concatenation; nothing is broadcast."""
+        shapes = [tuple(part.shape) for part in parts]
         if self.how == "concatenate":
+            self._check_axes(shapes)
             return torch.cat(parts, self.dim)
+        if any(shape != shapes[0] for shape in shapes):
+            remedy = "A sum does not broadcast; a shortcut can change the shape of a skip."
+            raise refusal("a sum of branches", "one shape", _listed(shapes), remedy)
         total = parts[0]
         for part in parts[1:]:
             total = total + part
         return total
+
+    def _check_axes(self, shapes: list[tuple[int, ...]]) -> None:
+        rank = len(shapes[0])
+        axis = self.dim % rank if -rank <= self.dim < rank else 0
+        others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
+        if axis == 0 or len(others) > 1:
+            expected = f"shapes that differ on axis {self.dim} alone, not that of the batch"
+            remedy = "Make the branches fit, or join them on another axis."
+            raise refusal("a concatenation of branches", expected, _listed(shapes), remedy)
+
+    def shape(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the shape of a joined sample."""
+        parts = [torch.empty(1, *shape, device="meta") for shape in shapes]
+        return tuple(self.merge(parts).shape[1:])
 
     def extra_repr(self) -> str:
         """Show how, and the axis."""
@@ -97,6 +115,10 @@ def joined_bound(bounds: list[Scalar], join: Join | None) -> Scalar:
     return total**0.5 if squares else total
 
 
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(str(shape) for shape in shapes)
+
+
 class Residual(Composite):
     """Add to a point what a few layers make of it; the coordinate is that of the skip.
 
@@ -119,14 +141,14 @@ class Residual(Composite):
     def __init__(self, *modules: Any, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.body = _sequence("Residual", modules)
-        self.shortcut = nn.Identity() if shortcut is None else _module("Residual", shortcut)
+        self.shortcut = nn.Identity() if shortcut is None else checked_module("Residual", shortcut)
         self.join = Join("sum")
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Add what the body gives to the skip."""
-        skip = through.run(_below(path, "shortcut"), self.shortcut, value)
+        skip = through.run(below(path, "shortcut"), self.shortcut, value)
         return through.join(
-            path, [skip, through.run(_below(path, "body"), self.body, value)], self.join
+            path, [skip, through.run(below(path, "body"), self.body, value)], self.join
         )
 
 
@@ -162,139 +184,25 @@ class Parallel(Composite):
             )
         if not modules:
             raise refusal("Parallel", "at least one branch", "none", "Give modules.")
-        self.branches = nn.ModuleList(_module("Parallel", module) for module in modules)
+        self.branches = nn.ModuleList(checked_module("Parallel", module) for module in modules)
         self.join = Join(join, dim)
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Join what the branches give."""
         values = [
-            through.run(_below(path, f"branches.{index}"), branch, value)
+            through.run(below(path, f"branches.{index}"), branch, value)
             for index, branch in enumerate(self.branches)
         ]
         return through.join(path, values, self.join)
 
 
-class Traced(Composite):
-    """Follow the graph of an ordinary module: layers, ``+``, ``torch.cat`` and ``flatten``.
-
-    ``a + b`` keeps the coordinate of a, ``torch.cat([a, b], 1)`` that of a as well.
-
-    Args:
-        module: traceable by torch.fx, with one input and one output.
-
-    Shape:
-        (B, ...) → (B, ...)
-
-    Examples:
-        >>> import conformallayers as cl
-        >>> class Block(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.first, self.second = cl.Linear(4, 4), cl.Linear(4, 4)
-        ...         self.activation = cl.ReSPro(projective=True)
-        ...     def forward(self, x):
-        ...         return x + self.second(self.activation(self.first(x)))
-        >>> cl.ConformalLayers(cl.Traced(Block()), cl.ReSPro())(torch.ones(2, 4)).shape
-        torch.Size([2, 4])
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        name = type(_module("Traced", module)).__name__
-        try:
-            graph = _Tracer().trace(module)
-        except Exception as error:
-            got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            remedy = "Keep its forward free of branches on values."
-            raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
-        self.body = fx.GraphModule(module, graph)
-        self.body.graph.eliminate_dead_code()
-        graph = self.body.graph
-        for node in graph.nodes:
-            _check_node(name, node)
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        if len(inputs) != 1 or not isinstance(_output(graph), fx.Node):
-            remedy = "Let it take and return one tensor."
-            raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
-
-    def flow(self, path: str, value: T, through: Flow[T]) -> T:
-        """Follow the graph."""
-        found: dict[Any, T] = {}
-        for node in self.body.graph.nodes:
-            where = _below(path, f"body.{node.target if node.op == 'call_module' else node.name}")
-            if node.op == "placeholder":
-                found[node] = value
-            elif node.op == "call_module":
-                found[node] = through.run(
-                    where, self.body.get_submodule(str(node.target)), found[node.args[0]]
-                )
-            elif node.target in _SUMS:
-                values = [found[argument] for argument in node.args]
-                found[node] = through.join(where, values, Join("sum"))
-            elif node.target is torch.cat:
-                values = [found[argument] for argument in node.args[0]]
-                found[node] = through.join(where, values, Join("concatenate", _cat_axis(node)))
-            elif node.op != "output":
-                found[node] = through.run(
-                    where, nn.Flatten(*node.args[1:], **node.kwargs), found[node.args[0]]
-                )
-        return found[_output(self.body.graph)]
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        ours = isinstance(m, (RadialActivation, Composite))
-        return (
-            ours
-            or m.__module__.startswith("conformallayers.")
-            or super().is_leaf_module(m, module_qualified_name)
-        )
-
-
-_SUMS = (operator.add, torch.add)
-
-
-def _check_node(name: str, node: fx.Node) -> None:
-    """Refuse what no point can flow through."""
-    nodes = [argument for argument in node.args if isinstance(argument, fx.Node)]
-    if node.op in ("placeholder", "output"):
-        good = True
-    elif node.op == "call_module":
-        good = len(node.args) == 1 and len(nodes) == 1 and not node.kwargs
-    elif node.target in _SUMS:
-        good = len(nodes) == len(node.args) == 2 and not node.kwargs
-    elif node.target is torch.cat:
-        parts = node.args[0] if node.args else ()
-        many = isinstance(parts, (list, tuple)) and all(isinstance(p, fx.Node) for p in parts)
-        good = many and isinstance(_cat_axis(node), int) and _cat_axis(node) != 0
-    else:
-        flattens = node.target is torch.flatten or (
-            node.op == "call_method" and node.target == "flatten"
-        )
-        start: Any = node.kwargs.get("start_dim", node.args[1] if len(node.args) > 1 else 0)
-        good = bool(flattens and len(nodes) == 1 and start != 0)
-    if not good:
-        raise refusal(
-            f"Traced({name}) at {node.name}",
-            "modules, sums of two values, torch.cat behind the batch axis, flatten(1)",
-            str(node.format_node()),
-            "Write it with cl layers, +, torch.cat and flatten.",
-        )
-
-
-def _cat_axis(node: fx.Node) -> Any:
-    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-
-
-def _output(graph: fx.Graph) -> Any:
-    return next(node.args[0] for node in graph.nodes if node.op == "output")
-
-
-def _below(path: str, name: str) -> str:
+def below(path: str, name: str) -> str:
+    """Return the path of a child."""
     return f"{path}.{name}" if path else name
 
 
-def _module(owner: str, module: Any) -> nn.Module:
+def checked_module(owner: str, module: Any) -> nn.Module:
+    """Return a module, or refuse what is none."""
     if not isinstance(module, nn.Module):
         raise refusal(owner, "modules", repr(module), "Pass layers, or nn.Sequential of layers.")
     return module
@@ -303,4 +211,4 @@ def _module(owner: str, module: Any) -> nn.Module:
 def _sequence(owner: str, modules: tuple[Any, ...]) -> nn.Sequential:
     if len(modules) == 1 and isinstance(modules[0], OrderedDict):
         return nn.Sequential(modules[0])
-    return nn.Sequential(*(_module(owner, module) for module in modules))
+    return nn.Sequential(*(checked_module(owner, module) for module in modules))

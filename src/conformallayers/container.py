@@ -16,7 +16,7 @@ from .cache import FoldCache, must_run
 from .certificate import rounding_slack
 from .errors import ConformalError, refusal
 from .functional import autocasts, transformed
-from .kinds import check_module, flatten_modules
+from .kinds import check_module, flatten_modules, modules_in
 from .plan import make_plan
 from .running import run_layers
 from .runtime import Part, make_part
@@ -169,7 +169,9 @@ class ConformalLayers(nn.Sequential):
     def _run_layers_or_explain(self, input: Tensor) -> Tensor:
         try:
             return self._run_layers(input)
-        except RuntimeError:
+        except ConformalError:
+            raise
+        except (RuntimeError, ValueError):
             self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
             raise
 
@@ -209,9 +211,7 @@ class ConformalLayers(nn.Sequential):
                 repr(module),
                 "Pass modules, or one OrderedDict of modules.",
             )
-        nested = type(module) is nn.Sequential
-        pairs = list(flatten_modules(module, name)) if nested else [(name, module)]
-        passed = [act for path, child in pairs for act in check_module(path, child)]
+        passed = [a for path, child in modules_in(name, module) for a in check_module(path, child)]
         spectral = [act for act in passed if getattr(act, "alpha", None) == "spectral"]
         others = {
             m for key, part in self._modules.items() if key != name and part for m in part.modules()

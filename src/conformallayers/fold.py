@@ -26,7 +26,7 @@ from .quadratic import Forms, dense_forms, dense_matrix
 from .recurrence import Key, Recurrence, Site
 from .rowwise import Stage
 from .rules import PUBLISHED, Rule
-from .trace import Trace
+from .trace import Source, Trace
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Program:
     trailing: tuple[Operator, ...]
     scale: float
     bias: Tensor | None = None  # float64, of the output's shape; added after the division
+    source: Source | None = None
 
     @property
     def births(self) -> tuple[int, ...]:
@@ -74,9 +75,8 @@ class Program:
 
     @property
     def provable(self) -> bool:
-        """Whether a simplified form has a bound: one group without biases, of a rule with one."""
-        rules = self.rules
-        return not self.births and all(rule.provable for rule in rules)
+        """Whether a bound of a simplified form is one of the denominator."""
+        return not self.births and all(rule.provable for rule in self.rules)
 
     @property
     def scale_free(self) -> bool:
@@ -155,8 +155,13 @@ def joined(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     return tuple(found)
 
 
-def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: float) -> Program:
-    """Put operators before a program that multiply the norm of every sample with ``stretch``.
+def with_prefix(
+    program: Program,
+    modules: tuple[nn.Module, ...],
+    operators: tuple[Operator, ...],
+    stretch: float,
+) -> Program:
+    """Put modules before a program that multiply the norm of every sample with ``stretch``.
 
     The coordinate ``‖U x‖ = stretch·‖x‖`` is divided by the stretch, and so is what is added to it.
     """
@@ -176,6 +181,7 @@ def with_prefix(program: Program, operators: tuple[Operator, ...], stretch: floa
         segments=tuple(segments),
         trailing=trailing,
         scale=program.scale / stretch,
+        source=None if program.source is None else replace(program.source, before=modules),
     )
 
 
@@ -202,7 +208,13 @@ def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
         output_shape=output_shape,
         trailing=(*program.trailing, replace(operator, bias=None)),
         bias=bias if bias is not None and bool(bias.any()) else None,
+        source=with_behind(program.source, module),
     )
+
+
+def with_behind(source: Source | None, module: nn.Module) -> Source | None:
+    """Add a module behind."""
+    return None if source is None else replace(source, behind=(*source.behind, module))
 
 
 def _recurrence(program: Program) -> Recurrence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,8 +22,8 @@ from .machine import machine
 from .operators import Operator, freeze, is_plain, operator_of, refuse_hooks
 from .plan import Plan, checked_strategy, make_plan, outlook, with_outcome
 from .runtime import PIECE_BYTES, Folded, Part, make_part
-from .strategies import Cost, Request
-from .strategies.paths import MAX_PATHS, WebRequest
+from .strategies import Cost
+from .strategies.paths import MAX_PATHS
 from .trace import Step, Trace, trace_modules
 from .web import Web
 from .wholes import request_of, whole_of, with_head
@@ -178,18 +177,22 @@ def _whole(
     whole = whole_of(steps, layers)
     if isinstance(whole, Web) or not prefix:
         return whole, feed
+    modules: list[nn.Module] = []
     operators: list[Operator] = []
-    stretch = 1.0
-    while feed.op == "call_module" and len(feed.users) == 1 and len(feed.all_input_nodes) == 1:
-        module = graph_module.get_submodule(str(feed.target))
-        kind, before = find_kind(module), feed.all_input_nodes[0]
+    stretch, first = 1.0, feed
+    while first.op == "call_module" and len(first.users) == 1 and len(first.all_input_nodes) == 1:
+        module, before = graph_module.get_submodule(str(first.target)), first.all_input_nodes[0]
+        kind = find_kind(module)
         factor = kind.stretch(module) if kind and kind.stretch else None
         refused = kind is not None and kind.check is not None and kind.check(module) is not None
         if factor is None or refused or before not in shapes.shapes:
             break
-        operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[feed]))
-        stretch, feed = stretch * factor, before
-    return (with_prefix(whole, tuple(operators), stretch) if operators else whole), feed
+        modules.insert(0, module)
+        operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[first]))
+        stretch, first = stretch * factor, before
+    if not modules or first.op != "placeholder":  # behind another part they belong to that one
+        return whole, feed
+    return with_prefix(whole, tuple(modules), tuple(operators), stretch), first
 
 
 class _Tracer(fx.Tracer):
@@ -319,8 +322,6 @@ def _replace(
         ends.append(follower)
         own = Cost(gemm=wholes[-1].operators[-1].multiply_adds(), calls=2).seconds(machine())
         kept = [seconds + own for seconds in kept] + [0.0]
-    if isinstance(whole, Web) and _keeps_layers(requests, strategy):
-        requests, ends, kept = requests[:1], ends[:1], kept[:1]
     # How much of the head to absorb is settled before anything is built: building takes longest.
     seconds = [outlook(item, strategy) + rest for item, rest in zip(requests, kept, strict=True)]
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
@@ -341,11 +342,6 @@ def _replace(
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
     return plan
-
-
-def _keeps_layers(requests: Sequence[Request | WebRequest], strategy: str) -> bool:
-    """Tell whether a web will run its layers one by one, which leaves the head as it is."""
-    return all(make_plan(request, strategy).strategy == "layers" for request in requests[-1:])
 
 
 def _followers(

@@ -8,6 +8,7 @@ has vouched for it, and it is refused until it is registered itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,7 @@ class Kind:
         rank: the number of axes of a batch, where the module fixes it.
         channels: the attribute that holds the size of axis 1.
         drops: it is the identity in evaluation mode.
+        affine: its ``bias``, if it has one, is added to the result.
         multiple: in evaluation mode it multiplies the whole sample by one number.
         stretch: module → the one number that it multiplies the norm of every sample with, or None
             where there is no such number.
@@ -53,6 +55,7 @@ class Kind:
     channels: str | None = None
     parameter: str | None = None
     drops: bool = False
+    affine: bool = False
     multiple: bool = False
     stretch: Callable[[Any], float | None] | None = None
 
@@ -150,7 +153,10 @@ def is_affine(module: nn.Module) -> bool:
     """Tell whether a supported module adds a bias."""
     if isinstance(module, Composite):
         return any(is_affine(child) for child in module.modules() if child is not module)
-    return isinstance(module, _BATCH_NORMS) or getattr(module, "bias", None) is not None
+    if isinstance(module, _BATCH_NORMS):
+        return True
+    kind = find_kind(module)
+    return kind is not None and kind.affine and isinstance(getattr(module, "bias", None), Tensor)
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
@@ -175,8 +181,7 @@ class _Linear(Flow[Tensor]):
     """What branches without activations make of a batch, without their biases."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
-        nested = type(module) is nn.Sequential
-        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+        for name, child in modules_in(path, module):
             value = linear_part(child, kind_of(name, child), value)
         return value
 
@@ -205,12 +210,21 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
             yield path, child
 
 
+def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module with its path, or what an ``nn.Sequential`` holds."""
+    if type(module) is nn.Sequential:
+        yield from flatten_modules(module, path)
+    else:
+        yield path, module
+
+
 def check_module(path: str, module: nn.Module) -> list[nn.Module]:
     """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy.
 
     Returns the activations that a point passes in it, in order.
     """
     if isinstance(module, RadialActivation):
+        _check_activation(path, module)
         return [module]
     if not isinstance(module, Composite):
         kind_of(path, module)
@@ -220,6 +234,14 @@ def check_module(path: str, module: nn.Module) -> list[nn.Module]:
     return checking.passed
 
 
+def _check_activation(path: str, module: RadialActivation) -> None:
+    kind, base = type(module), RadialActivation
+    if kind.growth is base.growth and kind.rule is base.rule:
+        where, expected = f"ConformalLayers at position {path}", "an activation with a growth"
+        remedy = "Derive from it and define growth(q), or use cl.ReSPro."
+        raise refusal(where, expected, f"{kind.__name__}, which has none", remedy)
+
+
 class _Checking(Flow[None]):
     """Refuse what a composite must not hold; there are no values."""
 
@@ -227,8 +249,7 @@ class _Checking(Flow[None]):
         self.passed: list[nn.Module] = []
 
     def run(self, path: str, module: nn.Module, value: None) -> None:
-        nested = type(module) is nn.Sequential
-        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+        for name, child in modules_in(path, module):
             self.passed += check_module(name, child)
 
     def join(self, path: str, values: list[None], join: Join) -> None:
@@ -412,8 +433,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
         self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
     ) -> tuple[Shape, Scalar]:
         shape, bound = value
-        nested = type(module) is nn.Sequential
-        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+        for name, child in modules_in(path, module):
             bound = kind_of(name, child).bound(child, shape) * bound
             shape = tuple(shape_after(child, shape)[1:])
         return shape, bound
@@ -421,8 +441,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
     def join(
         self, path: str, values: list[tuple[Shape, Scalar]], join: Join
     ) -> tuple[Shape, Scalar]:
-        shapes = [torch.empty(1, *shape, device="meta") for shape, _ in values]
-        shape = tuple(join.merge(shapes).shape[1:])
+        shape = join.shape([shape for shape, _ in values])
         return shape, joined_bound([bound for _, bound in values], join)
 
 
@@ -436,8 +455,17 @@ def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
         meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
         result: Tensor = torch.func.functional_call(module, meta, (x,))
     except RuntimeError:  # a module with tensors of its own needs its own device
-        result = module(torch.zeros_like(x, device=device))
+        unseen = copy.deepcopy(module).eval()  # batch statistics are not to see this
+        result = unseen(torch.zeros_like(x, device=device))
     return result.shape
+
+
+def _composite_problem(module: Any) -> str | None:
+    try:
+        check_module("", module)
+    except ConformalError as error:
+        return str(error).removeprefix("ConformalLayers at position ")
+    return None
 
 
 def _composite_bound(module: Any, shape: Shape) -> Scalar:
@@ -454,10 +482,16 @@ def _register_torch() -> None:
             return found
 
         _KINDS[kind("Conv")] = Kind(
-            bounds.conv_bound, _scaled_conv, None, rank, "in_channels", "weight"
+            bounds.conv_bound, _scaled_conv, None, rank, "in_channels", "weight", affine=True
         )
         _KINDS[kind("ConvTranspose")] = Kind(
-            bounds.transposed_bound, _scaled_transposed, None, rank, "in_channels", "weight"
+            bounds.transposed_bound,
+            _scaled_transposed,
+            None,
+            rank,
+            "in_channels",
+            "weight",
+            affine=True,
         )
         _KINDS[kind("AvgPool")] = Kind(bounds.avg_pool_bound, rank=rank)
         _KINDS[kind("AdaptiveAvgPool")] = Kind(bounds.adaptive_pool_bound, rank=rank)
@@ -475,7 +509,7 @@ def _register_torch() -> None:
             channels="num_features",
         )
     _KINDS[nn.Linear] = Kind(
-        bounds.linear_bound, _scaled_linear, None, None, "in_features", "weight"
+        bounds.linear_bound, _scaled_linear, None, None, "in_features", "weight", affine=True
     )
     _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
     _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
@@ -490,7 +524,7 @@ def _register_torch() -> None:
         bounds.repeat_bound, stretch=lambda module: float(module.times**0.5)
     )
     _KINDS[layers.ChannelScale] = Kind(bounds.scale_bound)
-    _KINDS[Composite] = Kind(_composite_bound)
+    _KINDS[Composite] = Kind(_composite_bound, check=_composite_problem)
     _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
 
 

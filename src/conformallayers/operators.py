@@ -182,7 +182,7 @@ def merged(before: Operator, after: Operator) -> Operator | None:
         times = before.module.times
         module.weight = module.weight.unflatten(1, (times, -1)).sum(1)
         module.in_channels //= times
-    elif (margin := _margin(before.module)) is not None and _pads_with_zeros(module):
+    elif (margin := _margin(before.module)) and _pads_with_zeros(module, len(margin)):
         module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
         # What the layer itself keeps for other modes, last axis first.
         twice = [n for n in reversed(module.padding) for _ in range(2)]
@@ -216,8 +216,9 @@ def _margin(module: Any) -> tuple[int, ...] | None:
     return tuple(reversed(before)) if same else None
 
 
-def _pads_with_zeros(module: Any) -> bool:
-    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+def _pads_with_zeros(module: Any, axes: int) -> bool:
+    own = module.padding
+    return module.padding_mode == "zeros" and not isinstance(own, str) and len(own) == axes
 
 
 def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from .strategies import STRATEGIES, Cost, Request
 from .strategies.paths import WebRequest
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
+# How much slower float64 is, which folds with biases or branches take; layers run as they are.
+_WIDE = {"layers": 1.0, "dense": 2.0, "conv": 4.0}
 _WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
 
 
@@ -116,7 +118,7 @@ def _web_candidates(request: WebRequest) -> tuple[Candidate, ...]:
     dense = Candidate("dense", None, math.inf, reason or "")
     if reason is None:
         note = "too large for auto" if cost.bytes > MEMORY_LIMIT else ""
-        dense = Candidate("dense", cost, cost.seconds(machine()), note)
+        dense = Candidate("dense", cost, _WIDE["dense"] * cost.seconds(machine()), note)
     return dense, Candidate("layers", layers, layers.seconds(machine()))
 
 
@@ -191,10 +193,11 @@ def _candidates(request: Request, *, built: bool) -> tuple[Candidate, ...]:
             found.append(Candidate(name, None, float("inf"), reason))
             continue
         cost = core.cost(request, built=built)
+        slower = 1.0 if request.program.recurrence is None else _WIDE.get(name, 2.0)
         note = core.caution(request)
         if name != "layers" and cost.bytes > MEMORY_LIMIT:
             note = "too large for auto"
-        found.append(Candidate(name, cost, cost.seconds(machine()), note))
+        found.append(Candidate(name, cost, slower * cost.seconds(machine()), note))
     return tuple(found)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .functional import guarded_ratio
 
+LARGEST = 1e300  # coordinate: beyond it the published form has sent every point to 0
 Growth = Callable[[Tensor], Tensor]
 
 
@@ -35,6 +36,17 @@ class Rule:
     collapses: bool = False
     on_points: bool = True
     provable: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The name, and what an activation of a user's own has learned for its growth."""
+        owner = getattr(self.growth, "__self__", None)
+        parts = [self.name]
+        if isinstance(owner, nn.Module):
+            for key, value in sorted(owner.state_dict().items()):
+                if key not in ("norm", "log_factor"):  # they make α, which is elsewhere
+                    parts.append(f"{key}={value.tolist()}")
+        return " ".join(parts)
 
     def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
         """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,16 +26,14 @@ from .kinds import (
     Kind,
     check_batch_axis,
     check_input,
-    flatten_modules,
     has_batch_statistics,
     is_affine,
     kind_of,
+    modules_in,
     run,
 )
 from .power import power_step
-from .rules import PROJECTIVE, PUBLISHED
-
-_LARGEST = 1e300  # of a coordinate: beyond it the published form has sent every point to 0
+from .rules import LARGEST, PROJECTIVE, PUBLISHED
 
 
 @dataclass
@@ -89,7 +87,7 @@ class Points:
 
     def rebase(self) -> Points:
         """Return the same with ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
-        m = (self.m * self.scaling.sigma * self.tau).clamp_max(_LARGEST)
+        m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
         alive = (self.tau != 0).to(self.tau.dtype)
         z = leave(self.z, self.scaling.rho, self.tau)
         return Points(z, m, alive, Scaling(), self.segment)
@@ -100,21 +98,28 @@ class Points:
 
 
 class Running(Flow[Points]):
-    """Run modules on batches; ``advance`` lets spectral norms take their steps."""
+    """Run modules on batches.
 
-    def __init__(self, advance: bool) -> None:
+    Args:
+        advance: let spectral norms take their steps.
+        alphas: the radii of the activations in the order they are passed; None: work them out.
+    """
+
+    def __init__(self, advance: bool, alphas: Sequence[float] | None = None) -> None:
         self.advance = advance
+        self.alphas = None if alphas is None else iter(alphas)
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Pass one module of a branch, or all of an nn.Sequential."""
         value = value.fork()
-        nested = type(module) is nn.Sequential
-        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+        for name, child in modules_in(path, module):
             value = self.step(name, child, value)
         return value
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
         """Add or concatenate points, with the coordinate of the first."""
+        if len(values) == 1:
+            return values[0]
         segments = tuple(value.segment for value in values)
         rebased = [value.rebase() for value in values]
         first = rebased[0]
@@ -161,14 +166,27 @@ class Running(Flow[Points]):
         return activate_and_leave(value.z, value.tau, gain, value.scaling.rho)
 
     def _weight(self, module: RadialActivation, value: Points) -> Scalar:
-        alpha = value.segment.alpha(module, self.advance)
+        resolved = self.alphas is not None
+        alpha = next(self.alphas) if resolved else value.segment.alpha(module, self.advance)  # type: ignore[arg-type]
         return value.scaling.activate(alpha, module.rule.on_points, module.slope)
 
 
-def run_layers(layers: Iterable[tuple[str, nn.Module]], input: Tensor, training: bool) -> Tensor:
-    """Run (path, module) pairs one by one on a batch (see ``fold.py`` for the letters)."""
+def run_layers(
+    layers: Iterable[tuple[str, nn.Module]],
+    input: Tensor,
+    training: bool,
+    alphas: Sequence[float] | None = None,
+) -> Tensor:
+    """Run (path, module) pairs one by one on a batch (see ``fold.py`` for the letters).
+
+    Args:
+        layers: in order.
+        input: (B, ...).
+        training: let spectral norms take their steps.
+        alphas: the radii of all activations, if they are known.
+    """
     z, m, tau = normalise(input)
-    running = Running(training and _may_step())
+    running = Running(training and _may_step(), alphas)
     value = Points(z, m, tau, Scaling(), Segment(z))
     pairs = list(layers)
     for index, (path, module) in enumerate(pairs):

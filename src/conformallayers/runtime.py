@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,24 @@ from .bounds import Shape
 from .certificate import Certificate
 from .errors import refusal, shape_text
 from .fold import Program
-from .functional import leave, moderate_norm, normalise, scale_samples
+from .functional import (
+    full_precision,
+    leave,
+    moderate_norm,
+    normalise,
+    scale_samples,
+    wide_dtype,
+)
 from .plan import Plan
 from .recurrence import Recurrence, Recurring
 from .strategies import STRATEGIES, Core, Request
+from .strategies.base import as_autocast, exact_certificate
 from .strategies.dense import DenseCore
 from .strategies.paths import NativeLayers, WebRequest
+from .trace import Source
 
 Self = TypeVar("Self", bound="Folded")
+C = TypeVar("C", bound="Conformal")
 _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
 _SQUARED = 1e15  # numbers whose square fits into float32 with room
 PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
@@ -87,29 +98,53 @@ class Part(nn.Module):
 
 
 class Native(Part):
-    """Layers that branch, run one by one on their frozen copies."""
+    """Layers that branch or have biases, run one by one on their frozen copies."""
 
-    def __init__(self, request: WebRequest) -> None:
+    def __init__(self, request: Request | WebRequest, source: Source) -> None:
         super().__init__()
-        self.input_shape, self.output_shape = request.web.input_shape, request.web.output_shape
-        self.layers = NativeLayers(request)
-        self.certificate = request.certificate()
-        self._set_piece(self.layers.scratch(request), request.dtype)
+        whole = request.web if isinstance(request, WebRequest) else request.program
+        self.input_shape, self.output_shape = whole.input_shape, whole.output_shape
+        self.layers = NativeLayers(source, request.dtype, request.device)
+        if isinstance(request, WebRequest):
+            self.certificate = request.certificate()
+        else:
+            self.certificate = exact_certificate(request)
+        sizes = (math.prod(operator.output_shape) for operator in whole.operators)
+        self._set_piece(4 * max(sizes, default=0), request.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
         return in_pieces(self.layers, x, self.piece)
 
+    def get_extra_state(self) -> Tensor:
+        """Return the radii, which are part of the state beside the weights."""
+        scalars = [_number(self.layers.signature), *self.layers.radii]
+        return torch.tensor(scalars, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the radii of a fold of the same kind."""
+        signature, *radii = state.tolist()
+        _check_state(signature, len(radii), self.layers.signature, len(self.layers.radii))
+        self.layers.radii = tuple(radii)
+
 
 def make_part(request: Request | WebRequest, strategy: str) -> Part:
     """Build what a plan chose."""
-    if isinstance(request, WebRequest) and strategy == "layers":
-        return Native(request)
+    source: Source | None = None
+    if isinstance(request, WebRequest):
+        source = request.web.source
+    elif request.program.births:
+        source = request.program.source
+    if strategy == "layers" and source is not None:
+        return Native(request, source)
     return Conformal(request, strategy)
 
 
 class Conformal(Part):
     """One folded chain or web: normalise, apply the core, run the scalar recurrence, divide.
+
+    With biases or branches an energy may be a small difference of its parts, so that everything
+    is wide there, whatever the dtype of inputs and outputs.
 
     Args:
         request: what to compute.
@@ -123,28 +158,32 @@ class Conformal(Part):
         self.core: Core
         bias: Tensor | None
         if isinstance(request, WebRequest):
-            self.core = DenseCore(request)  # type: ignore[arg-type]
+            self.core = DenseCore(request.widened())  # type: ignore[arg-type]
             self.input_shape, self.output_shape = request.web.input_shape, request.web.output_shape
-            self.rules = tuple(site.rule for site in request.arrays.recurrence.sites)
             recurrence: Recurrence | None = request.arrays.recurrence
+            self.rules = tuple(site.rule for site in request.arrays.recurrence.sites)
             scale, bias, self.branches = 1.0, request.web.bias, True
         else:
             program = request.program
-            self.core = STRATEGIES[strategy].make(request)
+            recurrence = program.recurrence
+            self.core = STRATEGIES[strategy].make(
+                request if recurrence is None else request.widened()
+            )
             self.input_shape, self.output_shape = program.input_shape, program.output_shape
-            self.rules, recurrence = program.rules, program.recurrence
+            self.rules = program.rules
             scale, bias, self.branches = program.scale, program.bias, False
         self.scale = scale * self.core.gain
         self.certificate = self.core.certificate
-        self.limits, self.recurring = None, None
+        self.limits: tuple[float, float] | None = None
+        self.recurring: Recurring | None = None
         if recurrence is not None:
-            self.recurring = Recurring(recurrence, scale, request.dtype, request.device)
+            self.recurring = Recurring(recurrence, scale, request.device)
         elif isinstance(request, Request):
             self.limits = moderate_limits(request.program, self.scale)
-        self.register_buffer(
-            "bias", None if bias is None else bias.to(request.device, request.dtype)
-        )
-        self._set_piece(self.core.scratch(), request.dtype)
+        placed = None if bias is None else bias.to(request.device, request.dtype)
+        self.register_buffer("bias", placed)
+        dtype = request.dtype if recurrence is None else wide_dtype(request.device)
+        self._set_piece(self.core.scratch(), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
@@ -157,37 +196,68 @@ class Conformal(Part):
             for rule, n in zip(self.rules, forms, strict=True):
                 tau = rule.advance(tau, n, 1.0)
             y = scale_samples(v, self.scale / tau)
+        elif self.recurring is not None:
+            unit, m, tau = normalise(x.to(wide_dtype(x.device)))
+            with full_precision(x):
+                v, forms = self.core(unit)
+                parts = v if self.branches else v.unsqueeze(1)
+                y = self.recurring(unit, m, tau, parts, forms, self.scale)
+            y = as_autocast(y, x)
         else:
             unit, m, tau = normalise(x)
             v, forms = self.core(unit)
-            if self.recurring is not None:
-                parts = v if self.branches else v.unsqueeze(1)
-                y = self.recurring(unit, m, tau, parts, forms, self.scale)
-            else:
-                for rule, n in zip(self.rules, forms, strict=True):
-                    tau = rule.advance(tau, n, m)
-                y = leave(v, self.scale, tau)
+            for rule, n in zip(self.rules, forms, strict=True):
+                tau = rule.advance(tau, n, m)
+            y = leave(v, self.scale, tau)
         return y if self.bias is None else y + self.bias
+
+    def _apply(self: C, fn: Callable[..., Any], recurse: bool = True) -> C:
+        """Move everything, but leave wide what has to be wide."""
+        if self.recurring is None:
+            return super()._apply(fn, recurse)  # type: ignore[no-any-return, no-untyped-call]
+
+        def moved(tensor: Tensor) -> Tensor:
+            result: Tensor = fn(tensor)
+            return tensor.to(result.device) if tensor.is_floating_point() else result
+
+        for child in (self.core, self.recurring):
+            child._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, False)  # type: ignore[no-any-return, no-untyped-call]
+
+    @property
+    def signature(self) -> str:
+        """What must agree for the arrays of another one to fit."""
+        rules = [rule.signature for rule in self.rules]
+        return repr((rules, None if self.recurring is None else self.recurring.signature))
 
     def get_extra_state(self) -> Tensor:
         """Return the float64 factors, which are part of the state beside the buffers."""
         limits = self.limits or (math.inf, 0.0)
-        return torch.tensor([self.scale, *limits, *self.core.scalars()], dtype=torch.float64)
+        scalars = [_number(self.signature), self.scale, *limits, *self.core.scalars()]
+        return torch.tensor(scalars, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take the factors of a fold of the same kind."""
-        values = [float(value) for value in state]
-        expected = self.get_extra_state().numel()
-        if len(values) != expected:
-            raise refusal(
-                "Folded.load_state_dict",
-                f"{expected} factors",
-                f"{len(values)}",
-                "Load the state of a fold with the same strategy and depth.",
-            )
+        signature, *values = state.tolist()
+        _check_state(signature, len(values), self.signature, self.get_extra_state().numel() - 1)
         self.scale, low, high = values[:3]
         self.limits = (low, high) if low < high else None
         self.core.set_scalars(values[3:])
+
+
+def _number(signature: str) -> float:
+    """Return a signature as a number that float64 holds exactly."""
+    return float(int.from_bytes(hashlib.sha256(signature.encode()).digest()[:6], "big"))
+
+
+def _check_state(signature: float, count: int, expected: str, size: int) -> None:
+    if signature != _number(expected) or count != size:
+        raise refusal(
+            "Folded.load_state_dict",
+            "the state of a fold with the same strategy, activations, biases and branches",
+            "that of another one",
+            "Fold the model again.",
+        )
 
 
 @lru_cache(maxsize=1)

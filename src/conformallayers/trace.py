@@ -13,9 +13,9 @@ from ._text import table
 from .activations import RadialActivation
 from .bounds import Shape
 from .composite import Composite, Flow, Join, branches, joined_bound
-from .errors import refusal, shape_text
+from .errors import ConformalError, refusal, shape_text
 from .functional import Scalar
-from .kinds import Kind, check_batch_axis, check_input, flatten_modules, kind_of, shape_after
+from .kinds import Kind, check_batch_axis, check_input, kind_of, modules_in, shape_after
 from .operators import freeze
 
 
@@ -83,6 +83,22 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class Source:
+    """The modules that something was folded from, to be run one by one.
+
+    Args:
+        layers: those of the ConformalLayers, with their paths.
+        alphas: the radii of the activations in the order a point passes them.
+        before, behind: modules around it that belong to the fold.
+    """
+
+    layers: tuple[tuple[str, nn.Module], ...]
+    alphas: tuple[float, ...]
+    before: tuple[nn.Module, ...] = ()
+    behind: tuple[nn.Module, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Place:
     """A value between two steps: where it comes from, its shape, and bounds as in an activation."""
 
@@ -99,22 +115,17 @@ class _Tracing(Flow[_Place]):
         self.steps: list[Step] = []
 
     def run(self, path: str, module: nn.Module, value: _Place) -> _Place:
-        nested = type(module) is nn.Sequential
-        for name, child in flatten_modules(module, path) if nested else [(path, module)]:
+        for name, child in modules_in(path, module):
             value = self.step(name, child, value)
         return value
 
     def join(self, path: str, values: list[_Place], join: Join) -> _Place:
+        if len(values) == 1:
+            return values[0]
         try:
-            parts = [torch.empty(1, *value.shape, device="meta") for value in values]
-            merged = tuple(join.merge(parts).shape[1:])
-        except RuntimeError as error:
-            shapes = " and ".join(shape_text(value.shape) for value in values)
-            remedy = "Make the branches fit; a shortcut can change the shape of a skip."
-            raise refusal(path, "branches that can be joined", shapes, remedy) from error
-        if join.how == "sum" and any(value.shape != merged for value in values):
-            shapes = " and ".join(shape_text(value.shape) for value in values)
-            raise refusal(path, "branches of one shape", shapes, "A sum does not broadcast.")
+            merged = join.shape([value.shape for value in values])
+        except ConformalError as error:
+            raise ConformalError(f"{path}: {error}") from error
         bound = float(joined_bound([value.bound for value in values], join))
         sources = tuple(value.step for value in values)
         shapes_in = values[0].shape

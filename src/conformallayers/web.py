@@ -23,7 +23,7 @@ from .operators import Operator, impulses, operator_of
 from .quadratic import CHUNK_BYTES
 from .recurrence import Key, Recurrence, Site, pairs
 from .rules import Rule
-from .trace import Trace
+from .trace import Source, Trace
 
 Parts = dict[Key, Tensor]  # what a value consists of: (B, *shape) by the sites passed
 
@@ -54,7 +54,7 @@ class Web:
     input_shape: Shape
     output_shape: Shape
     nodes: tuple[Node, ...]
-    layers: tuple[tuple[str, nn.Module], ...]  # as they came, to run one by one
+    source: Source
     bias: Tensor | None = None  # float64, of a head that was absorbed
 
     @property
@@ -124,8 +124,7 @@ class Web:
         shapes = [self._shape(before) for before in node.sources]
         if isinstance(node.action, Activation):
             return shapes[0]
-        parts = [torch.empty(1, *shape, device="meta") for shape in shapes]
-        return tuple(node.action.merge(parts).shape[1:])
+        return node.action.shape(shapes)
 
 
 def _joined(join: Join, sources: list[Parts], shapes: list[Shape]) -> Parts:
@@ -140,7 +139,7 @@ def _joined(join: Join, sources: list[Parts], shapes: list[Shape]) -> Parts:
     return found
 
 
-def web_of(trace: Trace, layers: tuple[tuple[str, nn.Module], ...]) -> Web:
+def web_of(trace: Trace, source: Source) -> Web:
     """Turn the steps of a network into nodes."""
     nodes: list[Node] = []
     sites = 0
@@ -155,7 +154,7 @@ def web_of(trace: Trace, layers: tuple[tuple[str, nn.Module], ...]) -> Web:
         else:
             action = operator_of(step.module, step.input_shape, step.output_shape)
         nodes.append(Node(action, step.sources))
-    return Web(trace.input_shape, trace.output_shape, tuple(nodes), layers)
+    return Web(trace.input_shape, trace.output_shape, tuple(nodes), source)
 
 
 def absorbed(web: Web, module: nn.Module, output_shape: Shape) -> Web:
@@ -166,7 +165,9 @@ def absorbed(web: Web, module: nn.Module, output_shape: Shape) -> Web:
         pushed = operator.apply(web.bias.unsqueeze(0))[0]
         bias = pushed if bias is None else pushed + bias
     node = Node(replace(operator, bias=None), (len(web.nodes) - 1,))
-    return replace(web, output_shape=output_shape, nodes=(*web.nodes, node), bias=bias)
+    source = replace(web.source, behind=(*web.source.behind, module))
+    nodes = (*web.nodes, node)
+    return replace(web, output_shape=output_shape, nodes=nodes, bias=bias, source=source)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -12,13 +14,14 @@ from .kinds import flatten_modules
 from .operators import freeze
 from .strategies import Request
 from .strategies.paths import MAX_PATHS, WebRequest
-from .trace import Trace, trace_modules
+from .trace import Source, Trace, trace_modules
 from .web import Web, absorbed, web_of
 
 
 def whole_of(trace: Trace, layers: tuple[tuple[str, nn.Module], ...]) -> Program | Web:
     """Return a program where the steps are a chain, a web where branches pass activations."""
-    return program_of(trace) if trace.chain else web_of(trace, layers)
+    source = Source(layers, trace.alphas)
+    return replace(program_of(trace), source=source) if trace.chain else web_of(trace, source)
 
 
 def program_or_web(model: nn.Module, prefix: str, input_shape: Shape) -> Program | Web:

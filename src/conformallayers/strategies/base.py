@@ -74,6 +74,9 @@ class Request:
         self, program: Program, slack: Slack, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.program = program
+        self.max_norm = math.inf if program.scale_free else slack.radius
+        # ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) are bounded as for R = 1, at any norm.
+        slack = replace(slack, radius=1.0) if program.scale_free else slack
         self.slack = slack if program.provable else replace(slack, epsilon=0.0)
         self.dtype = dtype
         self.device = device
@@ -82,8 +85,8 @@ class Request:
 
     @property
     def room(self) -> float:
-        """1/R of the proof: ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) count as R = 1 at any norm."""
-        return 1.0 if self.program.scale_free else 1 / self.slack.radius
+        """1/R of the proof."""
+        return 1 / self.slack.radius
 
     def certificate(self, margin: float | None = None) -> Certificate | None:
         """State what is proven of the forms, or of something proven closer to them by ``margin``.
@@ -97,13 +100,19 @@ class Request:
             margin = 1 - lost / room
             if lost == 0 and not slack.requested:
                 return None
-        radius = math.inf if self.program.scale_free else slack.radius
-        return Certificate(slack.epsilon, radius, margin)
+        return Certificate(slack.epsilon, self.max_norm, margin)
 
     def sibling(self, program: Program) -> Request:
         """Ask for the same chain with other layers behind its last activation: Q is the same."""
-        other = Request(program, self.slack, self.dtype, self.device)
+        slack = replace(self.slack, radius=self.max_norm)
+        other = Request(program, slack, self.dtype, self.device)
         other._shared, other.memo = self._shared, self.memo
+        return other
+
+    def widened(self) -> Request:
+        """Ask for the same in the widest dtype of the device."""
+        other = self.sibling(self.program)
+        other.dtype = wide_dtype(self.device)
         return other
 
     def effort(self) -> float:
@@ -248,7 +257,7 @@ def too_many_entries(program: Program) -> str | None:
 def exact_certificate(request: Request) -> Certificate | None:
     """Nothing is left out here, whatever other strategies have built."""
     slack = request.slack
-    return Certificate(slack.epsilon, slack.radius, 1.0) if slack.requested else None
+    return Certificate(slack.epsilon, request.max_norm, 1.0) if slack.requested else None
 
 
 def as_autocast(v: Tensor, x: Tensor) -> Tensor:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..activations import RadialActivation
 from ..certificate import Certificate, Slack
+from ..functional import wide_dtype
 from ..operators import freeze
 from ..quadratic import Forms
 from ..running import run_layers
+from ..trace import Source
 from ..web import Activation, Arrays, Web, write_out
 from .base import Cost
 from .dense import LARGEST
@@ -42,10 +43,18 @@ class WebRequest:
     ) -> None:
         self.web, self.slack, self.dtype, self.device = web, slack, dtype, device
         self.max_paths = max_paths
+        self._arrays: list[Arrays] = []
 
     def sibling(self, web: Web) -> WebRequest:
         """Ask for the same with other layers at the end."""
         return WebRequest(web, self.slack, self.dtype, self.device, self.max_paths)
+
+    def widened(self) -> WebRequest:
+        """Ask for the same arrays in the widest dtype of the device."""
+        dtype = wide_dtype(self.device)
+        other = WebRequest(self.web, self.slack, dtype, self.device, self.max_paths)
+        other._arrays = self._arrays
+        return other
 
     @property
     def program(self) -> WebRequest:
@@ -62,10 +71,12 @@ class WebRequest:
         """Of one sample, one for each path."""
         return (len(self.web.keys[-1]), *self.web.output_shape)
 
-    @cached_property
+    @property
     def arrays(self) -> Arrays:
-        """Everything written out."""
-        return write_out(self.web)
+        """Everything written out, once."""
+        if not self._arrays:
+            self._arrays.append(write_out(self.web))
+        return self._arrays[0]
 
     @property
     def matrix(self) -> Tensor:
@@ -88,18 +99,22 @@ class WebRequest:
             return f"{web.paths} paths meet, more than max_paths={self.max_paths}"
         if d_in > LARGEST:
             return f"a sample has {d_in} coefficients, a written-out form at most {LARGEST}"
-        entries = web.forms * d_in**2 + math.prod(self.output_shape) * d_in
+        entries = self._entries()
         return f"{web.forms} forms have {entries} entries" if entries > _ENTRIES else None
+
+    def _entries(self) -> int:
+        """Count all maps and forms."""
+        d_in = math.prod(self.input_shape)
+        return self.web.forms * d_in**2 + math.prod(self.output_shape) * d_in
 
     def cost(self) -> Cost:
         """Count all paths and forms."""
-        d_in, item = math.prod(self.input_shape), self.dtype.itemsize
-        size = web_size(self.web)
+        entries = self._entries()
         return Cost(
-            gemm=size,
-            stream=2 * self.web.forms * d_in,
+            gemm=entries,
+            stream=2 * self.web.forms * math.prod(self.input_shape),
             calls=2 + 12 * self.web.forms,
-            bytes=size * item,
+            bytes=8 * entries,
         )
 
     def cost_of_layers(self) -> Cost:
@@ -116,26 +131,35 @@ class WebRequest:
         return float(2 * once * self.web.paths * (1 + self.web.forms)) * math.prod(self.input_shape)
 
 
-def web_size(web: Web) -> int:
-    """Return the number of entries of all maps and forms."""
-    d_in, d_out = math.prod(web.input_shape), math.prod(web.output_shape)
-    return web.forms * d_in**2 + len(web.keys[-1]) * d_out * d_in
-
-
 class NativeLayers(nn.Module):
-    """Frozen copies of layers that branch, run one by one."""
+    """Frozen copies of layers, run one by one with the radii they had.
 
-    def __init__(self, request: WebRequest) -> None:
+    Args:
+        source: the layers.
+        dtype, device: of the copies.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.paths = tuple(path for path, _ in request.web.layers)
-        frozen = (freeze(module, request.dtype) for _, module in request.web.layers)
-        self.layers = nn.ModuleList(module.to(request.device) for module in frozen)
+        self.paths = tuple(path for path, _ in source.layers)
+        self.radii = source.alphas
+        self.before, self.layers, self.behind = (
+            nn.ModuleList(freeze(module, dtype).to(device) for module in modules)
+            for modules in (source.before, [m for _, m in source.layers], source.behind)
+        )
 
-    def scratch(self, request: WebRequest) -> int:
-        """Count a few feature maps."""
-        sizes = (math.prod(operator.output_shape) for operator in request.web.operators)
-        return 4 * max(sizes, default=0)
+    @property
+    def signature(self) -> str:
+        """What must agree for the weights of another one to fit."""
+        rules = [m.rule.signature for m in self.modules() if isinstance(m, RadialActivation)]
+        return repr((self.paths, rules, len(self.before), len(self.behind)))
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> Tensor:
         """Run them."""
-        return run_layers(zip(self.paths, self.layers, strict=True), x, training=False)
+        for module in self.before:
+            x = module(x)
+        pairs = zip(self.paths, self.layers, strict=True)
+        x = run_layers(pairs, x, training=False, alphas=self.radii)
+        for module in self.behind:
+            x = module(x)
+        return x
