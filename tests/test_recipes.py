@@ -21,7 +21,7 @@ import conformallayers as cl
 from conformallayers import cli
 from conformallayers.experiments import checkpoint, evaluate, memory, paper, recipes
 from conformallayers.experiments.accuracy import accuracy_table, config_of, run_accuracy
-from conformallayers.experiments.batches import Batches, as_input, moved
+from conformallayers.experiments.batches import Batches, Centre, as_input, moved
 from conformallayers.experiments.config import DEFAULTS, TrainConfig, make_config
 from conformallayers.experiments.data import Dataset, load
 from conformallayers.experiments.recipes import FAMILIES, RECIPES, resolved
@@ -102,7 +102,7 @@ def options_of(found: dict[str, Any]) -> Any:
 
 def test_zero_has_no_hidden_layer_and_no_gain() -> None:
     with torch.device("meta"):
-        plain, full = (modern("BaseReSProNet", hidden=n, gain=n).build() for n in (0, 5))
+        plain, full = (modern("BaseReSProNet", hidden=n, gain=n).build().network for n in (0, 5))
     assert isinstance(plain.head, torch.nn.Linear)
     assert not any(isinstance(module, cl.Scale) for module in plain.modules())
     assert full.head[0].out_features == 5
@@ -198,6 +198,21 @@ def test_run_with_a_recipe_resumes_in_the_same_bits(
     assert row["accuracy_folded"] == row["accuracy_layers"]  # the gain folds as well
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["shift"] == row["shift"]
     assert evaluate.evaluate(whole.folder, small)["layers"] == row["accuracy_layers"]
+    torch.testing.assert_close(first["model.centre.mean"], as_input(small.train_images).mean(0))
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar"])
+def test_centre_is_the_mean_of_what_the_network_would_see(dataset: str, small: Dataset) -> None:
+    images = small.train_images
+    if dataset == "cifar":
+        generator = torch.Generator().manual_seed(1)
+        images = torch.randint(0, 256, (9, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    before = images.clone()
+    centre = Centre()
+    centre.fit(images)
+    assert torch.equal(images, before)
+    torch.testing.assert_close(centre.mean, as_input(images, torch.float64).mean(0).float())
+    assert float(centre(as_input(images)).mean(0).abs().max()) < 1e-6
 
 
 def test_run_of_before_the_options_goes_on(small: Dataset, tmp_path: Path) -> None:
@@ -205,7 +220,7 @@ def test_run_of_before_the_options_goes_on(small: Dataset, tmp_path: Path) -> No
     train("LeNet", small, **options)
     path = tmp_path / "run" / "config.json"
     old = json.loads(path.read_text())
-    for name in ("recipe", "gain", "flips", "shift"):
+    for name in ("recipe", "gain", "flips", "shift", "centre"):
         assert old.pop(name) == DEFAULTS[name]
     path.write_text(json.dumps(old))
     assert len(train("LeNet", small, resume=True, **options).history) == 1

@@ -148,6 +148,7 @@ def _add_training(app: "App") -> None:
         schedule: str | None = None,
         flips: bool | None = None,
         shift: int | None = None,
+        centre: bool | None = None,
         validation: float = 0.0,
         alpha: str | None = None,
         projective: bool | None = None,
@@ -178,6 +179,7 @@ def _add_training(app: "App") -> None:
             schedule: constant (if not given) or one-cycle.
             flips: Mirror half of the training images, others in every epoch.
             shift: Move the training images by up to so many pixels of 32.
+            centre: Subtract the mean training image from every image.
             validation: Training images to set aside, as a share below 1 or a number.
             alpha: young (the paper's), spectral, learned or a number; for conformal networks.
             projective: Take the projective form of ReSPro.

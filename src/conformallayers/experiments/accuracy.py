@@ -62,16 +62,17 @@ def run_accuracy(
     console = console or Console()
     rows: list[Row] = []
     failed: list[str] = []
-    variants = [variant] if isinstance(variant, str) else list(variant or [None])
+    names = [variant] if isinstance(variant, str) else variant
+    variants: Sequence[str | None] = names or [None]
     jobs = [
-        (cell, name, one)
+        (cell, kind, one)
         for one in ([seed] if isinstance(seed, int) else seed)
-        for name in variants
-        for cell in chosen(number, cells, network, dataset, name)
+        for kind in variants
+        for cell in chosen(number, cells, network, dataset, kind)
     ]
-    for cell, variant, one in jobs:
-        config = config_of(cell, variant, one, threads=threads, device=device)
-        name = file_name(cell, variant, one)
+    for cell, kind, one in jobs:
+        config = config_of(cell, kind, one, threads=threads, device=device)
+        name = file_name(cell, kind, one)
         path, folder = out / f"{name}.json", runs / name
         if again:
             _forget(path, folder)
@@ -79,7 +80,7 @@ def run_accuracy(
         if row is None:
             console.print(f"{name}: {_setting_text(config)}", highlight=False)
             try:
-                row = _trained(cell, variant, config, folder, data_root, verify, console)
+                row = _trained(cell, kind, config, folder, data_root, verify, console)
             except Stopped as stop:
                 message = str(stop).partition(" To go on")[0]
                 raise Stopped(f"{name}: {message} To go on, repeat the command.") from stop

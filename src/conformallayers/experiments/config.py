@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import shlex
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from pydantic import (
 
 from .. import networks
 from ..errors import ConformalError, refusal
+from .batches import Centre
 from .recipes import recipe
 
 NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
@@ -50,6 +52,7 @@ class TrainConfig(BaseModel):
     gain: NonNegativeFloat | None = None
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
+    centre: bool = False
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
     learning_rate: PositiveFloat = 1e-3
     batch_size: PositiveInt = 256
@@ -104,7 +107,7 @@ class TrainConfig(BaseModel):
         return values
 
     def build(self) -> torch.nn.Module:
-        """Return the network with random weights."""
+        """Return the network with random weights, behind a Centre if one is asked for."""
         network = getattr(networks, self.network)
         chosen = {name: getattr(self, name) for name in _OF_NETWORKS}
         given = {
@@ -113,6 +116,8 @@ class TrainConfig(BaseModel):
             if not (_unset(value) or (key in _NONE_AT_ZERO and not value))
         }
         module: torch.nn.Module = network(**given)
+        if self.centre:
+            return torch.nn.Sequential(OrderedDict(centre=Centre(), network=module))
         return module
 
     def command(self, extra: Mapping[str, Any]) -> str:

@@ -127,7 +127,7 @@ ABLATION = {
     for form in ("published", "projective")
     for alpha in ("young", "spectral", "learned")
     for gain in (False, True)
-} | {("projective", "learned", True): "modern"}
+} | {("projective", "spectral", True): "modern"}
 
 # A row here is all that a new setting needs: --variant NAME.
 VARIANTS: dict[str, Variant] = {

@@ -13,12 +13,13 @@ CONFORMAL = ("BaseReSProNet", "LeNetCL")
 
 _ALL = {
     "optimizer": "adamw",
-    "weight_decay": 0.02,
+    "weight_decay": 0.01,
     "schedule": "one-cycle",
     "learning_rate": 5e-3,
-    "batch_size": 512,
+    "batch_size": 128,
+    "centre": True,
 }
-_OF_CONFORMAL = {"projective": True, "alpha": "learned", "gain": 20.0}
+_OF_CONFORMAL = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen on training images set aside; docs/training.md says why each part is there.
 RECIPES: dict[str, dict[tuple[str, str], Options]] = {

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..container import layer_by_layer
 from ..errors import refusal
 from . import checkpoint, runs
-from .batches import Batches
+from .batches import Batches, Centre
 from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks, ranks
@@ -176,6 +176,9 @@ def _prepare(
 ) -> _Run:
     torch.manual_seed(config.seed)
     model = config.build().to(config.device)
+    for module in model.modules():
+        if isinstance(module, Centre):
+            module.fit(train_set.train_images)
     batches = Batches(
         train_set.train_images,
         train_set.train_labels,
