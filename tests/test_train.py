@@ -386,7 +386,10 @@ WRONG = [
     ({"seed": 2**63}, "--seed: expected a value less than 9223372036854775808, got 9223372036854"),
     ({"batch_size": -1}, "--batch-size: expected a value greater than 0, got -1"),
     ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number, got nan"),
-    ({"optimizer": "adagrad"}, "--optimizer: expected 'adam', 'adamw', 'rmsprop' or 'sgd', got 'ad"),
+    (
+        {"optimizer": "adagrad"},
+        "--optimizer: expected 'adam', 'adamw', 'rmsprop' or 'sgd', got 'ad",
+    ),
     ({"schedule": "cosine"}, "--schedule: expected 'constant' or 'one-cycle', got 'cosine'"),
     ({"momentum": 0.9}, "--momentum: expected none for adam"),
     ({"momentum": 1.0, "optimizer": "sgd"}, "--momentum: expected a value less than 1"),

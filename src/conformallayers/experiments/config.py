@@ -128,16 +128,13 @@ class TrainConfig(BaseModel):
             usual |= recipe(self.recipe, self.network, self.dataset)
         options = self.model_dump(exclude=set(_NAMES))
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
+        options |= {key: value for key, value in extra.items() if not _unset(value)}
         for name, value in options.items():
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             else:
                 words += [f"--{flag}", _shown(value)]
-        for name, value in extra.items():
-            flag = f"--{name.replace('_', '-')}"
-            if not _unset(value):
-                words += [flag] if value is True else [flag, _shown(value)]
         return shlex.join(words)
 
     @property
