@@ -26,8 +26,8 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
     "modern": {
         ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
         ("LeNet", "mnist"): {"epochs": 20, "shift": 1},
-        ("LeNet", "fashion-mnist"): {"epochs": 20, "flips": True},
-        ("LeNet", "cifar10"): {"epochs": 25, "flips": True, "shift": 2},
+        ("LeNet", "fashion-mnist"): {"epochs": 24, "flips": True, "weight_decay": 0.1},
+        ("LeNet", "cifar10"): {"epochs": 30, "flips": True, "shift": 2},
         ("Base", "digits"): {"epochs": 15, "batch_size": 64, "hidden": 64},
         ("Base", "mnist"): {"epochs": 6, "hidden": 64},
         ("Base", "fashion-mnist"): {"epochs": 6, "hidden": 64, "flips": True},
