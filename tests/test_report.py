@@ -160,12 +160,13 @@ def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None
 
 def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
     text = checked(write_report(tmp_path)).text
-    assert text.count("To measure:") == 7
+    assert text.count("To measure:") == 8
     for command in (
         "experiment 1",
         "experiment 2",
         "experiment 3",
         "experiment 4",
+        "experiment ablation",
         "sweep",
         "bench",
     ):

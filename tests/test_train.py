@@ -264,6 +264,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
     [
         {"optimizer": "adam", "schedule": "one-cycle", "alpha": "learned"},
         {"optimizer": "rmsprop", "momentum": 0.5, "weight_decay": 1e-3, "projective": True},
+        {"optimizer": "adamw", "weight_decay": 0.1, "gain": 3.0, "flips": True, "shift": 2},
         {"optimizer": "sgd", "momentum": 0.9, "alpha": 2.0},
         {"optimizer": "sgd"},
     ],
@@ -385,7 +386,10 @@ WRONG = [
     ({"seed": 2**63}, "--seed: expected a value less than 9223372036854775808, got 9223372036854"),
     ({"batch_size": -1}, "--batch-size: expected a value greater than 0, got -1"),
     ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number, got nan"),
-    ({"optimizer": "adagrad"}, "--optimizer: expected 'adam', 'rmsprop' or 'sgd', got 'adagrad'"),
+    (
+        {"optimizer": "adagrad"},
+        "--optimizer: expected 'adam', 'adamw', 'rmsprop' or 'sgd', got 'ad",
+    ),
     ({"schedule": "cosine"}, "--schedule: expected 'constant' or 'one-cycle', got 'cosine'"),
     ({"momentum": 0.9}, "--momentum: expected none for adam"),
     ({"momentum": 1.0, "optimizer": "sgd"}, "--momentum: expected a value less than 1"),
@@ -435,7 +439,7 @@ import os
 from safetensors.torch import save_file
 from conformallayers.experiments.train import train
 result = train("LeNetCL", "digits", out="both", epochs=2, batch_size=1346, alpha="spectral",
-               learning_rate=3e-3, validation=0, threads=1)
+               learning_rate=3e-3, validation=0, threads=1, flips=True, shift=2)
 state = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
 state |= {name: tensor.clone() for name, tensor in result.model.named_buffers()}
 save_file(state, f"rank{os.environ['RANK']}.safetensors", {"accuracy": str(result.accuracy)})
@@ -456,6 +460,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for name, tensor in ranks[0].items():
         assert torch.equal(tensor, ranks[1][name]), name
     options = {"epochs": 2, "batch_size": 1346, "alpha": "spectral", "learning_rate": 3e-3}
+    options |= {"flips": True, "shift": 2}
     alone = train("LeNetCL", "digits", out=tmp_path / "one", console=QUIET, threads=1, **options)
     for name, tensor in alone.model.state_dict().items():
         torch.testing.assert_close(tensor, ranks[0][name], rtol=1e-4, atol=1e-5)

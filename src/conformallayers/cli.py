@@ -140,16 +140,21 @@ def _add_training(app: "App") -> None:
         network: str,
         dataset: str,
         *,
-        epochs: int = 10,
-        batch_size: int = 256,
-        learning_rate: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        schedule: str = "constant",
+        recipe: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        optimizer: str | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        schedule: str | None = None,
+        flips: bool | None = None,
+        shift: int | None = None,
+        centre: bool | None = None,
         validation: float = 0.0,
         alpha: str | None = None,
-        projective: bool = False,
+        projective: bool | None = None,
+        gain: float | None = None,
         depth: int | None = None,
         hidden: int | None = None,
         pool_stride: int | None = None,
@@ -166,18 +171,24 @@ def _add_training(app: "App") -> None:
         Args:
             network: A class of conformallayers.networks, such as LeNetCL.
             dataset: mnist, fashion-mnist, cifar10 or digits.
-            epochs: How often to go through the training images.
-            batch_size: Of all processes together.
-            learning_rate: The largest one, if the schedule changes it.
-            optimizer: adam, rmsprop or sgd.
+            recipe: modern: the options below as docs/training.md has them, except those given.
+            epochs: How often to go through the training images; 10 if not given.
+            batch_size: Of all processes together; 256 if not given.
+            learning_rate: The largest one, if the schedule changes it; 0.001 if not given.
+            optimizer: adam (if not given), adamw, rmsprop or sgd.
             momentum: Of rmsprop and sgd.
             weight_decay: Of the optimiser.
-            schedule: constant or one-cycle.
+            schedule: constant (if not given) or one-cycle.
+            flips: Mirror half of the training images, others in every epoch.
+            shift: Move the training images by up to so many pixels of 32.
+            centre: Subtract the mean training image from every image.
             validation: Training images to set aside, as a share below 1 or a number.
             alpha: young (the paper's), spectral, learned or a number; for conformal networks.
             projective: Take the projective form of ReSPro.
+            gain: Where a learned factor at the end of the conformal part starts; 0 has none.
             depth: The number of convolutions of DkNet and DkNetCL.
-            hidden: The width of another linear layer in the head of DkNet and DkNetCL.
+            hidden: The width of another layer in the head, linear in DkNet and DkNetCL, with ReLU
+                in BaseReLUNet and BaseReSProNet; 0 has none.
             pool_stride: Of the Base networks; 2 if not given.
             seed: Of the weights and the order of the images.
             threads: Of torch; as it is set up if not given.
@@ -187,7 +198,7 @@ def _add_training(app: "App") -> None:
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
             verify: Compare the checksums of the data; without, any data in the same format.
         """
-        options = locals().copy()
+        options = {name: value for name, value in locals().items() if value is not None}
         with extra_for("training"):
             from .experiments.memory import keep_freed_memory
             from .experiments.train import train as run

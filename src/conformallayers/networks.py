@@ -2,11 +2,13 @@
 
 All take 3×32×32 images. The ReLU networks have biases in their convolutions, the others none.
 Every class takes ``num_classes``, ``device`` and ``dtype``; the conformal ones also ``alpha`` and
-``projective``, which go to each :class:`ReSPro`.
+``projective``, which go to each :class:`ReSPro`, and ``gain``, a learned factor at the end of the
+conformal part, whose output is small (of norm 1 at most in the projective form).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,11 +49,25 @@ class Network(nn.Module):
         return result
 
 
-def _base_head(pool_stride: int, num_classes: int, factory: dict[str, Any]) -> nn.Module:
+def _conformal(
+    stages: Sequence[nn.Module], gain: float | None, factory: dict[str, Any]
+) -> ConformalLayers:
+    return ConformalLayers(*stages, *([] if gain is None else [cl.Scale(gain, **factory)]))
+
+
+def _base_head(
+    pool_stride: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
+) -> nn.Module:
     if isinstance(pool_stride, bool) or not isinstance(pool_stride, int) or pool_stride < 1:
         raise refusal("pool_stride", "a whole number > 0", repr(pool_stride), "The default is 2.")
     side = (30 - 2) // pool_stride + 1
-    return nn.Linear(32 * side**2, num_classes, **factory)
+    if hidden is None:
+        return nn.Linear(32 * side**2, num_classes, **factory)
+    return nn.Sequential(
+        nn.Linear(32 * side**2, hidden, **factory),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes, **factory),
+    )
 
 
 class BaseLinearNet(Network):
@@ -62,7 +78,7 @@ class BaseLinearNet(Network):
     """
 
     def __init__(self, pool_stride: int = 2, *, num_classes: int = 10, **factory: Any) -> None:
-        head = _base_head(pool_stride, num_classes, factory)
+        head = _base_head(pool_stride, None, num_classes, factory)
         stages = nn.Conv2d(3, 32, 3, **factory), nn.AvgPool2d(2, pool_stride)
         super().__init__(nn.Sequential(*stages), head)
 
@@ -72,10 +88,18 @@ class BaseReLUNet(Network):
 
     Args:
         pool_stride: as in BaseLinearNet.
+        hidden: width of a layer with ReLU in the head; None, as in the paper, has none.
     """
 
-    def __init__(self, pool_stride: int = 2, *, num_classes: int = 10, **factory: Any) -> None:
-        head = _base_head(pool_stride, num_classes, factory)
+    def __init__(
+        self,
+        pool_stride: int = 2,
+        hidden: int | None = None,
+        *,
+        num_classes: int = 10,
+        **factory: Any,
+    ) -> None:
+        head = _base_head(pool_stride, hidden, num_classes, factory)
         stages = nn.Conv2d(3, 32, 3, **factory), nn.ReLU(), nn.AvgPool2d(2, pool_stride)
         super().__init__(nn.Sequential(*stages), head)
 
@@ -85,7 +109,9 @@ class BaseReSProNet(Network):
 
     Args:
         pool_stride: as in BaseLinearNet.
+        hidden: as in BaseReLUNet.
         alpha, projective: of the activation.
+        gain: where a learned factor behind it starts; None has none.
 
     Examples:
         >>> BaseReSProNet()(torch.rand(2, 3, 32, 32)).shape
@@ -95,19 +121,21 @@ class BaseReSProNet(Network):
     def __init__(
         self,
         pool_stride: int = 2,
+        hidden: int | None = None,
         *,
         alpha: str | float | None = None,
         projective: bool = False,
+        gain: float | None = None,
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        head = _base_head(pool_stride, num_classes, factory)
-        features = ConformalLayers(
+        head = _base_head(pool_stride, hidden, num_classes, factory)
+        stages = [
             cl.Conv2d(3, 32, 3, **factory),
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2, pool_stride),
-        )
-        super().__init__(features, head)
+        ]
+        super().__init__(_conformal(stages, gain, factory), head)
 
 
 def _lenet_head(num_classes: int, factory: dict[str, Any]) -> nn.Sequential:
@@ -140,6 +168,7 @@ class LeNetCL(Network):
 
     Args:
         alpha, projective: of the activations.
+        gain: where a learned factor behind them starts; None has none.
 
     Examples:
         >>> LeNetCL(alpha="spectral")(torch.rand(2, 3, 32, 32)).shape
@@ -151,18 +180,19 @@ class LeNetCL(Network):
         *,
         alpha: str | float | None = None,
         projective: bool = False,
+        gain: float | None = None,
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        features = ConformalLayers(
+        stages = [
             cl.Conv2d(3, 6, 5, **factory),
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2),
             cl.Conv2d(6, 16, 5, **factory),
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2),
-        )
-        super().__init__(features, _lenet_head(num_classes, factory))
+        ]
+        super().__init__(_conformal(stages, gain, factory), _lenet_head(num_classes, factory))
 
 
 def _dk_head(hidden: int | None, num_classes: int, factory: dict[str, Any]) -> nn.Module:
@@ -204,6 +234,7 @@ class DkNetCL(Network):
         depth: the number of layers, k in the paper.
         hidden: width of a fully connected layer before the last one; None has none.
         alpha, projective: of the activations.
+        gain: where a learned factor behind them starts; None has none.
 
     Examples:
         >>> DkNetCL(3)(torch.rand(2, 3, 32, 32)).shape
@@ -217,6 +248,7 @@ class DkNetCL(Network):
         *,
         alpha: str | float | None = None,
         projective: bool = False,
+        gain: float | None = None,
         padding_mode: cl.PaddingMode = "zeros",
         num_classes: int = 10,
         **factory: Any,
@@ -228,7 +260,7 @@ class DkNetCL(Network):
                 cl.Conv2d(channels, 32, 3, padding=1, padding_mode=padding_mode, **factory)
             )
             stages.append(ReSPro(alpha, projective=projective, **factory))
-        super().__init__(ConformalLayers(*stages), _dk_head(hidden, num_classes, factory))
+        super().__init__(_conformal(stages, gain, factory), _dk_head(hidden, num_classes, factory))
 
 
 class D3ModNet(Network):
@@ -247,6 +279,7 @@ class D3ModNetCL(Network):
 
     Args:
         alpha, projective: of the activations.
+        gain: where a learned factor behind them starts; None has none.
 
     Examples:
         >>> D3ModNetCL()(torch.rand(2, 3, 32, 32)).shape
@@ -258,6 +291,7 @@ class D3ModNetCL(Network):
         *,
         alpha: str | float | None = None,
         projective: bool = False,
+        gain: float | None = None,
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
@@ -265,4 +299,5 @@ class D3ModNetCL(Network):
         for index in range(3):
             stages.append(cl.Conv2d(32 if index else 3, 32, 3, **factory))
             stages += [ReSPro(alpha, projective=projective, **factory), cl.AvgPool2d(2)]
-        super().__init__(ConformalLayers(*stages), nn.Linear(128, num_classes, **factory))
+        head = nn.Linear(128, num_classes, **factory)
+        super().__init__(_conformal(stages, gain, factory), head)

@@ -1,4 +1,4 @@
-"""conformallayers experiment 1, 2, 3 and 4: those of the paper."""
+"""conformallayers experiment 1, 2, 3 and 4: those of the paper, and an ablation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,11 @@ _NO_CHECK = Parameter(name="--check", negative="--no-check")
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class AccuracyOptions:
-    """The options that experiments 1 and 2 share.
+class RunOptions:
+    """The options of all that train cells.
 
     Args:
-        cells: Of the table, such as LeNetCL-mnist; all if none is given.
-        network: Only cells of these networks.
-        dataset: Only cells of these sets.
-        variant: Another setting than the paper's, by its name, such as better.
-        seed: Of the weights and the order of the images.
+        seed: Of the weights and the order of the images; of several, one after the other.
         threads: Of torch; as it is set up if not given.
         device: Where to train.
         again: Throw the finished cells and their runs away and train anew.
@@ -33,11 +29,7 @@ class AccuracyOptions:
         verify: Compare the checksums of the data; without, any data in the same format.
     """
 
-    cells: Annotated[tuple[str, ...], _SEVERAL] = ()
-    network: Annotated[tuple[str, ...], _SEVERAL] = ()
-    dataset: Annotated[tuple[str, ...], _SEVERAL] = ()
-    variant: str | None = None
-    seed: int = 0
+    seed: Annotated[tuple[int, ...], _SEVERAL] = (0,)
     threads: int | None = None
     device: str = "cpu"
     again: Annotated[bool, _FLAG] = False
@@ -45,6 +37,24 @@ class AccuracyOptions:
     runs: Path = Path("runs")
     data_root: Path | None = None
     verify: Annotated[bool, _NO_CHECK] = True
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AccuracyOptions(RunOptions):
+    """The options that experiments 1 and 2 share.
+
+    Args:
+        cells: Of the table, such as LeNetCL-mnist; all if none is given.
+        network: Only cells of these networks.
+        dataset: Only cells of these sets.
+        variant: Other settings than the paper's, by their names, such as modern.
+    """
+
+    cells: Annotated[tuple[str, ...], _SEVERAL] = ()
+    network: Annotated[tuple[str, ...], _SEVERAL] = ()
+    dataset: Annotated[tuple[str, ...], _SEVERAL] = ()
+    variant: Annotated[tuple[str, ...], _SEVERAL] = ()
 
 
 experiments = App(name="experiment", help="The experiments of the paper, resumable.")
@@ -60,6 +70,17 @@ def linear_baseline(*, options: AccuracyOptions | None = None) -> None:
 def lenet(*, options: AccuracyOptions | None = None) -> None:
     """Train the six cells of Table II: LeNet and LeNetCL."""
     _accuracies(2, options or AccuracyOptions())
+
+
+@experiments.command
+def ablation(*, options: RunOptions | None = None) -> None:
+    """Train LeNetCL on Fashion-MNIST with either form, each α, and with or without a gain."""
+    with extra_for("an experiment"):
+        from ..experiments.paper import ABLATION, ABLATION_CELL
+    chosen = vars(options or RunOptions())
+    _accuracies(
+        2, AccuracyOptions(cells=(ABLATION_CELL,), variant=tuple(ABLATION.values()), **chosen)
+    )
 
 
 def _accuracies(number: int, options: AccuracyOptions) -> None:

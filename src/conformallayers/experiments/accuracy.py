@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +13,11 @@ from rich.console import Console
 from .._text import table
 from ..errors import ConformalError, refusal
 from . import paper
-from .config import TrainConfig, make_config
+from .config import DEFAULTS, TrainConfig, make_config
 from .evaluate import CHECKPOINT
 from .paper import Cell
+from .recipes import resolved
+from .records import mean_and_spread
 from .runs import CONFIG, METRICS, RESULT
 from .train import Stopped, train
 from .writing import write_json
@@ -28,8 +31,8 @@ def run_accuracy(
     cells: Sequence[str] = (),
     network: Sequence[str] = (),
     dataset: Sequence[str] = (),
-    variant: str | None = None,
-    seed: int = 0,
+    variant: str | Sequence[str] | None = None,
+    seed: int | Sequence[int] = 0,
     threads: int | None = None,
     device: str = "cpu",
     again: bool = False,
@@ -47,8 +50,9 @@ def run_accuracy(
     Args:
         number: 1 for Table I, 2 for Table II.
         cells, network, dataset: which cells; nothing named is all.
-        variant: a row of :data:`conformallayers.experiments.paper.VARIANTS`; None is the paper's.
-        seed, threads, device: of every run.
+        variant: rows of :data:`conformallayers.experiments.paper.VARIANTS`; None is the paper's.
+        seed: one or several; the table then has mean and standard deviation.
+        threads, device: of every run.
         again: throw finished cells and their runs away.
         out: the folder for one JSON file a cell.
         runs: the folder for the runs.
@@ -58,9 +62,17 @@ def run_accuracy(
     console = console or Console()
     rows: list[Row] = []
     failed: list[str] = []
-    for cell in chosen(number, cells, network, dataset, variant):
-        config = config_of(cell, variant, seed, threads=threads, device=device)
-        name = file_name(cell, variant, seed)
+    names = [variant] if isinstance(variant, str) else variant
+    variants: Sequence[str | None] = names or [None]
+    jobs = [
+        (cell, kind, one)
+        for one in ([seed] if isinstance(seed, int) else seed)
+        for kind in variants
+        for cell in chosen(number, cells, network, dataset, kind)
+    ]
+    for cell, kind, one in jobs:
+        config = config_of(cell, kind, one, threads=threads, device=device)
+        name = file_name(cell, kind, one)
         path, folder = out / f"{name}.json", runs / name
         if again:
             _forget(path, folder)
@@ -68,7 +80,7 @@ def run_accuracy(
         if row is None:
             console.print(f"{name}: {_setting_text(config)}", highlight=False)
             try:
-                row = _trained(cell, variant, config, folder, data_root, verify, console)
+                row = _trained(cell, kind, config, folder, data_root, verify, console)
             except Stopped as stop:
                 message = str(stop).partition(" To go on")[0]
                 raise Stopped(f"{name}: {message} To go on, repeat the command.") from stop
@@ -124,7 +136,7 @@ def config_of(cell: Cell, variant: str | None, seed: int, **options: Any) -> Tra
     """Return the options of the run of a cell."""
     setting = paper.VARIANTS[variant].setting(cell) if variant else cell.setting
     options = {**setting, **options, "seed": seed}
-    return make_config(network=cell.network, dataset=cell.dataset, **options)
+    return make_config(**resolved({"network": cell.network, "dataset": cell.dataset, **options}))
 
 
 def file_name(cell: Cell, variant: str | None, seed: int) -> str:
@@ -139,23 +151,20 @@ def file_name(cell: Cell, variant: str | None, seed: int) -> str:
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """Return the rows beside the paper's figures."""
+    """Return the rows beside the paper's figures; those that differ in their seed are one line."""
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
-    lines = []
+    lines: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        difference = 100 * (row["accuracy"] - row["paper_accuracy"])
-        lines.append(
-            [
-                row["network"],
-                row["dataset"],
-                row["variant"] or "paper's",
-                str(row["epochs"]),
-                f"{100 * row['paper_accuracy']:.2f} %",
-                f"{100 * row['accuracy']:.2f} %",
-                f"{difference:+.2f}",
-            ]
-        )
-    return table(header, lines)
+        setting = row["variant"] or "paper's"
+        key = (row["network"], row["dataset"], setting, str(row["epochs"]))
+        lines.setdefault(key, []).append(row)
+    return table(header, [[*key, *_figures(found)] for key, found in lines.items()])
+
+
+def _figures(rows: Sequence[Row]) -> list[str]:
+    shares, published = [row["accuracy"] for row in rows], rows[0]["paper_accuracy"]
+    difference = f"{100 * (fmean(shares) - published):+.2f}"
+    return [f"{100 * published:.2f} %", mean_and_spread(shares), difference]
 
 
 def _trained(
@@ -185,7 +194,7 @@ def _finished(path: Path, config: TrainConfig) -> Row | None:
     if not path.exists():
         return None
     try:
-        row: Row = json.loads(path.read_text("utf-8"))
+        row: Row = {**DEFAULTS, **json.loads(path.read_text("utf-8"))}
         for name, value in config.model_dump(exclude={"threads", "device"}).items():
             if row[name] != value:
                 expected, remedy = f"{name} {value!r}", "Train it --again, or name another --out."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import refusal
@@ -31,16 +31,68 @@ def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         >>> x.shape, x.stride(1), float(x[0, 2].sum())
         (torch.Size([2, 3, 32, 32]), 0, 784.0)
     """
+    return _whole(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
+
+
+class Centre(nn.Module):
+    """Subtract the mean of the training images, which is a buffer; stands before a network.
+
+    Shape:
+        (B, 3, 32, 32) → (B, 3, 32, 32)
+    """
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(IMAGE_SHAPE))
+
+    def fit(self, images: Tensor) -> None:
+        """Take the mean of these images, (N, 1 or 3, H, W), unsigned bytes."""
+        mean = as_input(images.mean(0, keepdim=True, dtype=torch.float64), torch.float64)
+        self.mean.copy_(mean[0])
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input − mean``."""
+        return input - self.mean
+
+
+def moved(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Mirror some images left to right and shift each by whole pixels; what comes in is black.
+
+    Args:
+        images: (B, C, 32, 32).
+        flipped: (B,), bool.
+        down, right: (B,), whole numbers; an image goes down and to the right by them.
+
+    Examples:
+        >>> image = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
+        >>> image[0, 0, 5, 0] = 9
+        >>> one = torch.ones(1, dtype=torch.long)
+        >>> moved(image, one > 0, one, -one).nonzero().tolist()
+        [[0, 0, 6, 30]]
+    """
+    reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
+    places = torch.arange(_SIDE, device=images.device)
+    rows, columns = places - down[:, None], places - right[:, None]
+    columns = torch.where(flipped[:, None], _SIDE - 1 - columns, columns)
+    padded = F.pad(images, (reach,) * 4)
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
+    taken = padded[sample, :, rows[:, :, None] + reach, columns[:, None, :] + reach]
+    return taken.permute(0, 3, 1, 2)
+
+
+def _whole(images: Tensor) -> Tensor:
+    """Enlarge and pad images to 32×32 as they are."""
     height, width = images.shape[2:]
     factor = _SIDE // max(height, width)
     if factor > 1:
         images = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
         height, width = factor * height, factor * width
-    values = images.to(dtype).div_(255)
     if (height, width) != (_SIDE, _SIDE):
         top, left = (_SIDE - height) // 2, (_SIDE - width) // 2
-        values = F.pad(values, (left, _SIDE - width - left, top, _SIDE - height - top))
-    return values.expand(-1, _CHANNELS, -1, -1)
+        images = F.pad(images, (left, _SIDE - width - left, top, _SIDE - height - top))
+    return images
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +104,9 @@ class Batches:
         labels: (N,).
         batch_size: of all ranks together; the last batch may be smaller.
         shuffle: take a new order for every epoch, else that of the images.
-        seed, epoch: decide the order.
+        seed, epoch: decide the order, and how an image is moved.
+        flips: mirror half of the images left to right, others in every epoch.
+        shift: move every image by up to so many pixels of 32 along both axes.
         device: where the batches are wanted.
         rank, world: of ``world`` processes, the one with this rank takes its part of every batch.
 
@@ -72,6 +126,8 @@ class Batches:
     shuffle: bool = False
     seed: int = 0
     epoch: int = 0
+    flips: bool = False
+    shift: int = 0
     device: torch.device | str = "cpu"
     rank: int = 0
     world: int = 1
@@ -103,6 +159,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._order()
+        moves = self._moves() if self.flips or self.shift else None
         for index in range(len(self)):
             start = index * self.batch_size
             # Parts differ by one image at most; a rank may get none of a small last batch.
@@ -111,12 +168,24 @@ class Batches:
             if order is not None:
                 rows = order[rows]
             images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
+            if moves is not None:
+                flipped, down, right = moves[:, rows].to(self.device)
+                images = moved(_whole(images), flipped > 0, down, right)
             yield as_input(images), labels
 
     def _order(self) -> Tensor | None:
         if not self.shuffle:
             return None
+        return torch.randperm(len(self.labels), generator=self._generator())
+
+    def _moves(self) -> Tensor:
+        """Return whether each image is mirrored and how far it goes, (3, N), for all ranks alike."""
+        generator, count = self._generator(" moves"), len(self.labels)
+        flipped = torch.randint(0, 1 + self.flips, (1, count), generator=generator)
+        reach = torch.randint(-self.shift, self.shift + 1, (2, count), generator=generator)
+        return torch.cat([flipped, reach])
+
+    def _generator(self, purpose: str = "") -> torch.Generator:
         # A hash, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
-        digest = hashlib.sha256(f"{self.seed} {self.epoch}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.randperm(len(self.labels), generator=generator)
+        digest = hashlib.sha256(f"{self.seed} {self.epoch}{purpose}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import shlex
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -24,9 +26,13 @@ from pydantic import (
 
 from .. import networks
 from ..errors import ConformalError, refusal
+from .batches import Centre
+from .recipes import recipe
 
 NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
-_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective")
+_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain")
+_NAMES = ("network", "dataset")
+_NONE_AT_ZERO = ("hidden", "gain")  # 0 has none even where a recipe has one
 _FILLED = {"pool_stride": 2, "alpha": "young"}  # what None stands for where the option applies
 
 
@@ -38,11 +44,16 @@ class TrainConfig(BaseModel):
     network: str
     dataset: str
     depth: PositiveInt | None = None
-    hidden: PositiveInt | None = None
+    recipe: str | None = None
+    hidden: NonNegativeInt | None = None
     pool_stride: PositiveInt | None = None
     alpha: str | float | None = None
     projective: bool = False
-    optimizer: Literal["adam", "rmsprop", "sgd"] = "adam"
+    gain: NonNegativeFloat | None = None
+    flips: bool = False
+    shift: int = Field(default=0, ge=0, le=16)
+    centre: bool = False
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
     learning_rate: PositiveFloat = 1e-3
     batch_size: PositiveInt = 256
     epochs: PositiveInt = 10
@@ -89,27 +100,41 @@ class TrainConfig(BaseModel):
                 raise _refused(option, f"no such option for {name}", repr(values[option]))
         if "depth" in accepted and values.get("depth") is None:
             raise _refused("depth", f"the number of convolutions of {name}", "none")
-        if values.get("momentum") and values.get("optimizer", "adam") == "adam":
-            raise _refused("momentum", "none for adam, which has its own", repr(values["momentum"]))
+        optimizer = values.get("optimizer", "adam")
+        if values.get("momentum") and optimizer in ("adam", "adamw"):
+            expected = f"none for {optimizer}, which has its own"
+            raise _refused("momentum", expected, repr(values["momentum"]))
         return values
 
     def build(self) -> torch.nn.Module:
-        """Return the network with random weights."""
+        """Return the network with random weights, behind a Centre if one is asked for."""
         network = getattr(networks, self.network)
         chosen = {name: getattr(self, name) for name in _OF_NETWORKS}
-        module: torch.nn.Module = network(
-            **{key: value for key, value in chosen.items() if not _unset(value)}
-        )
+        given = {
+            key: value
+            for key, value in chosen.items()
+            if not (_unset(value) or (key in _NONE_AT_ZERO and not value))
+        }
+        module: torch.nn.Module = network(**given)
+        if self.centre:
+            return torch.nn.Sequential(OrderedDict(centre=Centre(), network=module))
         return module
 
     def command(self, extra: Mapping[str, Any]) -> str:
         """Return the command line of the run; ``extra`` has what does not change its outcome."""
         words = ["conformallayers", "train", self.network, self.dataset]
-        options = self.model_dump(exclude_defaults=True, exclude={"network", "dataset"})
-        for name, value in {**options, **extra}.items():
-            flag = f"--{name.replace('_', '-')}"
-            if not _unset(value):
-                words += [flag] if value is True else [flag, _shown(value)]
+        usual = {**DEFAULTS, **_FILLED}
+        if self.recipe:
+            usual |= recipe(self.recipe, self.network, self.dataset)
+        options = self.model_dump(exclude=set(_NAMES))
+        options = {key: value for key, value in options.items() if value not in (None, usual[key])}
+        options |= {key: value for key, value in extra.items() if not _unset(value)}
+        for name, value in options.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", _shown(value)]
         return shlex.join(words)
 
     @property
@@ -117,6 +142,10 @@ class TrainConfig(BaseModel):
         """Where the run is written unless told otherwise."""
         depth = f"-depth{self.depth}" if self.depth else ""
         return Path("runs") / f"{self.network}{depth}-{self.dataset}-seed{self.seed}"
+
+
+# What an option is in a record that was written before there was such an option.
+DEFAULTS = {n: field.default for n, field in TrainConfig.model_fields.items() if n not in _NAMES}
 
 
 def make_config(**options: Any) -> TrainConfig:

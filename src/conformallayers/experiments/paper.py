@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .recipes import CONFORMAL, FAMILIES
+
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 NETWORKS = {1: ("BaseLinearNet", "BaseReLUNet", "BaseReSProNet"), 2: ("LeNet", "LeNetCL")}
-_CONFORMAL = ("BaseReSProNet", "LeNetCL")
 
 # The supplement's search space; the bounds are included.
 BATCH_SIZES, EPOCHS, LEARNING_RATES = (2048, 4096), (10, 50), (0.001, 1.0)
@@ -88,7 +89,7 @@ class Variant:
     """Another setting than the paper's: options of a run that take the place of a cell's.
 
     Args:
-        options: for every cell.
+        options: for every cell; with ``recipe`` the supplement's are left out.
         conformal: further ones for networks with ReSPro, such as alpha.
         cells: further ones for single cells, by their names.
         networks: those it is meant for; None are all.
@@ -106,8 +107,9 @@ class Variant:
             >>> VARIANTS["better"].setting(CELLS[-1])["batch_size"]
             256
         """
-        conformal = self.conformal if cell.network in _CONFORMAL else {}
-        return {**cell.setting, **self.options, **conformal, **self.cells.get(cell.name, {})}
+        setting = {} if "recipe" in self.options else cell.setting
+        conformal = self.conformal if cell.network in CONFORMAL else {}
+        return {**setting, **self.options, **conformal, **self.cells.get(cell.name, {})}
 
 
 _SMALL_BATCHES = {
@@ -118,9 +120,30 @@ _SMALL_BATCHES = {
     "epochs": 20,
 }
 
+# Which variant has a form, an α and a gain; all else is as in the modern recipe, which is one.
+ABLATION_CELL = "LeNetCL-fashion-mnist"
+ABLATION = {
+    (form, alpha, gain): f"{form}-{alpha}{'-gain' if gain else ''}"
+    for form in ("published", "projective")
+    for alpha in ("young", "spectral", "learned")
+    for gain in (False, True)
+} | {("projective", "spectral", True): "modern"}
+
 # A row here is all that a new setting needs: --variant NAME.
 VARIANTS: dict[str, Variant] = {
     "better": Variant(_SMALL_BATCHES),
     # The text has stride 1 where its figure's 7200 features belong to stride 2.
     "stride1": Variant({"pool_stride": 1}, networks=NETWORKS[1]),
+    # What reaches the paper's ReLU networks; plain is the Base networks with the paper's head.
+    "modern": Variant({"recipe": "modern"}, networks=FAMILIES["Base"] + FAMILIES["LeNet"]),
+    "modern-plain": Variant({"recipe": "modern", "hidden": 0}, networks=FAMILIES["Base"]),
+    **{
+        name: Variant(
+            {"recipe": "modern", "projective": form == "projective", "alpha": alpha}
+            | ({} if gain else {"gain": 0.0}),
+            networks=("LeNetCL",),
+        )
+        for (form, alpha, gain), name in ABLATION.items()
+        if name != "modern"
+    },
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .._text import size
 from . import paper
 from .page import Markup, join, markup, picture, table, tag
+from .records import mean_and_spread
 
 Record = dict[str, Any]
 # What the row of a cell must have.
@@ -40,7 +42,8 @@ def accuracies(rows: Sequence[Record]) -> Markup:
             "p",
             "Accuracy on the test images after the last epoch; below each the paper's figure and the "
             "difference in points. Conformal networks are measured folded. Rows named after a "
-            "setting were trained with another one than the paper's.",
+            "setting were trained with another one than the paper's. Of several seeds: mean ± "
+            "standard deviation.",
         )
     ]
     for number, networks in paper.NETWORKS.items():
@@ -48,7 +51,7 @@ def accuracies(rows: Sequence[Record]) -> Markup:
         absent = [
             cell.name
             for cell in paper.CELLS
-            if cell.experiment == number and _row_of(rows, cell.network, cell.dataset) is None
+            if cell.experiment == number and not _rows_of(rows, cell.name)
         ]
         if absent:
             every = len(absent) == 3 * len(networks)
@@ -56,6 +59,7 @@ def accuracies(rows: Sequence[Record]) -> Markup:
             parts.append(
                 missing(f"conformallayers experiment {number}{cells}", "Cells are missing")
             )
+    parts += _ablation(rows)
     if rows:
         parts.append(_settings(rows))
     return join(parts)
@@ -233,40 +237,58 @@ def training_steps(record: Record | None, folder: Path) -> Markup:
 def _accuracy_table(networks: Sequence[str], rows: Sequence[Record]) -> Markup:
     lines: list[list[object]] = []
     for network in networks:
-        found = [row for row in rows if row["network"] == network]
-        kinds = sorted({(r.get("variant") or "", r["seed"]) for r in found} | {("", 0)})
-        for variant, seed in kinds:
+        found = {row.get("variant") or "" for row in rows if row["network"] == network}
+        shown_below = set(paper.ABLATION.values()) - {"modern"}
+        for variant in sorted((found | {""}) - shown_below):
             name: list[object] = [network]
-            extra = [*([variant] if variant else []), *([f"seed {seed}"] if seed else [])]
-            if extra:
-                name += [Markup("<br>"), tag("small", ", ".join(extra))]
+            if variant:
+                name += [Markup("<br>"), tag("small", variant)]
             cells = [
-                _accuracy(_row_of(rows, network, dataset, variant, seed), network, dataset)
-                for dataset in paper.DATASETS
+                _accuracy(_rows_of(rows, cell.name, variant), cell)
+                for cell in paper.CELLS
+                if cell.network == network
             ]
             lines.append([Markup("".join(markup(part) for part in name)), *cells])
     return table(["network", *(_title(dataset) for dataset in paper.DATASETS)], lines)
 
 
-def _accuracy(row: Record | None, network: str, dataset: str) -> Markup:
-    cell = next(c for c in paper.CELLS if (c.network, c.dataset) == (network, dataset))
+def _accuracy(rows: Sequence[Record], cell: paper.Cell) -> Markup:
     figure = f"paper {100 * cell.accuracy:.2f}"
-    if row is None:
+    if not rows:
         return Markup(f"–<br>{tag('small', figure)}")
-    difference = 100 * (row["accuracy"] - cell.accuracy)
-    return Markup(
-        f"{tag('strong', _percent(row['accuracy']))}<br>{tag('small', f'{figure}, {difference:+.2f}')}"
-    )
+    shares, seeds = [row["accuracy"] for row in rows], [row["seed"] for row in rows]
+    figure += f", {100 * (fmean(shares) - cell.accuracy):+.2f}"
+    if seeds != [0]:
+        figure += f", {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
+    return Markup(f"{tag('strong', mean_and_spread(shares))}<br>{tag('small', figure)}")
 
 
-def _row_of(
-    rows: Sequence[Record], network: str, dataset: str, variant: str = "", seed: int = 0
-) -> Record | None:
-    wanted = (network, dataset, variant, seed)
-    for row in rows:
-        if (row["network"], row["dataset"], row.get("variant") or "", row["seed"]) == wanted:
-            return row
-    return None
+def _ablation(rows: Sequence[Record]) -> list[object]:
+    """Return the table of forms, radii and gains, if there is more in it than the recipe."""
+    found = {
+        parts: [row["accuracy"] for row in _rows_of(rows, paper.ABLATION_CELL, variant)]
+        for parts, variant in paper.ABLATION.items()
+    }
+    if sum(map(bool, found.values())) < 2:
+        return [missing("conformallayers experiment ablation", "No ablation yet")]
+    shown = {parts: mean_and_spread(shares) if shares else "–" for parts, shares in found.items()}
+    lines = [
+        [form, alpha, shown[form, alpha, False], shown[form, alpha, True]]
+        for form, alpha, gain in shown
+        if gain
+    ]
+    about = "The modern recipe with other parts of the activation, "
+    return [
+        tag("h3", "Ablation: " + paper.ABLATION_CELL.replace("-", ", ", 1)),
+        tag("p", about + "mean ± standard deviation where there are several seeds."),
+        table(["form", "α", "without gain", "with gain"], lines),
+    ]
+
+
+def _rows_of(rows: Sequence[Record], cell: str, variant: str = "") -> list[Record]:
+    """Return the rows of a cell, one for each seed."""
+    wanted = (cell, variant)
+    return [r for r in rows if (f"{r['network']}-{r['dataset']}", r.get("variant") or "") == wanted]
 
 
 def _settings(rows: Sequence[Record]) -> Markup:

@@ -8,6 +8,7 @@ import platform
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -56,6 +57,17 @@ def provenance(command: str, before: Row | None = None) -> Row:
         "python": platform.python_version(),
     }
     return {"command": commands, "commit": commits, "machine": machine}
+
+
+def mean_and_spread(shares: Sequence[float]) -> str:
+    """Return the mean in per cent, with the standard deviation if there are several.
+
+    Examples:
+        >>> mean_and_spread([0.9]), mean_and_spread([0.89, 0.9, 0.91])
+        ('90.00 %', '90.00 ± 1.00 %')
+    """
+    spread = f" ± {100 * stdev(shares):.2f}" if len(shares) > 1 else ""
+    return f"{100 * fmean(shares):.2f}{spread} %"
 
 
 def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import refusal
 from . import checkpoint
 from .checkpoint import Checkpoint
-from .config import TrainConfig
+from .config import DEFAULTS, TrainConfig
 from .evaluate import CHECKPOINT
 from .writing import PARTIAL, write_csv, write_json
 
@@ -62,7 +62,7 @@ def commit() -> str | None:
 def _compare(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     try:
-        before = dict(json.loads(path.read_text("utf-8")))
+        before = {**DEFAULTS, **json.loads(path.read_text("utf-8"))}
     except (OSError, ValueError, TypeError) as error:
         remedy = "Name the folder of a run by --out."
         raise refusal("train --resume", f"a run with {path}", "none", remedy) from error

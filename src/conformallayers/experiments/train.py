@@ -21,11 +21,12 @@ from torch.nn import functional as F
 from ..container import layer_by_layer
 from ..errors import refusal
 from . import checkpoint, runs
-from .batches import Batches
+from .batches import Batches, Centre
 from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks, ranks
 from .evaluate import CHECKPOINT, accuracy, both_ways
+from .recipes import resolved
 from .writing import write_json
 
 # The shape of the one-cycle schedule, as torch.optim.lr_scheduler.OneCycleLR has it.
@@ -99,10 +100,11 @@ def train(
         resume: go on with the run in that folder, or begin it if there is none.
         data_root, verify: as in :func:`conformallayers.experiments.data.load`.
         console: where to show progress; None takes the terminal.
-        **options: the fields of :class:`conformallayers.experiments.config.TrainConfig`.
+        **options: the fields of :class:`conformallayers.experiments.config.TrainConfig`; with
+            ``recipe``, those not given are the recipe's.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
-    config = make_config(network=network, dataset=name, **options)
+    config = make_config(**resolved({"network": network, "dataset": name, **options}))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
@@ -174,12 +176,17 @@ def _prepare(
 ) -> _Run:
     torch.manual_seed(config.seed)
     model = config.build().to(config.device)
+    for module in model.modules():
+        if isinstance(module, Centre):
+            module.fit(train_set.train_images)
     batches = Batches(
         train_set.train_images,
         train_set.train_labels,
         config.batch_size,
         shuffle=True,
         seed=config.seed,
+        flips=config.flips,
+        shift=config.shift,
         device=config.device,
         rank=among.rank,
         world=among.world,
@@ -196,6 +203,10 @@ def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, rate, weight_decay=decay)
+    if config.optimizer == "adamw":
+        # Matrices and kernels decay, biases, gains and radii do not; a group each keeps the order.
+        decays = ((p, decay if p.dim() > 1 else 0.0) for p in parameters)
+        return torch.optim.AdamW([{"params": [p], "weight_decay": d} for p, d in decays], rate)
     if config.optimizer == "rmsprop":
         return torch.optim.RMSprop(parameters, rate, weight_decay=decay, momentum=momentum)
     return torch.optim.SGD(parameters, rate, weight_decay=decay, momentum=momentum)
