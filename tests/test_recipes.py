@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from conformallayers.experiments.report import write_report
 from conformallayers.experiments.train import Stopped, train
 
 QUIET = Console(quiet=True)
+TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew would hide it
 ROWS = [
     (name, network, dataset)
     for name, table in RECIPES.items()
@@ -84,7 +86,7 @@ def test_given_options_beat_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         options: dict[str, Any] = {}
         monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
         with monkeypatch.context() as patch:
-            patch.setattr("conformallayers.experiments.train.train", options_of(options))
+            patch.setattr(TRAINING, "train", options_of(options))
             with pytest.raises(KeyboardInterrupt):
                 cli._app()(words[1:], result_action="return_value")
         fields = {key: value for key, value in options.items() if key in TrainConfig.model_fields}
@@ -284,7 +286,7 @@ def test_ablation_is_every_combination_and_one_is_the_recipe() -> None:
 def test_ablation_and_seeds_make_rows_and_tables(
     small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conformallayers.experiments.train.load", lambda *_, **__: small)
+    monkeypatch.setattr(TRAINING, "load", lambda *_, **__: small)
     brief = {"epochs": 1, "batch_size": 75}
     tiny = {key: {**row, **brief} for key, row in RECIPES["modern"].items()}
     monkeypatch.setitem(recipes.RECIPES, "modern", tiny)
