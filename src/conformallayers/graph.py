@@ -15,6 +15,7 @@ from .certificate import Slack, rounding_slack
 from .composite import branches
 from .container import ConformalLayers
 from .errors import ConformalError, checked_shape, refusal, shape_text
+from .fingerprint import fingerprint
 from .fold import Program, with_prefix
 from .functional import wide_dtype
 from .kinds import find_kind, flatten_modules
@@ -110,7 +111,7 @@ def fold(
             )
         body = _simplest(graph_module).to(dtype=dtype, device=device)
         piece = _piece(graph_module, shapes.shapes, max(4, dtype.itemsize))
-    return Folded(body, plans, (shape, shapes.result), dtype, device, piece)
+    return Folded(body, plans, (shape, shapes.result), dtype, device, piece, fingerprint(model))
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:

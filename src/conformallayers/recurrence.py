@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ class Recurring(nn.Module):
         device: of the arrays.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("keys", "parts", "shifts")
     rows: Tensor
     vectors: Tensor
     factors: Tensor

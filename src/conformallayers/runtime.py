@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,7 @@ class Part(nn.Module):
         certificate: what is proven of the denominator.
     """
 
+    settings: ClassVar[tuple[str, ...]] = ("input_shape", "output_shape", "piece", "certificate")
     input_shape: Shape
     output_shape: Shape
     piece: int
@@ -94,7 +95,7 @@ class Part(nn.Module):
         """Choose the piece by what a sample needs beside its input and output."""
         inputs = 2 * math.prod(self.input_shape) + math.prod(self.output_shape)
         self.piece = max(1, PIECE_BYTES // (max(4, dtype.itemsize) * (inputs + scratch)))
-        _steady_allocator()
+        steady_allocator()
 
 
 class Native(Part):
@@ -151,6 +152,7 @@ class Conformal(Part):
         strategy: how.
     """
 
+    settings = (*Part.settings, "rules", "scale", "branches", "limits")
     bias: Tensor | None
 
     def __init__(self, request: Request | WebRequest, strategy: str) -> None:
@@ -261,7 +263,7 @@ def _check_state(signature: float, count: int, expected: str, size: int) -> None
 
 
 @lru_cache(maxsize=1)
-def _steady_allocator() -> None:
+def steady_allocator() -> None:
     """Make the C library keep what a piece needs, instead of fetching fresh pages at each call.
 
     glibc raises its threshold to the size of a large block when that is freed for the first time.
@@ -291,6 +293,7 @@ class Folded(nn.Module):
         output_shape: of one sample.
         strategy: the name of the strategy of each part, joined with "+".
         certificate: a :class:`Certificate` where terms were left out, None where none were.
+        origin: the fingerprint of the weights that were folded.
 
     Shape:
         (B, *input_shape) → (B, *output_shape)
@@ -304,6 +307,7 @@ class Folded(nn.Module):
     """
 
     anchor: Tensor
+    origin: str | None = None
 
     def __init__(
         self,
@@ -313,10 +317,12 @@ class Folded(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         piece: int | None = None,
+        origin: str | None = None,
     ) -> None:
         super().__init__()
         self.body = body
         self.piece = piece
+        self.origin = origin
         self.plans = dict(plans)
         self.input_shape, self.output_shape = shapes
         self.register_buffer("anchor", torch.empty(0, dtype=dtype, device=device), persistent=False)

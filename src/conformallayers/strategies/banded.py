@@ -8,7 +8,7 @@ one batched product over a window that slides down the image.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ from .dense import matrix_cost, too_large
 _BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """How a sample falls into block rows: ``rows`` image rows each, zeros behind the last one."""
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class BandedCore(Core):
     """Hold the upper half of the band of each form, as wide as the slack provably asks for."""
 
     name = "banded"
+    settings = (*Core.settings, "layout", "weights", "widths")
     matrix: Tensor
 
     def __init__(self, request: Request) -> None:

@@ -145,6 +145,7 @@ class Core(nn.Module):
 
     name: ClassVar[str]
     foreseen: ClassVar[bool] = False  # whether the cost is known before anything is built
+    settings: ClassVar[tuple[str, ...]] = ("output_shape", "gain", "certificate")  # kept in files
     gain: float = 1.0  # what v still has to be multiplied with
     certificate: Certificate | None = None
 
@@ -189,6 +190,9 @@ class Core(nn.Module):
             if count:
                 setattr(self, name, tuple(rest[:count]))
                 rest = rest[count:]
+
+    def check(self) -> None:
+        """Refuse arrays from a file whose values, not only their shapes, make no sense."""
 
     def dense_forms(self, input_shape: Shape) -> Tensor:
         """Return the forms as they are computed, written out: (groups, d_in, d_in) in float64."""

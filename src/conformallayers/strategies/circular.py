@@ -36,6 +36,7 @@ class CircularCore(Core):
     """Transform the sample, sum ``X(f)* G(f) X(f)`` over the frequencies; M apart or the same way."""
 
     name = "spectral"
+    settings = (*Core.settings, "spatial", "weights")
     foreseen = True
     matrix: Tensor | None
     transfer: Tensor | None

@@ -6,6 +6,7 @@ Which layers compose, and where an energy is had without its feature map, is the
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -24,6 +25,7 @@ class ComposedCore(Core):
     """Follow a route: convolve, take norms, end with the last layers or with one matrix."""
 
     name = "conv"
+    settings = (*Core.settings, "groups", "moves", "geometry", "weights", "factors")
     foreseen = True
 
     def __init__(self, request: Request) -> None:
@@ -32,7 +34,7 @@ class ComposedCore(Core):
         self.groups = program.groups
         self.moves, _ = _route(request)
         chain = Chain(program)
-        self.geometry = _Geometry(chain, self.moves)
+        self.geometry = Geometry.of(chain, self.moves)
         self.layers = nn.ModuleList()
         weights = [segment.weight for segment in program.segments]
         factors = []
@@ -135,31 +137,39 @@ class ComposedCore(Core):
         self.register_buffer(name, array)
 
 
-class _Geometry:
-    """The plain numbers of a route: strides, paddings, kept channels."""
+@dataclass(frozen=True)
+class Geometry:
+    """The plain numbers of a route: strides and paddings, kept channels, what may be left as is."""
 
-    def __init__(self, chain: Chain, moves: tuple[Move, ...]) -> None:
-        self.axes = chain.axes
-        self.steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        self.kept: list[int] = []
-        self.plain: list[bool] = []
+    axes: int
+    steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    kept: tuple[int, ...]
+    plain: tuple[bool, ...]
+    largest: int  # elements of a map
+
+    @classmethod
+    def of(cls, chain: Chain, moves: tuple[Move, ...]) -> Geometry:
+        """Read them from the layers."""
+        steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        kept: list[int] = []
+        plain: list[bool] = []
         sizes = [math.prod(chain.shape(0))]
         for move in moves:
             shape = chain.shape(move.stop)
             window = chain.window(move.start, move.stop)
             modules = [op.module for op in chain.operators[move.start : move.stop]]
-            self.plain.append(all(is_plain(m, (*CONVOLUTIONS, *POOLINGS)) for m in modules))
+            plain.append(all(is_plain(m, (*CONVOLUTIONS, *POOLINGS)) for m in modules))
             if window is None or move.how == "layers" or move.multiplies:
-                self.steps.append(((), ()))
+                steps.append(((), ()))
                 inner = range(move.start, move.stop + 1)
                 sizes += [math.prod(chain.shape(position)) for position in inner]
             else:
                 stride = tuple(move.phase * s for s in window.stride)
-                self.steps.append((stride, window.padding))
+                steps.append((stride, window.padding))
                 positions = math.prod(shape[1:]) // move.phase**chain.axes
                 sizes.append(chain.patches(move) * positions)
-            self.kept.append(shape[0])
-        self.largest = max(sizes)
+            kept.append(shape[0])
+        return cls(chain.axes, tuple(steps), tuple(kept), tuple(plain), max(sizes))
 
 
 def _route(request: Request) -> tuple[tuple[Move, ...], Cost]:

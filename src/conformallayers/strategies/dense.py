@@ -34,6 +34,7 @@ class DenseCore(Core):
     """Multiply by M; for each form take the dot product of x̂ and Q x̂."""
 
     name = "dense"
+    settings = (*Core.settings, "weights")
     matrix: Tensor
     forms: Tensor
 

@@ -18,6 +18,7 @@ class LayersCore(Core):
     """Run the layers and sum the energies that share a form."""
 
     name = "layers"
+    settings = (*Core.settings, "groups", "weights", "factors", "largest")
     foreseen = True
 
     def __init__(self, request: Request) -> None:

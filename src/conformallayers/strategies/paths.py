@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +139,8 @@ class NativeLayers(nn.Module):
         source: the layers.
         dtype, device: of the copies.
     """
+
+    settings: ClassVar[tuple[str, ...]] = ("paths", "radii")
 
     def __init__(self, source: Source, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

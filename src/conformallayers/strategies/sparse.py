@@ -97,6 +97,7 @@ class SparseCore(Core):
     """Multiply by the entries that are not zero."""
 
     name = "sparse"
+    settings = (*Core.settings, "weights", "largest")
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -145,6 +146,16 @@ class SparseCore(Core):
         item = request.dtype.itemsize + 4
         stream = 2 * d_in * (1 + groups) + 2 * d_out
         return Cost(sparse=entries, stream=stream, calls=4 + 5 * groups, bytes=entries * item)
+
+    def check(self) -> None:
+        """Refuse indices that point outside of a matrix: nobody looks at them when they are used."""
+        for name in ("matrix", *(f"form{index}" for index in range(len(self.weights)))):
+            crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
+            inside = not len(column) or 0 <= int(column.min()) <= int(column.max()) < self.largest
+            counted = int(crow[0]) == 0 and int(crow[-1]) == len(column)
+            rises = bool((crow.diff() >= 0).all())
+            if not (inside and counted and rises):
+                raise ValueError(f"{name} has indices outside of it")
 
     def scratch(self) -> int:
         """Count the transposed sample and two products."""

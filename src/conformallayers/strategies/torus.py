@@ -37,6 +37,7 @@ class TorusCore(Core):
     """Sum ``X(f)* G(f) X(f)`` over the frequencies, and subtract what wraps around."""
 
     name = "spectral"
+    settings = (*Core.settings, "axes", "padding", "spatial", "wraps", "group_of", "forms")
     foreseen = True
     matrix: Tensor | None
     high: Tensor
