@@ -40,6 +40,8 @@ _HOMES = {
     "verify": "verify",
     "Inspection": "inspection",
     "inspect": "inspection",
+    "save": "export.store",
+    "load": "export.store",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -81,8 +83,10 @@ __all__ = [
     "functional",
     "inspect",
     "layer_by_layer",
+    "load",
     "networks",
     "register_linear",
+    "save",
     "testing",
     "trace",
     "verify",
@@ -95,6 +99,7 @@ if TYPE_CHECKING:
     from .composite import Parallel, Residual
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
+    from .export.store import load, save
     from .graph import fold, trace
     from .inspection import Inspection, inspect
     from .kinds import register_linear

@@ -1,0 +1,246 @@
+"""One safetensors file with a checked header: written whole or not at all, read without trust.
+
+Layout: eight bytes with the length of a JSON header, the header, the bytes of all arrays. What the
+arrays mean is a second JSON document in the header's ``__metadata__``; see ``docs/files.md``. This
+file needs nothing but Python, so that the numpy runtime can use it without torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NoReturn
+
+from ..errors import ConformalError, refusal
+
+FORMAT = 1  # of the document; raised when older readers could no longer understand it
+KINDS = ("folded", "model")
+ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
+_CHUNK = 2**20  # bytes that are read at a time
+_HEADER_LIMIT = 100_000_000  # bytes; the same as in the safetensors library
+_AXES_LIMIT = 16
+_SIZE_LIMIT = 2**48
+_KEY, _SUM = "conformallayers", "sha256"
+_AGAIN = "Save it again with cl.save, or copy it again."
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a file: its dtype by safetensors' name, its shape, and its place."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The header of a file, checked, and the arrays that it announces."""
+
+    path: str
+    document: dict[str, Any]
+    entries: dict[str, Entry]
+    header: dict[str, Any]
+    offset: int  # of the first array
+
+    def verify(self) -> None:
+        """Refuse a file with any byte that differs from what was saved; keep nothing of it."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            pieces = iter(lambda: file.read(_CHUNK), b"")
+            if checksum(self.header, pieces) != self.header["__metadata__"][_SUM]:
+                damaged(self.path, "bytes that differ from its checksum")
+
+    def read(self) -> bytes:
+        """Return the bytes of all arrays."""
+        total = max((entry.stop for entry in self.entries.values()), default=0)
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            data = file.read(total)
+        if len(data) != total:
+            damaged(self.path, "an end that was cut off while it was read")
+        return data
+
+
+def damaged(path: str, fault: str) -> NoReturn:
+    """Refuse a file, in one sentence."""
+    raise refusal(f"load({path})", "a whole file of cl.save", fault, _AGAIN)
+
+
+def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
+    """Return the SHA-256 of a header, its own checksum left out, and of the arrays behind it."""
+    meta = {key: value for key, value in header["__metadata__"].items() if key != _SUM}
+    content = {**header, "__metadata__": meta}
+    digest = hashlib.sha256(_compact(content, sort_keys=True))
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def open_archive(path: Path) -> Archive:
+    """Read and check the header of a file, and that no byte has changed; no array is kept."""
+    name = os.fspath(path)
+    with open(name, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+            damaged(name, f"a header of {length} bytes in a file of {size}")
+        raw = file.read(length)
+    header = _json(name, raw)
+    meta = header.get("__metadata__")
+    if not isinstance(meta, dict) or not isinstance(meta.get(_KEY), str):
+        remedy = "Plain weights load with safetensors.torch.load_file."
+        raise refusal(f"load({name})", "a file of cl.save", "another safetensors file", remedy)
+    document = _json(name, meta[_KEY])
+    _check_document(name, document)
+    if not isinstance(meta.get(_SUM), str):
+        damaged(name, "no checksum")
+    arrays = {key: value for key, value in header.items() if key != "__metadata__"}
+    entries = {key: _entry(name, key, value) for key, value in arrays.items()}
+    _check_places(name, entries.values(), size - 8 - length)
+    archive = Archive(name, document, entries, header, 8 + length)
+    archive.verify()
+    return archive
+
+
+def _json(name: str, text: str | bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name appears twice")
+        return found
+
+    def constant(text: str) -> NoReturn:
+        raise ValueError(f"{text} is no JSON")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except (ValueError, RecursionError):
+        damaged(name, "a header that is no JSON")
+    if not isinstance(value, dict):
+        damaged(name, "a header that is no JSON object")
+    return value
+
+
+def _check_document(name: str, document: dict[str, Any]) -> None:
+    version = document.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        damaged(name, f"format {version!r}")
+    if version > FORMAT:
+        library = document.get("library")
+        raise refusal(
+            f"load({name})",
+            f"a file of format {FORMAT} or older",
+            f"format {version}, written by conformallayers {library}",
+            "Upgrade conformallayers to read it.",
+        )
+    if document.get("kind") not in KINDS or not isinstance(document.get("structure"), dict):
+        damaged(name, "a header without kind or structure")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SIZE_LIMIT
+
+
+def _entry(name: str, key: str, value: Any) -> Entry:
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        damaged(name, f"no description of the array {key!r}")
+    dtype, shape, places = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        damaged(name, f"the array {key!r} of dtype {dtype!r}")
+    if not isinstance(shape, list) or len(shape) > _AXES_LIMIT or not all(map(_is_size, shape)):
+        damaged(name, f"the array {key!r} without a shape")
+    if not isinstance(places, list) or len(places) != 2 or not all(map(_is_size, places)):
+        damaged(name, f"the array {key!r} without a place")
+    if places[1] - places[0] != prod(shape) * ITEM_BYTES[dtype]:
+        damaged(name, f"the array {key!r} in {places[1] - places[0]} bytes")
+    return Entry(dtype, tuple(shape), *places)
+
+
+def _check_places(name: str, entries: Iterable[Entry], size: int) -> None:
+    """Refuse arrays that overlap, leave holes, or do not fill the file."""
+    end = 0
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != end:
+            damaged(name, "arrays that overlap or leave holes")
+        end = entry.stop
+    if end != size:
+        damaged(name, f"{size} bytes of arrays where {end} belong")
+
+
+def write_archive(
+    path: Path,
+    document: Mapping[str, Any],
+    arrays: Mapping[str, tuple[str, tuple[int, ...], Any]],
+) -> None:
+    """Write a file beside its place, then move it there: the old one stays until the new is whole.
+
+    Args:
+        path: of the file.
+        document: what the arrays mean.
+        arrays: safetensors' name of the dtype, shape, and bytes of each array.
+    """
+    order = sorted(arrays, key=lambda name: (-ITEM_BYTES[arrays[name][0]], name))
+    header: dict[str, Any] = {"__metadata__": {_KEY: _compact(document).decode()}}
+    start = 0
+    for name in order:
+        dtype, shape, data = arrays[name]
+        stop = start + memoryview(data).nbytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    parts = [arrays[name][2] for name in order]
+    header["__metadata__"][_SUM] = checksum(header, parts)
+    text = _compact(header)
+    text += b" " * (-len(text) % 8)  # arrays start at a multiple of eight
+    if len(text) > _HEADER_LIMIT:
+        got, remedy = f"a header of {len(text)} bytes", "Save fewer layers in one file."
+        raise refusal(f"save({os.fspath(path)})", f"at most {_HEADER_LIMIT}", got, remedy)
+    replace_file(path, [len(text).to_bytes(8, "little"), text, *parts])
+
+
+def replace_file(path: Path, parts: Iterable[Any]) -> None:
+    """Write bytes under a temporary name in the same folder, flush them to disk, and rename."""
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666)
+    try:
+        with open(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    with contextlib.suppress(OSError):  # not every system lets a folder be flushed
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(place)
+        finally:
+            os.close(place)
+
+
+def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
+    text = json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def unbuildable(path: str, error: Exception) -> ConformalError:
+    """Turn what a structure without sense led to into one error that names the file."""
+    if isinstance(error, ConformalError) and path in str(error):
+        return error
+    got = f"a structure that makes no network ({type(error).__name__})"
+    return refusal(f"load({path})", "a whole file of cl.save", got, _AGAIN)

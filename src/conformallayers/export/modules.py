@@ -1,0 +1,235 @@
+"""Modules ↔ JSON: the type, its settings, its tensors, its children. No code is stored or run.
+
+Only types that ``types.py`` lists are written or built. A layer is made again by its constructor, with the
+arguments read from its attributes; what a fold is made of has the settings that its class names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import refusal
+from ..fingerprint import tensor_bytes
+from ..kinds import has_hooks
+from ..runtime import Conformal, Native, steady_allocator
+from ..strategies import Core
+from ..strategies.circular import CircularCore
+from ..strategies.torus import TorusCore
+from .types import CHAINS, DTYPES, LAYERS, NAMES, RECORDS
+from .values import decode, encode
+
+
+class Writer:
+    """Describe modules; collect their tensors in ``arrays`` by name.
+
+    Args:
+        remedy: what to do about a module that no file can describe.
+    """
+
+    def __init__(self, remedy: str) -> None:
+        self.arrays: dict[str, tuple[str, tuple[int, ...], Any]] = {}
+        self.remedy = remedy
+        self._modules: dict[int, str] = {}
+        self._tensors: dict[int, str] = {}
+
+    def put(self, name: str, tensor: Tensor) -> dict[str, Any]:
+        """Take a tensor; return what JSON says of it: its strides, unless rows follow each other."""
+        if tensor.dtype not in DTYPES or tensor.is_meta or tensor.layout != torch.strided:
+            kinds = ", ".join(str(dtype) for dtype in DTYPES)
+            got = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
+            raise refusal(f"save: {name}", f"a dense tensor of {kinds}", got, "Convert it first.")
+        if self._tensors.setdefault(id(tensor), name) != name:
+            got = f"the tensor of {self._tensors[id(tensor)]}"
+            raise refusal(f"save: {name}", "a tensor of its own", got, self.remedy)
+        data = tensor_bytes(tensor)
+        self.arrays[name] = DTYPES[tensor.dtype], tuple(tensor.shape), data
+        described = {"is": "tensor", "name": name}
+        return described if _in_rows(tensor) else {**described, "strides": list(tensor.stride())}
+
+    def describe(self, module: nn.Module, path: str) -> dict[str, Any]:
+        """Return a module as JSON; refuse by name what a file cannot hold."""
+        if id(module) in self._modules:
+            return {"same": self._modules[id(module)]}
+        self._modules[id(module)] = path
+        name = NAMES.get(type(module))
+        if name is None or "forward" in vars(module) or has_hooks(module):
+            hooked = "with hooks" if name is not None else ""
+            got = f"{type(module).__name__} {hooked}".strip()
+            where = f"save: {path or 'model'}"
+            raise refusal(where, "a module that a file can describe", got, self.remedy)
+        return {
+            "type": name,
+            "settings": {
+                key: encode(value, _below(path, key), self.put)
+                for key, value in _settings(name, module).items()
+            },
+            "tensors": {
+                key: [role, self.put(_below(path, key), tensor)]
+                for key, (role, tensor) in _tensors(module).items()
+            },
+            "children": [
+                [key, self.describe(child, _below(path, key))]
+                for key, child in module._modules.items()
+                if child is not None
+            ],
+        }
+
+
+class Reader:
+    """Build modules again.
+
+    Args:
+        get: returns a tensor of the file by its name.
+    """
+
+    def __init__(self, get: Callable[[str], Tensor]) -> None:
+        self.used: set[str] = set()
+        self._get = get
+        self._modules: dict[str, nn.Module] = {}
+
+    def take(self, described: dict[str, Any]) -> Tensor:
+        """Return a tensor with the strides it had: products round by them."""
+        tensor = self._get(described["name"])
+        self.used.add(described["name"])
+        if "strides" not in described:
+            return tensor
+        strides = described["strides"]
+        expected = 1
+        for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
+            if n > 1 and stride != expected:
+                raise ValueError("strides that leave holes")
+            expected *= n
+        laid = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+        return laid.copy_(tensor)
+
+    def build(self, spec: dict[str, Any], path: str) -> nn.Module:
+        """Return the module of a description."""
+        if "same" in spec:
+            return self._modules[spec["same"]]
+        name = spec["type"]
+        settings = {key: decode(value, self.take) for key, value in spec["settings"].items()}
+        children = OrderedDict(
+            (key, self.build(child, _below(path, key))) for key, child in spec["children"]
+        )
+        tensors = {key: (role, self.take(found)) for key, (role, found) in spec["tensors"].items()}
+        if name in LAYERS:
+            module = _constructed(LAYERS[name], settings, tensors)
+        elif name == "nn.ModuleList":
+            module = nn.ModuleList(children.values())
+        elif name in CHAINS:
+            module = CHAINS[name](children)
+        else:
+            module = _assembled(*RECORDS[name], settings, tensors, children)
+        self._modules[path] = module
+        return module
+
+
+def _settings(name: str, module: Any) -> dict[str, Any]:
+    if name not in LAYERS:
+        return {key: getattr(module, key) for key in RECORDS.get(name, (None, ()))[1]}
+    found = {}
+    for key, parameter in inspect.signature(type(module)).parameters.items():
+        if key in ("device", "dtype") or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            continue
+        if key == "bias":
+            found[key] = module.bias is not None
+        elif key == "gain":
+            found[key] = module.initial
+        elif hasattr(module, key):
+            found[key] = getattr(module, key)
+    return found
+
+
+def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
+    """Return the tensors of a module itself and what they are: parameter, fixed or buffer."""
+    found: dict[str, tuple[str, Tensor]] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found[name] = ("parameter" if parameter.requires_grad else "fixed"), parameter
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            found[name] = "buffer", buffer
+    return found
+
+
+def _constructed(
+    kind: type[nn.Module], settings: dict[str, Any], tensors: dict[str, tuple[str, Tensor]]
+) -> nn.Module:
+    """Make a layer without memory, then give it its tensors, if they are what it expects."""
+    with torch.device("meta"):
+        module = kind(**settings)
+    expected = {name: tensor for name, (_, tensor) in _tensors(module).items()}
+    if set(expected) != set(tensors):
+        raise ValueError(f"{kind.__name__} with other tensors")
+    for name, (role, tensor) in tensors.items():
+        like = expected[name]
+        if like.shape != tensor.shape or like.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{kind.__name__}.{name} of another shape or dtype")
+        _set(module, name, role, tensor)
+    return module
+
+
+def _assembled(
+    kind: type[nn.Module],
+    names: tuple[str, ...],
+    settings: dict[str, Any],
+    tensors: dict[str, tuple[str, Tensor]],
+    children: dict[str, nn.Module],
+) -> nn.Module:
+    """Put a part of a fold, or a network, together from what its constructor would have made."""
+    if set(settings) != set(names):
+        raise ValueError(f"{kind.__name__} with other settings")
+    module: Any = kind.__new__(kind)
+    nn.Module.__init__(module)
+    for name, value in settings.items():
+        setattr(module, name, value)
+    for name, (role, tensor) in tensors.items():
+        _set(module, name, role, tensor)
+    for name, child in children.items():
+        module.add_module(name, child)
+    if isinstance(module, (Conformal, Native)):
+        steady_allocator()
+    for name in _OPTIONAL.get(kind, ()):
+        if name not in tensors and name not in children:
+            setattr(module, name, None)
+    if isinstance(module, Core) and not any(tensor.is_meta for _, tensor in tensors.values()):
+        module.check()
+    made: nn.Module = module
+    return made
+
+
+_OPTIONAL: dict[type[nn.Module], tuple[str, ...]] = {
+    Conformal: ("recurring", "bias"),
+    CircularCore: ("matrix", "transfer"),
+    TorusCore: ("matrix",),
+}
+
+
+def _set(module: nn.Module, name: str, role: str, tensor: Tensor) -> None:
+    if role == "buffer":
+        module._parameters.pop(name, None)
+        module._buffers.pop(name, None)
+        module.register_buffer(name, tensor)
+    else:
+        parameter = nn.Parameter(tensor, requires_grad=role == "parameter")
+        module.register_parameter(name, parameter)
+
+
+def _in_rows(tensor: Tensor) -> bool:
+    """Tell whether a tensor lies as any new one does, or in a way that is not worth keeping."""
+    fresh = torch.empty(tensor.shape, device="meta").stride()
+    dense = torch.empty_like(tensor, device="meta").stride()
+    return tensor.stride() == fresh or tensor.stride() != dense
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,223 @@
+"""Save a network as one file without pickle, and load it again with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from .. import __version__
+from ..errors import refusal, shape_text
+from ..fingerprint import fingerprint
+from ..runtime import Folded
+from .archive import FORMAT, Archive, Entry, damaged, open_archive, unbuildable, write_archive
+from .modules import Reader, Writer
+from .types import DTYPES
+from .values import decode, encode
+
+_FOLDED = 'Fold with strategy="dense", which keeps no layers, or use torch.save.'
+_MODEL = "Save its weights: safetensors.torch.save_file(model.state_dict(), path)."
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Save a folded network, or a model, as one safetensors file; no pickle.
+
+    The file is written beside its place and moved there when it is whole, so that neither a full
+    disk nor a kill leaves half of it or harms the file that was there.
+
+    Args:
+        model: a :class:`Folded`; or a :class:`ConformalLayers`, an ``nn.Sequential`` of supported
+            layers, or a class of :mod:`conformallayers.networks`. Other classes are refused by name:
+            a file holds no code.
+        path: of the file.
+
+    Examples:
+        >>> import conformallayers as cl, tempfile
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+        >>> folded, x = cl.fold(model, (1, 8, 8)), torch.rand(2, 1, 8, 8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cl.save(folded, f"{folder}/net.safetensors")
+        ...     loaded = cl.load(f"{folder}/net.safetensors")
+        >>> torch.equal(loaded(x), folded(x))
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise refusal("save(model)", "an nn.Module", type(model).__name__, "Pass the model itself.")
+    folded = isinstance(model, Folded)
+    writer = Writer(_FOLDED if folded else _MODEL)
+    dtypes = [tensor.dtype for tensor in model.parameters()]
+    dtype = model.dtype if isinstance(model, Folded) else next(iter(dtypes), None)
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "library": __version__,
+        "kind": "folded" if folded else "model",
+        "input_shape": None,
+        "output_shape": None,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "strategy": None,
+        "certificate": None,
+        "origin": fingerprint(model),
+    }
+    if isinstance(model, Folded):
+        if model.dtype not in DTYPES:
+            remedy = "Fold with dtype=torch.float32."
+            raise refusal("save(folded)", "a dtype that files have", str(model.dtype), remedy)
+        certificate = encode(model.certificate, "certificate", writer.put)
+        document |= {
+            "input_shape": list(model.input_shape),
+            "output_shape": list(model.output_shape),
+            "strategy": model.strategy,
+            "certificate": certificate,
+            "origin": model.origin,
+            "piece": model.piece,
+            "plans": [
+                [label, encode(plan, label, writer.put)] for label, plan in model.plans.items()
+            ],
+            "structure": writer.describe(_body(model), "body"),
+        }
+    else:
+        document |= {"training": model.training, "structure": writer.describe(model, "")}
+    _check_buildable(document, writer)
+    write_archive(path, document, writer.arrays)
+
+
+def _check_buildable(document: dict[str, Any], writer: Writer) -> None:
+    """Refuse now what could not be built again later, such as a layer with a buffer of one's own."""
+    entries = {name: Entry(*array[:2], 0, 0) for name, array in writer.arrays.items()}
+    draft = Archive("", document, entries, {}, 0)
+    try:
+        _restored(draft, _announced(draft), torch.device("meta"))
+    except Exception as error:
+        got = f"one where this fails: {error}"
+        expected = "a model that its settings and tensors make again"
+        raise refusal("save", expected, got, writer.remedy) from error
+
+
+def load(path: str | os.PathLike[str]) -> nn.Module:
+    """Load what :func:`save` wrote: a :class:`Folded` or a model, on the CPU, with equal numbers.
+
+    The header is checked before an array is read: lengths, places, dtypes, shapes, and that they make
+    a network of the shapes it claims. Every byte is checked by a SHA-256. That finds damage; it does not tell who
+    wrote the file.
+
+    Args:
+        path: of the file.
+    """
+    archive = open_archive(path)
+    try:
+        _restored(archive, _announced(archive), torch.device("meta"))
+    except Exception as error:
+        raise unbuildable(archive.path, error) from error
+    data = archive.read()
+    try:
+        return _restored(archive, _stored(archive, data), torch.device("cpu"))
+    except Exception as error:
+        raise unbuildable(archive.path, error) from error
+
+
+def _restored(archive: Archive, get: Callable[[str], Tensor], device: torch.device) -> nn.Module:
+    document = archive.document
+    reader = Reader(get)
+    if document["kind"] == "model":
+        model = reader.build(document["structure"], "").train(document["training"] is True)
+    else:
+        model = _folded(document, reader, device)
+        if device.type == "meta":
+            _check_shapes(archive.path, model)
+    if reader.used != set(archive.entries):
+        damaged(archive.path, "arrays that belong to no layer")
+    return model
+
+
+def _folded(document: dict[str, Any], reader: Reader, device: torch.device) -> Folded:
+    plans = {str(label): decode(plan, reader.take) for label, plan in document["plans"]}
+    body = reader.build(document["structure"], "body")
+    shapes = tuple(document["input_shape"]), tuple(document["output_shape"])
+    dtype, origin = getattr(torch, document["dtype"]), document["origin"]
+    if dtype not in DTYPES or not all(isinstance(n, int) for shape in shapes for n in shape):
+        raise ValueError("no dtype or shapes")
+    folded = Folded(body, plans, shapes, dtype, device, document["piece"], origin)
+    claimed = document["strategy"], decode(document["certificate"], reader.take)
+    if claimed != (folded.strategy, folded.certificate):
+        raise ValueError("a strategy or a certificate that no part has")
+    return folded
+
+
+def _check_shapes(path: str, folded: Folded) -> None:
+    """Follow the shapes of one sample, without values, through arrays that are not there yet."""
+    x = torch.empty(1, *folded.input_shape, dtype=folded.dtype, device="meta")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the layers have warned when they were folded
+        shape = tuple(folded(x).shape)[1:]
+    if shape != folded.output_shape:
+        damaged(path, f"arrays that give {shape_text(shape)}")
+
+
+def _announced(archive: Archive) -> Callable[[str], Tensor]:
+    """Return tensors as the header announces them, without memory."""
+
+    def get(name: str) -> Tensor:
+        entry = archive.entries[name]
+        return torch.empty(entry.shape, dtype=_TORCH[entry.dtype], device="meta")
+
+    return get
+
+
+def _stored(archive: Archive, data: bytes) -> Callable[[str], Tensor]:
+    """Return copies of the arrays, each in memory of its own."""
+    memory = memoryview(data)
+
+    def get(name: str) -> Tensor:
+        entry = archive.entries[name]
+        tensor = torch.empty(entry.shape, dtype=_TORCH[entry.dtype])
+        if prod(entry.shape):
+            tensor.view(-1).view(torch.uint8).numpy().data[:] = memory[entry.start : entry.stop]
+        return tensor
+
+    return get
+
+
+def _body(folded: Folded) -> nn.Module:
+    """Return the modules of a fold as a chain, or refuse a graph that is none."""
+    body = folded.body
+    if not isinstance(body, fx.GraphModule):
+        return body
+    modules: list[nn.Module] = []
+    previous: fx.Node | None = None
+    for node in body.graph.nodes:
+        if node.op == "output" and node.args == (previous,):
+            break
+        if node.op != "placeholder" or previous is not None:
+            module = _module(body, node, previous)
+            if module is None:
+                got = f"{node.format_node()}"
+                remedy = "Use modules, flatten and relu one after the other, or use torch.save."
+                raise refusal("save(folded)", "a chain around the folded parts", got, remedy)
+            modules.append(module)
+        previous = node
+    return nn.Sequential(*modules)
+
+
+_CALLS: dict[Any, Callable[..., nn.Module]] = {
+    torch.flatten: lambda start_dim=0, end_dim=-1: nn.Flatten(start_dim, end_dim),
+    torch.relu: nn.ReLU,
+    F.relu: nn.ReLU,
+}
+
+
+def _module(body: fx.GraphModule, node: fx.Node, previous: fx.Node | None) -> nn.Module | None:
+    """Return a node that follows the one before it as a module; None if there is none for it."""
+    if node.all_input_nodes != [previous] or node.args[:1] != (previous,):
+        return None
+    if node.op == "call_module":
+        return body.get_submodule(str(node.target)) if len(node.args) == 1 else None
+    target = getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
+    make = _CALLS.get(target)
+    return None if make is None else make(*node.args[1:], **node.kwargs)
