@@ -95,7 +95,7 @@ class Builder:
             f"load({self._path})",
             "layers that run in numpy",
             "branches that keep their layers" if native else kind,
-            'Fold with strategy="dense", or load it with cl.load.',
+            'Use cl.load; layers inside a ConformalLayers fold away with strategy="dense".',
         )
 
     def _joined(self, spec: dict[str, Any], path: str) -> Run:
