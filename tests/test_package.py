@@ -22,6 +22,7 @@ SOURCE = Path(cl.__file__).parent
 # A file, or a folder as one place, imports only from places before it. New files are listed here.
 ORDER = (
     "errors",
+    "fingerprint",
     "_text",
     "_progress",
     "functional",
@@ -55,6 +56,8 @@ ORDER = (
     "verify",
     "inspection",
     "networks",
+    "export",
+    "numpy",
     "experiments",
     "commands",
     "cli",
@@ -117,10 +120,15 @@ def test_the_package_itself_imports_nothing_of_its_own_at_once() -> None:
 
 def test_import_without_torch() -> None:
     statements = "import conformallayers", "import conformallayers.errors"
-    for statement in (*statements, "from conformallayers import ConformalError, __version__"):
+    numpy = "import conformallayers.numpy"
+    for statement in (
+        *statements,
+        numpy,
+        "from conformallayers import ConformalError, __version__",
+    ):
         names = imported_after(statement)
         assert "conformallayers" in names
-        assert "torch" not in names
+        assert not {"torch", "safetensors", "scipy"} & names
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,109 @@
+"""Small networks of every kind, for the tests of files and runtimes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.strategies import STRATEGIES
+from oracle import randomise
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SHAPE = (2, 6, 6)
+
+
+class Called(nn.Module):
+    """A head that calls functions, as many models do."""
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features, self.hidden, self.last = features, nn.Linear(36, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.flatten(self.features(x), 1)
+        return self.last(nn.functional.relu(self.hidden(x)))
+
+
+def features(*, bias: bool = False, **options: object) -> cl.ConformalLayers:
+    activation = cl.ReSPro(**options)
+    return cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3, padding=1, bias=bias),
+        activation,
+        cl.AvgPool2d(2),
+        cl.Conv2d(4, 4, 3, padding=1, bias=bias),
+        cl.ReSPro(**options),
+    )
+
+
+def unpadded() -> cl.ConformalLayers:
+    stages = cl.Conv2d(2, 3, 3), cl.ReSPro(), cl.Conv2d(3, 2, (3, 2)), cl.ReSPro()
+    return cl.ConformalLayers(*stages)
+
+
+def circular() -> cl.ConformalLayers:
+    options = {"padding": 1, "padding_mode": "circular"}
+    stages = cl.Conv2d(2, 3, 3, **options), cl.ReSPro(), cl.Conv2d(3, 4, 3, **options), cl.ReSPro()
+    return cl.ConformalLayers(*stages)
+
+
+def rules() -> cl.ConformalLayers:
+    stages: list[nn.Module] = []
+    activations = cl.Gnomonic(), cl.Gnomonic(2.0), cl.RadialTanh(), cl.ReSPro(projective=True)
+    for activation in activations:
+        stages += [cl.Conv2d(2, 2, 3, padding=1), activation]
+    return cl.ConformalLayers(*stages)
+
+
+def branches() -> cl.ConformalLayers:
+    block = cl.Residual(cl.Conv2d(3, 3, 3, padding=1), cl.ReSPro(), cl.Conv2d(3, 3, 1, bias=True))
+    wide = cl.Parallel(cl.Conv2d(3, 2, 1), cl.AvgPool2d(1), join="concatenate")
+    return cl.ConformalLayers(cl.Conv2d(2, 3, 3, bias=True), cl.ReSPro(), block, wide, cl.ReSPro())
+
+
+def linear_branches() -> cl.ConformalLayers:
+    block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
+    return cl.ConformalLayers(block, cl.ReSPro(), cl.Scale(0.5), cl.ReSPro())
+
+
+def several() -> nn.Sequential:
+    second = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(projective=True))
+    head = nn.Linear(36, 8), nn.ReLU(), second, nn.Dropout(), nn.Linear(8, 3)
+    return nn.Sequential(features(), nn.Flatten(), *head)
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "chain": features,
+    "biases": lambda: features(bias=True),
+    "projective": lambda: features(projective=True),
+    "learned": lambda: features(alpha="learned"),
+    "rules": rules,
+    "unpadded": unpadded,
+    "circular": circular,
+    "branches": branches,
+    "linear branches": linear_branches,
+    "absorbed head": lambda: nn.Sequential(circular(), nn.Flatten(), nn.Linear(144, 3)),
+    "torus head": lambda: nn.Sequential(unpadded(), nn.Flatten(), nn.Linear(12, 3)),
+    "MLP head": lambda: nn.Sequential(features(), nn.Flatten(), nn.Linear(36, 4), nn.ReLU()),
+    "calls": lambda: Called(features()),
+    "several": several,
+}
+
+
+def net(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = NETS[name]()
+    randomise(model)
+    return model
+
+
+def folds(name: str, dtype: torch.dtype) -> Iterator[cl.Folded]:
+    """Yield the folds of a network by every strategy that applies."""
+    model = net(name)
+    for strategy in ("auto", *STRATEGIES):
+        try:
+            yield cl.fold(model, SHAPE, strategy=strategy, dtype=dtype)
+        except cl.ConformalError:
+            assert strategy not in ("auto", "layers")
