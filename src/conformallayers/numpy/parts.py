@@ -94,7 +94,7 @@ class Builder:
         return refusal(
             f"load({self._path})",
             "layers that run in numpy",
-            "branches that keep their layers" if native else kind,
+            "layers with biases or branches that were kept" if native else kind,
             'Use cl.load; layers inside a ConformalLayers fold away with strategy="dense".',
         )
 
@@ -145,6 +145,9 @@ class Builder:
         bias, scale = self._tensors(spec).get("bias"), s["scale"]
 
         def run(x: Array) -> Array:
+            dtype = x.dtype
+            if recurring is not None:  # an energy may be a small difference of its parts
+                x = x.astype(np.float64)
             peak = np.abs(flat(x)).max(1, initial=0)
             peak = peak + (peak == 0)
             unit = x / peak.reshape(-1, *[1] * (x.ndim - 1))
@@ -152,7 +155,8 @@ class Builder:
             tau = np.sqrt(energy(unit))
             v, forms = core(unit)
             if recurring is not None:
-                y = recurring(unit, m, tau, v if s["branches"] else v[:, None], forms, scale)
+                v = v if s["branches"] else v[:, None]
+                y = recurring(unit, m, tau, v, forms, scale).astype(dtype)
             else:
                 for rule, n in zip(s["rules"], forms, strict=True):
                     tau = _advance(rule, tau, n, m)
@@ -172,18 +176,16 @@ class Builder:
             inverse, start = _inverse(tau), m * tau
             dots = np.zeros((len(unit), 0))
             if len(t["rows"]):
-                dots = (flat(unit) @ t["rows"].T) * s["peaks"]
-            shrinks: list[Array] = []  # 1 / growth of each site
+                dots = flat(unit) @ t["rows"].T
+            growths: list[Array] = []
 
             def along(key: tuple[int, ...], first: Array) -> Array:
                 for site in key:
-                    first = first * shrinks[site]
+                    first = first / growths[site]
                 return first
 
             values, row = iter(forms), 0
-            for (rule, parts, shifts, coordinate, factor), gram in zip(
-                s["keys"], s["grams"], strict=True
-            ):
+            for index, (rule, parts, shifts, coordinate) in enumerate(s["keys"]):
                 linear = [along(key, inverse) for key in parts]
                 total = np.zeros_like(tau)
                 for a, first in enumerate(linear):
@@ -192,15 +194,16 @@ class Builder:
                         total = total + twice * first * second * next(values)
                 if shifts:
                     ks = np.stack([along(key, alive) for key in shifts], 1)
-                    total = total + ((ks @ gram) * ks).sum(1)
+                    total = total + ((ks @ t[f"gram{index}"]) * ks).sum(1)
                     for k in linear:
                         mixed = (dots[:, row : row + len(shifts)] * ks).sum(1)
                         total, row = total + 2 * k * mixed, row + len(shifts)
-                t_now = start * factor
+                t_now = start * t["factors"][index]
                 for site in coordinate:  # one by one: a product of many could overflow on its way
-                    t_now = np.minimum(t_now / shrinks[site], _LARGEST)
+                    t_now = np.minimum(t_now * growths[site], _LARGEST)
                 q = np.maximum(total, 0)
-                shrinks.append(1 / (1 + t_now * q if rule == "published" else GROWTH[rule](q)))
+                grown = 1 + t_now * q if rule == "published" else GROWTH[rule](q)
+                growths.append(np.minimum(grown, _LARGEST))
             y = np.zeros_like(v[:, 0])
             for index, key in enumerate(s["parts"]):
                 y = y + _scaled(v[:, index], scale * along(key, inverse))
