@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -30,3 +34,14 @@ def folds(model: nn.Module, shape: tuple[int, ...]) -> dict[str, cl.Folded]:
         except cl.ConformalError:
             assert name not in ALWAYS
     return found
+
+
+def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that saves a checkpoint, and interrupts the run after that epoch."""
+
+    def stopping(path: Path, model: object, optimizer: object, state: dict[str, Any]) -> None:
+        save(path, model, optimizer, state)
+        if state["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return stopping

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import conformallayers as cl
+from conformallayers.gains import ChannelScale
 from conformallayers.kinds import _KINDS
-from conformallayers.layers import ChannelScale
 
 WIDE = [torch.float64, torch.float32]
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}
@@ -230,7 +230,11 @@ def test_modules_that_only_move_coefficients_count_one(kind):
 def test_every_registered_kind_is_covered_here():
     named = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool", *PADS)
     covered = {getattr(nn, f"{name}{n}d") for name in named for n in (1, 2, 3)}
-    own = {kind for kind in _KINDS if kind.__module__.startswith(("torch.", "conformallayers.l"))}
+    own = {
+        kind
+        for kind in _KINDS
+        if kind.__module__.startswith(("torch.", "conformallayers.l", "conformallayers.g"))
+    }
     # Bounds of these are compared with explicit matrices in test_conformance.
     elsewhere = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Upsample, cl.RepeatChannels}
     own -= {*elsewhere, ChannelScale}

@@ -161,7 +161,8 @@ def check_strategy(
 def test_every_supported_type_has_a_row() -> None:
     built = {type(case.build()) for case in LINEAR_CASES}
     homes = {name: getattr(cl, name) for name in cl.__all__}
-    ours = {v for v in homes.values() if getattr(v, "__module__", "") == "conformallayers.layers"}
+    files = "conformallayers.layers", "conformallayers.gains"
+    ours = {v for v in homes.values() if getattr(v, "__module__", "") in files}
     assert len(ours) == 18
     torch_types = {kind for kind in _KINDS if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built

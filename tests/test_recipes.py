@@ -28,6 +28,7 @@ from conformallayers.experiments.data import Dataset, load
 from conformallayers.experiments.recipes import FAMILIES, RECIPES, resolved
 from conformallayers.experiments.report import write_report
 from conformallayers.experiments.train import Stopped, train
+from support import stops_after
 
 QUIET = Console(quiet=True)
 TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew would hide it
@@ -180,15 +181,8 @@ def test_run_with_a_recipe_resumes_in_the_same_bits(
 ) -> None:
     options = {"recipe": "modern", "epochs": 4, "flips": True, "console": QUIET}
     whole = train("LeNetCL", small, out=tmp_path / "whole", **options)
-    save = checkpoint.save
-
-    def stopping(path: Path, model: Any, optimizer: Any, state: dict[str, Any]) -> None:
-        save(path, model, optimizer, state)
-        if state["epoch"] == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", stopping)
+        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
         with pytest.raises(Stopped, match=r"--recipe modern --flips --epochs 4 --out .* --resume"):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)

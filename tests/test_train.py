@@ -29,6 +29,7 @@ from conformallayers.experiments.config import NETWORKS, make_config
 from conformallayers.experiments.data import Dataset, load
 from conformallayers.experiments.train import Stopped, learning_rate, train
 from conformallayers.experiments.writing import write_whole
+from support import stops_after
 
 SOURCE = Path(cl.__file__).parents[1]
 QUIET = Console(quiet=True)
@@ -275,15 +276,8 @@ def test_every_optimiser_resumes(
 ) -> None:
     options = {**options, "epochs": 4, "batch_size": 64, "console": QUIET}
     train("LeNetCL", small, out=tmp_path / "whole", **options)
-    save = checkpoint.save
-
-    def stopping(path: Path, model: Any, optimizer: Any, state: dict[str, Any]) -> None:
-        save(path, model, optimizer, state)
-        if state["epoch"] == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", stopping)
+        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
         with pytest.raises(Stopped, match=r"To go on: .* --resume"):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)

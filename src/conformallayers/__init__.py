@@ -23,9 +23,8 @@ _HOMES = {
     **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys(
-        ("Linear", "Dropout", "Flatten", "Identity", "Scale", "RepeatChannels"), "layers"
-    ),
+    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity"), "layers"),
+    **dict.fromkeys(("Scale", "RepeatChannels"), "gains"),
     **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
     **dict.fromkeys(("Residual", "Parallel"), "composite"),
     "Traced": "traced",
@@ -100,6 +99,7 @@ if TYPE_CHECKING:
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .export.store import load, save
+    from .gains import RepeatChannels, Scale
     from .graph import fold, trace
     from .inspection import Inspection, inspect
     from .kinds import register_linear
@@ -120,8 +120,6 @@ if TYPE_CHECKING:
         Flatten,
         Identity,
         Linear,
-        RepeatChannels,
-        Scale,
     )
     from .runtime import Folded
     from .testing import fold_error

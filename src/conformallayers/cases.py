@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from . import layers
+from . import gains, layers
 from .composite import Parallel, Residual
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
@@ -255,10 +255,10 @@ def _linear_cases() -> Iterator[Case]:
     yield _row(nn, "PixelUnshuffle", (2, 4, 6), {"downscale_factor": 2})
     yield _row(nn, "ChannelShuffle", (6, 3, 2), {"groups": 3})
     yield _row(nn, "BatchNorm1d", (4,), {}, {"num_features": 4})
-    yield _row(layers, "RepeatChannels", (2, 3, 4), {"times": 3})
+    yield _row(gains, "RepeatChannels", (2, 3, 4), {"times": 3})
     yield from _composite_cases()
-    yield _row(layers, "Scale", (3, 4), {})
-    yield _row(layers, "Scale", (3, 4), {"gain": -0.5})
+    yield _row(gains, "Scale", (3, 4), {})
+    yield _row(gains, "Scale", (3, 4), {"gain": -0.5})
 
 
 LINEAR_CASES: tuple[Case, ...] = tuple(_linear_cases())

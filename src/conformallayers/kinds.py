@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import bounds, layers
+from . import bounds, gains, layers
 from .activations import RadialActivation
 from .bounds import Shape
 from .composite import Composite, Flow, Join, joined_bound
 from .errors import ConformalError, refusal, shape_text
 from .functional import Scalar
+from .remedies import remedy_for
 
 Bound = Callable[[nn.Module, Shape], Scalar]
 Scaled = Callable[[nn.Module, Tensor, Scalar], Tensor]
@@ -298,61 +299,12 @@ def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch
         )
 
 
-_REMEDIES: dict[type[nn.Module], str] = {
-    nn.MaxPool1d: "Use cl.AvgPool1d: a maximum is not linear.",
-    nn.MaxPool2d: "Use cl.AvgPool2d: a maximum is not linear.",
-    nn.MaxPool3d: "Use cl.AvgPool3d: a maximum is not linear.",
-    nn.AdaptiveMaxPool1d: "Use cl.AdaptiveAvgPool1d: a maximum is not linear.",
-    nn.AdaptiveMaxPool2d: "Use cl.AdaptiveAvgPool2d: a maximum is not linear.",
-    nn.AdaptiveMaxPool3d: "Use cl.AdaptiveAvgPool3d: a maximum is not linear.",
-}
-_ACTIVATIONS = tuple(
-    getattr(nn, name)
-    for name in [
-        "ReLU",
-        "ReLU6",
-        "LeakyReLU",
-        "PReLU",
-        "ELU",
-        "SELU",
-        "CELU",
-        "GELU",
-        "SiLU",
-        "Mish",
-        "Sigmoid",
-        "Tanh",
-        "Softplus",
-        "Hardswish",
-        "Hardsigmoid",
-        "Hardtanh",
-        "Softsign",
-        "Tanhshrink",
-        "LogSigmoid",
-        "Softmax",
-        "LogSoftmax",
-        "GLU",
-        "Threshold",
-    ]
-)
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 
 def _unsupported(where: str, module: nn.Module) -> ConformalError:
-    if isinstance(module, _ACTIVATIONS):
-        remedy = "Use cl.ReSPro(), the activation that folds, or put it into the head."
-    elif isinstance(module, _NORMS):
-        remedy = "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
-    elif type(module).__name__ == "ConformalLayers":
-        remedy = "Unpack it: cl.ConformalLayers(*inner, ...); nesting would divide twice."
-    elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
-        remedy = "Give the number of input channels: bounds need the weights."
-    elif any(ancestor in _KINDS for ancestor in type(module).__mro__):
-        remedy = "It overrides forward: if it is linear, vouch for it with cl.register_linear."
-    else:
-        remedy = _REMEDIES.get(
-            type(module), "If it is linear and has no bias, register it with cl.register_linear."
-        )
+    derived = any(ancestor in _KINDS for ancestor in type(module).__mro__)
+    remedy = remedy_for(module, derived)
     return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
 
 
@@ -520,12 +472,12 @@ def _register_torch() -> None:
     for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
         _KINDS[shuffle] = Kind(bounds.one, rank=4, stretch=_by_one)
     _KINDS[nn.Upsample] = Kind(bounds.upsample_bound)
-    _KINDS[layers.RepeatChannels] = Kind(
+    _KINDS[gains.RepeatChannels] = Kind(
         bounds.repeat_bound, stretch=lambda module: float(module.times**0.5)
     )
-    _KINDS[layers.ChannelScale] = Kind(bounds.scale_bound)
+    _KINDS[gains.ChannelScale] = Kind(bounds.scale_bound)
     _KINDS[Composite] = Kind(_composite_bound, check=_composite_problem)
-    _KINDS[layers.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
+    _KINDS[gains.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
 
 
 _register_torch()

@@ -18,6 +18,7 @@ from . import layers as cl
 from .activations import ReSPro
 from .container import ConformalLayers
 from .errors import refusal
+from .gains import Scale
 
 __all__ = [
     "IMAGE_SHAPE",
@@ -52,7 +53,7 @@ class Network(nn.Module):
 def _conformal(
     stages: Sequence[nn.Module], gain: float | None, factory: dict[str, Any]
 ) -> ConformalLayers:
-    return ConformalLayers(*stages, *([] if gain is None else [cl.Scale(gain, **factory)]))
+    return ConformalLayers(*stages, *([] if gain is None else [Scale(gain, **factory)]))
 
 
 def _base_head(

@@ -19,8 +19,8 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from .bounds import Shape, channel_factor
 from .errors import refusal
+from .gains import ChannelScale, RepeatChannels
 from .kinds import computes_like, find_kind, is_affine
-from .layers import ChannelScale, RepeatChannels
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import activations, layers, networks
+from .. import activations, gains, layers, networks
 from ..composite import Join, Parallel, Residual
 from ..container import ConformalLayers
 from ..recurrence import Recurring
@@ -39,8 +39,9 @@ LAYERS: dict[str, type[nn.Module]] = {
     **{f"nn.{name}": getattr(nn, name) for name in _PLAIN},
     **{
         f"cl.{name}": kind
-        for name, kind in vars(layers).items()
-        if isinstance(kind, type) and kind.__module__ == layers.__name__ and name != "ChannelScale"
+        for home in (layers, gains)
+        for name, kind in vars(home).items()
+        if isinstance(kind, type) and kind.__module__ == home.__name__ and name != "ChannelScale"
     },
     **{f"cl.{name}": getattr(activations, name) for name in ("ReSPro", "Gnomonic", "RadialTanh")},
 }
@@ -55,7 +56,7 @@ RECORDS: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "cl.Residual": (Residual, ()),
     "cl.Parallel": (Parallel, ()),
     "join": (Join, ("how", "dim")),
-    "channel scale": (layers.ChannelScale, ()),
+    "channel scale": (gains.ChannelScale, ()),
     "conformal": (Conformal, Conformal.settings),
     "native": (Native, Native.settings),
     "native layers": (NativeLayers, NativeLayers.settings),
