@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ._text import count, size, table
 from .certificate import Certificate
 from .errors import refusal
 from .machine import machine
-from .strategies import STRATEGIES, Cost, Request
+from .strategies import STRATEGIES, Core, Cost, Request
 from .strategies.paths import WebRequest
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
@@ -66,6 +67,52 @@ class Plan:
     __repr__ = __str__
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """What a strategy says of a request.
+
+    Args:
+        refuses: why it does not apply, or None if it does.
+        cost: what a sample takes; with True, after a look at the arrays.
+        effort: the multiply-adds that building takes at most.
+        caution: why "auto" should not take it though it applies.
+        foreseen: whether the cost is known before anything is built.
+        slower: how many times slower it is than its cost says.
+    """
+
+    refuses: str | None
+    cost: Callable[[bool], Cost]
+    effort: Callable[[], float]
+    caution: str = ""
+    foreseen: bool = True
+    slower: float = 1.0
+
+
+def _offers(request: Request | WebRequest) -> dict[str, _Offer]:
+    if isinstance(request, WebRequest):
+        return {name: _offer_of_paths(name, request) for name in STRATEGIES}
+    return {name: _offer_of_core(core, request) for name, core in STRATEGIES.items()}
+
+
+def _offer_of_core(core: type[Core], request: Request) -> _Offer:
+    refuses = core.refuses(request.program)
+    return _Offer(
+        refuses,
+        lambda built: core.cost(request, built=built),
+        lambda: core.effort(request),
+        core.caution(request) if refuses is None else "",
+        core.foreseen,
+        1.0 if request.program.recurrence is None else _WIDE.get(core.name, 2.0),
+    )
+
+
+def _offer_of_paths(name: str, request: WebRequest) -> _Offer:
+    if name == "layers":
+        return _Offer(None, lambda _: request.cost_of_layers(), lambda: 0.0)
+    refuses = request.refuses() if name == "dense" else "branches pass activations"
+    return _Offer(refuses, lambda _: request.cost(), request.effort, slower=_WIDE["dense"])
+
+
 def make_plan(request: Request | WebRequest, strategy: str, effort: float = math.inf) -> Plan:
     """Choose a strategy for a request, or check the one that was asked for.
 
@@ -76,12 +123,16 @@ def make_plan(request: Request | WebRequest, strategy: str, effort: float = math
         strategy: a name, or "auto".
         effort: multiply-adds that "auto" may spend on building.
     """
+    offers = _offers(request)
+    plan = _choice(offers, effort) if strategy == "auto" else _named(offers, strategy)
+    return replace(plan, growth=_growth(request))
+
+
+def _growth(request: Request | WebRequest) -> str:
+    """Tell what branches or biases add."""
     if isinstance(request, WebRequest):
-        return _plan_web(request, strategy, effort)
-    return replace(_plan_chain(request, strategy, effort), growth=_biases(request))
-
-
-def _biases(request: Request) -> str:
+        web = request.web
+        return f"branches: up to {web.paths} paths meet, {web.forms} quadratic forms"
     recurrence = request.program.recurrence
     if recurrence is None:
         return ""
@@ -89,69 +140,34 @@ def _biases(request: Request) -> str:
     return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
 
 
-def _plan_web(request: WebRequest, strategy: str, effort: float) -> Plan:
-    """Choose between all paths written out and the layers one by one."""
-    web, reason = request.web, request.refuses()
-    growth = f"branches: up to {web.paths} paths meet, {web.forms} quadratic forms"
-    candidates = _web_candidates(request)
-    if strategy not in ("auto", "dense", "layers"):
-        expected, remedy = "a chain of layers", 'Use strategy="auto".'
-        got = "branches that pass activations"
-        raise refusal(f'fold(strategy="{strategy}")', expected, got, remedy)
-    if strategy == "dense" and reason is not None:
-        remedy = 'Raise max_paths if that is the reason, or use strategy="layers".'
-        raise refusal('fold(strategy="dense")', "paths that can be written out", reason, remedy)
-    if strategy != "auto":
-        return Plan(strategy, "asked for by name", candidates, growth=growth)
-    layers, best = next(c for c in candidates if c.name == "layers"), _best(candidates)
+def _named(offers: dict[str, _Offer], strategy: str) -> Plan:
+    reason = offers[strategy].refuses
+    if reason is not None:
+        raise refusal(
+            f'fold(strategy="{strategy}")',
+            "a network that this strategy can express",
+            f"one where {reason}",
+            'Raise max_paths, or use strategy="auto".'
+            if "max_paths" in reason
+            else 'Use strategy="auto".',
+        )
+    return Plan(strategy, "asked for by name", _candidates(offers, built=False))
+
+
+def _choice(offers: dict[str, _Offer], effort: float) -> Plan:
+    candidates = _candidates(offers, built=False)
+    layers, best = _layers(candidates), _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
-        why = "no folded form would be faster by a tenth"
-        return Plan("layers", why, candidates, growth=growth)
-    if request.effort() > effort:
-        why = f"a fold would take {count(request.effort())} multiply-adds to build; call cl.fold"
-        return Plan("layers", why, candidates, growth=growth)
-    return replace(_faster(best, layers, candidates), growth=growth)
-
-
-def _web_candidates(request: WebRequest) -> tuple[Candidate, ...]:
-    reason, cost, layers = request.refuses(), request.cost(), request.cost_of_layers()
-    dense = Candidate("dense", None, math.inf, reason or "")
-    if reason is None:
-        note = "too large for auto" if cost.bytes > MEMORY_LIMIT else ""
-        dense = Candidate("dense", cost, _WIDE["dense"] * cost.seconds(machine()), note)
-    return dense, Candidate("layers", layers, layers.seconds(machine()))
-
-
-def _plan_chain(request: Request, strategy: str, effort: float) -> Plan:
-    if strategy != "auto":
-        reason = STRATEGIES[strategy].refuses(request.program)
-        if reason is not None:
-            raise refusal(
-                f'fold(strategy="{strategy}")',
-                "a network that this strategy can express",
-                f"one where {reason}",
-                'Use strategy="auto".',
-            )
-        return Plan(strategy, "asked for by name", _candidates(request, built=False))
-    candidates = _candidates(request, built=False)
-    layers = next(c for c in candidates if c.name == "layers")
-    if _best(candidates).seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
-    chosen = STRATEGIES[_best(candidates).name]
-    if chosen.effort(request) > effort:
-        needed = count(chosen.effort(request))
-        reason = f"a fold would take {needed} multiply-adds to build; call cl.fold"
+    chosen = offers[best.name]
+    if chosen.effort() > effort:
+        reason = f"a fold would take {count(chosen.effort())} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
-    if chosen.foreseen:  # costs of the others are at most optimistic
-        return _faster(_best(candidates), layers, candidates)
-    candidates = _candidates(request, built=True)
-    best = _best(candidates)
-    if best.seconds >= _WORTH_IT * layers.seconds:
-        return Plan("layers", "no folded form turned out faster by a tenth", candidates)
-    return _faster(best, layers, candidates)
-
-
-def _faster(best: Candidate, layers: Candidate, candidates: tuple[Candidate, ...]) -> Plan:
+    if not chosen.foreseen:  # else costs of the others are at most optimistic
+        candidates = _candidates(offers, built=True)
+        best = _best(candidates)
+        if best.seconds >= _WORTH_IT * layers.seconds:
+            return Plan("layers", "no folded form turned out faster by a tenth", candidates)
     ratio = layers.seconds / best.seconds
     times = f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
     return Plan(best.name, f"expected {times} times as fast as the layers", candidates)
@@ -159,15 +175,9 @@ def _faster(best: Candidate, layers: Candidate, candidates: tuple[Candidate, ...
 
 def outlook(request: Request | WebRequest, strategy: str) -> float:
     """Return the seconds that a strategy would take at its most optimistic; infinity if refused."""
-    if isinstance(request, WebRequest):
-        candidates = _web_candidates(request)
-        if strategy not in ("auto", "dense", "layers"):
-            return math.inf
-    else:
-        candidates = _candidates(request, built=False)
+    candidates = _candidates(_offers(request), built=False)
     if strategy == "auto":
-        layers = next(c for c in candidates if c.name == "layers")
-        return min(_best(candidates).seconds, layers.seconds)
+        return min(_best(candidates).seconds, _layers(candidates).seconds)
     return next(c.seconds for c in candidates if c.name == strategy)
 
 
@@ -185,23 +195,23 @@ def checked_strategy(strategy: object) -> str:
     return strategy
 
 
-def _candidates(request: Request, *, built: bool) -> tuple[Candidate, ...]:
+def _candidates(offers: dict[str, _Offer], *, built: bool) -> tuple[Candidate, ...]:
     found = []
-    for name, core in STRATEGIES.items():
-        reason = core.refuses(request.program)
-        if reason is not None:
-            found.append(Candidate(name, None, float("inf"), reason))
+    for name, offer in offers.items():
+        if offer.refuses is not None:
+            found.append(Candidate(name, None, math.inf, offer.refuses))
             continue
-        cost = core.cost(request, built=built)
-        slower = 1.0 if request.program.recurrence is None else _WIDE.get(name, 2.0)
-        note = core.caution(request)
+        cost, note = offer.cost(built), offer.caution
         if name != "layers" and cost.bytes > MEMORY_LIMIT:
             note = "too large for auto"
-        found.append(Candidate(name, cost, slower * cost.seconds(machine()), note))
+        found.append(Candidate(name, cost, offer.slower * cost.seconds(machine()), note))
     return tuple(found)
+
+
+def _layers(candidates: tuple[Candidate, ...]) -> Candidate:
+    return next(c for c in candidates if c.name == "layers")
 
 
 def _best(candidates: tuple[Candidate, ...]) -> Candidate:
     allowed = [c for c in candidates if c.cost is not None and not c.note and c.name != "layers"]
-    layers = [c for c in candidates if c.name == "layers"]
-    return min(allowed or layers, key=lambda c: c.seconds)
+    return min(allowed or [_layers(candidates)], key=lambda c: c.seconds)
