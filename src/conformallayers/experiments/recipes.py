@@ -26,7 +26,12 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
     "modern": {
         ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
         ("LeNet", "mnist"): {"epochs": 20, "shift": 1},
-        ("LeNet", "fashion-mnist"): {"epochs": 24, "flips": True, "weight_decay": 0.1},
+        ("LeNet", "fashion-mnist"): {
+            "epochs": 48,
+            "flips": True,
+            "shift": 1,
+            "weight_decay": 0.02,
+        },
         ("LeNet", "cifar10"): {"epochs": 30, "flips": True, "shift": 2},
         ("Base", "digits"): {"epochs": 15, "batch_size": 64, "hidden": 64},
         ("Base", "mnist"): {"epochs": 6, "hidden": 64},
