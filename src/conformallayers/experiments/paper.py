@@ -128,7 +128,7 @@ ABLATION = {
     for alpha in ("young", "spectral", "learned")
     for gain in (False, True)
 }
-_ABLATION_EPOCHS = 15  # fewer than the recipe's: there are twelve
+_ABLATION_EPOCHS = 10  # fewer than the recipe's: there are twelve
 
 # A row here is all that a new setting needs: --variant NAME.
 VARIANTS: dict[str, Variant] = {
