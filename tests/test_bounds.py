@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import conformallayers as cl
+from conformallayers import bounds
 from conformallayers.gains import ChannelScale
 from conformallayers.kinds import _KINDS
 
@@ -296,3 +297,24 @@ def test_gradient_flows_through_young(dtype):
     gap = [float((model[0].weight.grad - g).norm() / g.norm()) for g in gradients]
     assert gap[0] <= 2 * RTOL[dtype]
     assert gap[1] > 1e-2
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+@pytest.mark.parametrize(
+    ("n", "size", "scale"), [(1, 5, None), (7, 3, None), (8, None, 2.5), (9, 9, None)]
+)
+@pytest.mark.parametrize("corners", [False, True])
+def test_interpolation_sums_are_those_of_its_matrix(
+    mode: str, n: int, size: int | None, scale: float | None, corners: bool
+) -> None:
+    layer = nn.Upsample(size, scale, mode, corners if mode == "linear" else None)
+    matrix = layer(torch.eye(n, dtype=torch.float64)[:, None])[:, 0]
+    expected = matrix.sum(0).max() * matrix.sum(1).max()
+    found = bounds.upsample_bound(layer, (1, n)) ** 2
+    assert found == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_interpolation_of_a_long_signal_needs_no_matrix() -> None:
+    """A matrix of this one would take 20 TB."""
+    layer = nn.Upsample(scale_factor=1.5, mode="linear")
+    assert 1 <= bounds.upsample_bound(layer, (1, 1_300_000)) ** 2 < 2

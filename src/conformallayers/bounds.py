@@ -209,17 +209,26 @@ def _interpolation(
     mode: str, n: int, size: int | None, scale: float | None, align_corners: bool | None
 ) -> float:
     """Return the product of the largest row and column sum of an interpolation along one axis."""
-    impulses = torch.eye(n, dtype=torch.float64)[None, :, :, None]  # (1, impulse, axis, 1)
-    if mode.endswith("linear"):
-        mode = "bilinear"
-    matrix = F.interpolate(
-        impulses,
-        size=None if size is None else (size, 1),
-        scale_factor=None if scale is None else (scale, 1.0),
-        mode=mode,
-        align_corners=align_corners,
-    ).abs()[0, :, :, 0]
-    return float(matrix.sum(0).max() * matrix.sum(1).max())
+
+    def stretched(x: Tensor, mode: str) -> Tensor:
+        result: Tensor = F.interpolate(
+            x[None, :, :, None],  # (1, samples, axis, 1)
+            size=None if size is None else (size, 1),
+            scale_factor=None if scale is None else (scale, 1.0),
+            mode="bilinear" if mode.endswith("linear") else mode,
+            align_corners=align_corners,
+        )[0, :, :, 0]
+        return result
+
+    if mode in ("bicubic", "area"):
+        matrix = stretched(torch.eye(n, dtype=torch.float64), mode).abs()
+        return float(matrix.sum(0).max() * matrix.sum(1).max())
+    # Weights of a row are positive with sum 1; what becomes of 0, 1, 2, … tells where they stand.
+    place = stretched(torch.arange(n, dtype=torch.float64)[None], mode)[0]
+    low = place.floor()
+    columns = torch.zeros(n + 1, dtype=torch.float64)  # the last one stays 0
+    columns.index_add_(0, low.long(), 1 - (place - low)).index_add_(0, low.long() + 1, place - low)
+    return float(columns.max())
 
 
 def gain_bound(module: Any, shape: Shape) -> Scalar:
