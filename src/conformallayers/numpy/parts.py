@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import refusal
+from ..export.archive import is_count
 from .arrays import Array, flat
 from .cores import CORES, CoreRun, Parts, energy
 from .layers import MAKERS, Run
@@ -143,6 +144,8 @@ class Builder:
         core = self._core(children["core"], f"{path}.core")
         recurring = self._recurrence(children["recurring"]) if "recurring" in children else None
         bias, scale = self._tensors(spec).get("bias"), s["scale"]
+        if not is_count(s["piece"]):
+            raise ValueError("pieces of no size")
 
         def run(x: Array) -> Array:
             dtype = x.dtype
