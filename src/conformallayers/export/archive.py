@@ -7,19 +7,20 @@ file needs nothing but Python, so that the numpy runtime can use it without torc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from typing import Any, NoReturn
 
+from .._files import Path, kind_of_file
+from .._files import replace_file as replace_file
 from ..errors import ConformalError, refusal
 
 FORMAT = 1  # of the document; raised when older readers could no longer understand it
@@ -34,8 +35,6 @@ _EMPTY_LIMIT = 2**27  # entries that an empty array would have without its axes 
 _SHOWN = 60  # letters of a value in a message
 _KEY, _SUM = "conformallayers", "sha256"
 _AGAIN = "Save it again with cl.save, or copy it again."
-
-Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Archive:
     entries: dict[str, Entry]
     header: dict[str, Any]
     offset: int  # of the first array
-    file: Any = None
+    file: Any = None  # a FileIO; none in a draft
 
     def verify(self) -> None:
         """Refuse a file with any byte that differs from what was saved; keep nothing of it."""
@@ -115,9 +114,9 @@ def _opened(name: str, handle: int) -> Archive:
     """Check everything but the checksum."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
-        got, remedy = _kind(status.st_mode), "Give the path of the file."
+        got, remedy = kind_of_file(status.st_mode), "Give the path of the file."
         raise refusal(f"load({name})", "a file of cl.save", got, remedy)
-    size, file = status.st_size, open(handle, "rb", buffering=0, closefd=False)
+    size, file = status.st_size, FileIO(handle, "rb", closefd=False)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
         damaged(name, f"a header of {length} bytes in a file of {size}")
@@ -270,48 +269,6 @@ def write_archive(
         got, remedy = f"a header of {len(text)} bytes", "Save fewer layers in one file."
         raise refusal(f"save({os.fspath(path)})", f"at most {_HEADER_LIMIT}", got, remedy)
     replace_file(path, [len(text).to_bytes(8, "little"), text, *parts])
-
-
-def _kind(mode: int) -> str:
-    """Name what is no regular file."""
-    return "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-
-
-def replace_file(path: Path, parts: Iterable[Any]) -> None:
-    """Write bytes under a temporary name in the same folder, flush them to disk, and rename.
-
-    A file that was there hands its permissions on. A device is not replaced by a file.
-    """
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    before: int | None = None
-    with contextlib.suppress(FileNotFoundError):
-        before = os.stat(target).st_mode
-    if before is not None and not stat.S_ISREG(before):
-        remedy = "Give the path of a file."
-        raise refusal(f"save({os.fspath(path)})", "a file or a free name", _kind(before), remedy)
-    temporary = os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(temporary, flags, 0o666 if before is None else stat.S_IMODE(before))
-    try:
-        with open(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        if before is not None:
-            os.chmod(temporary, stat.S_IMODE(before))
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    with contextlib.suppress(OSError):  # not every system lets a folder be flushed
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
 
 
 def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:

@@ -51,7 +51,7 @@ class Memory:
             return
         size = tensor.element_size()
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-        start = tensor.storage_offset() * size
+        start = int(tensor.storage_offset()) * size
         stop = start + (last + 1) * size
         key = tensor.device, tensor.untyped_storage().data_ptr()
         for begin, end, other in self._spans.setdefault(key, []):

@@ -133,7 +133,7 @@ def _interpolated(
     if mode.startswith("nearest"):
         half = np.float32(0.5 if mode == "nearest-exact" else 0)
         low = np.minimum((place.astype(np.float32) + half) * np.float32(ratio), n - 1)
-        return np.take(x, np.floor(low).astype(int), axis)
+        return np.asarray(np.take(x, np.floor(low).astype(int), axis))
     if corners:
         source = place * dtype.type((n - 1) / (out - 1) if out > 1 else 0)
     else:
