@@ -6,6 +6,7 @@ Each function raises a plain ValueError; who saves or loads says of which file.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ _COUNTED: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {
     TorusCore: (("high", "forms"), ("low", "forms")),
     Recurring: (("vectors", "shifts"), ("factors", "keys")),
 }
+_WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool)([123])d$")
 
 
 class Memory:
@@ -71,6 +73,22 @@ def check_layer(spec: dict[str, Any], settings: dict[str, Any]) -> None:
     claimed = [key for key in spec["settings"] if key in settings]  # older files may have fewer
     if any(spec["settings"][key] != settings[key] for key in claimed) or spec["children"]:
         raise ValueError(f"{spec['type']} with other settings or with children")
+    window = _WINDOWS.search(spec["type"])
+    if window is not None:
+        _check_window(settings, int(window[1]))
+
+
+def _check_window(settings: dict[str, Any], axes: int) -> None:
+    """Refuse windows that a constructor takes and no image has."""
+    for key, least in (("kernel_size", 1), ("stride", 1), ("dilation", 1), ("padding", 0)):
+        value = settings.get(key, least)
+        values = value if isinstance(value, list) else [value] * axes
+        named = key == "padding" and value in ("same", "valid")
+        whole = all(type(n) is int and n >= least for n in values)
+        if not named and not (whole and len(values) in (1, axes)):
+            raise ValueError(f"{key} of {value}")
+    if not is_count(settings.get("groups", 1)):
+        raise ValueError("no groups")
 
 
 def check_chain(spec: dict[str, Any], names: list[str]) -> None:

@@ -160,13 +160,14 @@ def _folded(document: dict[str, Any], reader: Reader, device: torch.device) -> F
 
 
 def _check_shapes(path: str, folded: Folded) -> None:
-    """Follow the shapes of one sample, without values, through arrays that are not there yet."""
-    x = torch.empty(1, *folded.input_shape, dtype=folded.dtype, device="meta")
+    """Follow the shapes of a few samples, without values, through arrays that are not there yet."""
+    # Not one sample: an axis of the batch could pass for another one.
+    x = torch.empty(3, *folded.input_shape, dtype=folded.dtype, device="meta")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the layers have warned when they were folded
-        shape = tuple(folded(x).shape)[1:]
-    if shape != folded.output_shape:
-        damaged(path, f"arrays that give {shape_text(shape)}")
+        shape = tuple(folded(x).shape)
+    if shape != (3, *folded.output_shape):
+        damaged(path, f"arrays that give {shape_text(shape[1:])}")
 
 
 def _announced(archive: Archive) -> Callable[[str], Tensor]:

@@ -153,7 +153,9 @@ class SparseCore(Core):
             crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
             value = getattr(self, f"{name}_value")
             if (crow.dtype, column.dtype) != (torch.int32, torch.int32) or not (
-                crow.dim() == column.dim() == value.dim() == 1 and len(column) == len(value)
+                crow.dim() == column.dim() == value.dim() == 1
+                and len(column) == len(value)
+                and value.is_floating_point()
             ):
                 raise ValueError(f"{name} is in no compressed rows")
             inside = not len(column) or 0 <= int(column.min()) <= int(column.max()) < self.largest
