@@ -22,6 +22,7 @@ SOURCE = Path(cl.__file__).parent
 # A file, or a folder as one place, imports only from places before it. New files are listed here.
 ORDER = (
     "errors",
+    "_files",
     "fingerprint",
     "_text",
     "_progress",
@@ -57,6 +58,8 @@ ORDER = (
     "testing",
     "verify",
     "inspection",
+    "card",
+    "hub",
     "networks",
     "export",
     "numpy",

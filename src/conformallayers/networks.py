@@ -4,6 +4,7 @@ All take 3×32×32 images. The ReLU networks have biases in their convolutions, 
 Every class takes ``num_classes``, ``device`` and ``dtype``; the conformal ones also ``alpha`` and
 ``projective``, which go to each :class:`ReSPro`, and ``gain``, a learned factor at the end of the
 conformal part, whose output is small (of norm 1 at most in the projective form).
+``save_pretrained`` and ``from_pretrained`` keep them in a folder or on the Hub, see ``docs/hub.md``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .activations import ReSPro
 from .container import ConformalLayers
 from .errors import refusal
 from .gains import Scale
+from .hub import Published
 
 __all__ = [
     "IMAGE_SHAPE",
@@ -36,7 +38,7 @@ __all__ = [
 IMAGE_SHAPE = (3, 32, 32)
 
 
-class Network(nn.Module):
+class Network(nn.Module, Published):
     """Features, flattened, into a head: the shape of all networks here."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:

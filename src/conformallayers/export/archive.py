@@ -7,29 +7,34 @@ file needs nothing but Python, so that the numpy runtime can use it without torc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import math
 import os
-import secrets
+import stat
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from typing import Any, NoReturn
 
+from .._files import Path, kind_of_file
+from .._files import replace_file as replace_file
 from ..errors import ConformalError, refusal
 
 FORMAT = 1  # of the document; raised when older readers could no longer understand it
 KINDS = ("folded", "model")
+FOLDED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 _CHUNK = 2**20  # bytes that are read at a time
-_HEADER_LIMIT = 100_000_000  # bytes; the same as in the safetensors library
+_HEADER_LIMIT = 2**24  # bytes: tens of thousands of layers; parsed it takes about twenty times more
 _AXES_LIMIT = 16
 _SIZE_LIMIT = 2**48
+_EMPTY_LIMIT = 2**27  # entries that an empty array would have without its axes of length 0
+_SHOWN = 60  # letters of a value in a message
 _KEY, _SUM = "conformallayers", "sha256"
 _AGAIN = "Save it again with cl.save, or copy it again."
-
-Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -44,31 +49,34 @@ class Entry:
 
 @dataclass(frozen=True)
 class Archive:
-    """The header of a file, checked, and the arrays that it announces."""
+    """The header of a file, checked, and the arrays that it announces.
+
+    The file stays open as long as this lives: what is read later belongs to the same header, also if
+    another process has saved a new file under the name by then.
+    """
 
     path: str
     document: dict[str, Any]
     entries: dict[str, Entry]
     header: dict[str, Any]
     offset: int  # of the first array
+    file: Any = None  # a FileIO; none in a draft
 
     def verify(self) -> None:
         """Refuse a file with any byte that differs from what was saved; keep nothing of it."""
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            pieces = iter(lambda: file.read(_CHUNK), b"")
-            if checksum(self.header, pieces) != self.header["__metadata__"][_SUM]:
-                damaged(self.path, "bytes that differ from its checksum")
+        self.file.seek(self.offset)
+        pieces = iter(lambda: self.file.read(_CHUNK), b"")
+        if checksum(self.header, pieces) != self.header["__metadata__"][_SUM]:
+            damaged(self.path, "bytes that differ from its checksum")
 
-    def read(self) -> bytes:
-        """Return the bytes of all arrays."""
-        total = max((entry.stop for entry in self.entries.values()), default=0)
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            data = file.read(total)
-        if len(data) != total:
-            damaged(self.path, "an end that was cut off while it was read")
-        return data
+    def fill(self, name: str, memory: memoryview) -> None:
+        """Read the bytes of an array into memory of its size."""
+        self.file.seek(self.offset + self.entries[name].start)
+        while len(memory):
+            count = self.file.readinto(memory)
+            if not count:
+                damaged(self.path, "an end that was cut off while it was read")
+            memory = memory[count:]
 
 
 def damaged(path: str, fault: str) -> NoReturn:
@@ -89,17 +97,36 @@ def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
 def open_archive(path: Path) -> Archive:
     """Read and check the header of a file, and that no byte has changed; no array is kept."""
     name = os.fspath(path)
-    with open(name, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-            damaged(name, f"a header of {length} bytes in a file of {size}")
-        raw = file.read(length)
-    header = _json(name, raw)
+    # Without O_NONBLOCK a pipe would wait for somebody to write into it.
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(name, flags)
+    try:
+        archive = _opened(name, handle)
+    except BaseException:
+        os.close(handle)
+        raise
+    weakref.finalize(archive, os.close, handle)
+    archive.verify()
+    return archive
+
+
+def _opened(name: str, handle: int) -> Archive:
+    """Check everything but the checksum."""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        got, remedy = kind_of_file(status.st_mode), "Give the path of the file."
+        raise refusal(f"load({name})", "a file of cl.save", got, remedy)
+    size, file = status.st_size, FileIO(handle, "rb", closefd=False)
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
+        damaged(name, f"a header of {length} bytes in a file of {size}")
+    header = _json(name, file.read(length))
     meta = header.get("__metadata__")
     if not isinstance(meta, dict) or not isinstance(meta.get(_KEY), str):
         remedy = "Plain weights load with safetensors.torch.load_file."
         raise refusal(f"load({name})", "a file of cl.save", "another safetensors file", remedy)
+    if not all(isinstance(value, str) for value in meta.values()):
+        damaged(name, "metadata that is no text")
     document = _json(name, meta[_KEY])
     _check_document(name, document)
     if not isinstance(meta.get(_SUM), str):
@@ -107,9 +134,7 @@ def open_archive(path: Path) -> Archive:
     arrays = {key: value for key, value in header.items() if key != "__metadata__"}
     entries = {key: _entry(name, key, value) for key, value in arrays.items()}
     _check_places(name, entries.values(), size - 8 - length)
-    archive = Archive(name, document, entries, header, 8 + length)
-    archive.verify()
-    return archive
+    return Archive(name, document, entries, header, 8 + length, file)
 
 
 def _json(name: str, text: str | bytes) -> dict[str, Any]:
@@ -119,11 +144,17 @@ def _json(name: str, text: str | bytes) -> dict[str, Any]:
             raise ValueError("a name appears twice")
         return found
 
-    def constant(text: str) -> NoReturn:
-        raise ValueError(f"{text} is no JSON")
+    def finite(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"{text} is no number of JSON")
+        return value
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        plain = text if isinstance(text, str) else text.decode()
+        value = json.loads(
+            plain, object_pairs_hook=unique, parse_constant=finite, parse_float=finite
+        )
     except (ValueError, RecursionError):
         damaged(name, "a header that is no JSON")
     if not isinstance(value, dict):
@@ -134,35 +165,68 @@ def _json(name: str, text: str | bytes) -> dict[str, Any]:
 def _check_document(name: str, document: dict[str, Any]) -> None:
     version = document.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        damaged(name, f"format {version!r}")
+        damaged(name, f"format {_shown(version)}")
     if version > FORMAT:
-        library = document.get("library")
+        library = _shown(document.get("library")).strip("'")
         raise refusal(
             f"load({name})",
             f"a file of format {FORMAT} or older",
-            f"format {version}, written by conformallayers {library}",
+            f"format {_shown(version)}, written by conformallayers {library}",
             "Upgrade conformallayers to read it.",
         )
     if document.get("kind") not in KINDS or not isinstance(document.get("structure"), dict):
         damaged(name, "a header without kind or structure")
+    if document["kind"] == "folded":
+        _check_folded(name, document)
+
+
+def _check_folded(name: str, document: dict[str, Any]) -> None:
+    """Refuse a fold without the plain facts that every reader of it takes for granted."""
+    sizes = document.get("input_shape"), document.get("output_shape")
+    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes):
+        damaged(name, "no shapes")
+    if not sizes[0] or 0 in sizes[0]:
+        damaged(name, "samples without a coefficient")
+    if document.get("dtype") not in FOLDED_DTYPES:
+        damaged(name, f"dtype {_shown(document.get('dtype'))}")
+    if not isinstance(document.get("strategy"), str):
+        damaged(name, "no strategy")
+    if not isinstance(document.get("origin"), (str, type(None))):
+        damaged(name, f"origin {_shown(document.get('origin'))}")
+    if document.get("piece") is not None and not is_count(document["piece"]):
+        damaged(name, f"piece {_shown(document['piece'])}")
 
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SIZE_LIMIT
 
 
+def is_count(value: object) -> bool:
+    """Tell whether a value of a header is a whole number > 0."""
+    return _is_size(value) and value != 0
+
+
+def _shown(value: object) -> str:
+    """Write a value of a header as a message can bear it."""
+    plain = isinstance(value, (str, int, float, type(None)))
+    text = repr(value) if plain else f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 def _entry(name: str, key: str, value: Any) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        damaged(name, f"no description of the array {key!r}")
+        damaged(name, f"no description of the array {_shown(key)}")
     dtype, shape, places = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        damaged(name, f"the array {key!r} of dtype {dtype!r}")
+        damaged(name, f"the array {_shown(key)} of dtype {_shown(dtype)}")
     if not isinstance(shape, list) or len(shape) > _AXES_LIMIT or not all(map(_is_size, shape)):
-        damaged(name, f"the array {key!r} without a shape")
+        damaged(name, f"the array {_shown(key)} without a shape")
     if not isinstance(places, list) or len(places) != 2 or not all(map(_is_size, places)):
-        damaged(name, f"the array {key!r} without a place")
+        damaged(name, f"the array {_shown(key)} without a place")
     if places[1] - places[0] != prod(shape) * ITEM_BYTES[dtype]:
-        damaged(name, f"the array {key!r} in {places[1] - places[0]} bytes")
+        damaged(name, f"the array {_shown(key)} in {places[1] - places[0]} bytes")
+    if prod(n for n in shape if n) > _EMPTY_LIMIT and 0 in shape:
+        damaged(name, f"the array {_shown(key)}, empty and yet long")
     return Entry(dtype, tuple(shape), *places)
 
 
@@ -207,32 +271,6 @@ def write_archive(
     replace_file(path, [len(text).to_bytes(8, "little"), text, *parts])
 
 
-def replace_file(path: Path, parts: Iterable[Any]) -> None:
-    """Write bytes under a temporary name in the same folder, flush them to disk, and rename."""
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(temporary, flags, 0o666)
-    try:
-        with open(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    with contextlib.suppress(OSError):  # not every system lets a folder be flushed
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
-
-
 def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
     text = json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
     return text.encode()
@@ -240,7 +278,7 @@ def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
 
 def unbuildable(path: str, error: Exception) -> ConformalError:
     """Turn what a structure without sense led to into one error that names the file."""
-    if isinstance(error, ConformalError) and path in str(error):
+    if isinstance(error, ConformalError) and str(error).startswith(f"load({path})"):
         return error
     got = f"a structure that makes no network ({type(error).__name__})"
     return refusal(f"load({path})", "a whole file of cl.save", got, _AGAIN)

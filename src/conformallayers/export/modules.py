@@ -21,6 +21,7 @@ from ..runtime import Conformal, Native, steady_allocator
 from ..strategies import Core
 from ..strategies.circular import CircularCore
 from ..strategies.torus import TorusCore
+from .checks import Memory, check_chain, check_layer, check_record
 from .types import CHAINS, DTYPES, LAYERS, NAMES, RECORDS
 from .values import decode, encode
 
@@ -37,6 +38,8 @@ class Writer:
         self.remedy = remedy
         self._modules: dict[int, str] = {}
         self._tensors: dict[int, str] = {}
+        self._memory = Memory(remedy)
+        self._training: bool | None = None
 
     def put(self, name: str, tensor: Tensor) -> dict[str, Any]:
         """Take a tensor; return what JSON says of it: its strides, unless rows follow each other."""
@@ -57,21 +60,28 @@ class Writer:
         if id(module) in self._modules:
             return {"same": self._modules[id(module)]}
         self._modules[id(module)] = path
+        if self._training is None:
+            self._training = module.training
         name = NAMES.get(type(module))
         if name is None or "forward" in vars(module) or has_hooks(module):
             hooked = "with hooks" if name is not None else ""
             got = f"{type(module).__name__} {hooked}".strip()
             where = f"save: {path or 'model'}"
             raise refusal(where, "a module that a file can describe", got, self.remedy)
+        tensors = _tensors(module)
+        for key, (role, tensor) in tensors.items():
+            if role != "buffer":
+                self._memory.claim(_below(path, key), tensor)
         return {
             "type": name,
+            **({} if module.training == self._training else {"training": module.training}),
             "settings": {
                 key: encode(value, _below(path, key), self.put)
                 for key, value in _settings(name, module).items()
             },
             "tensors": {
                 key: [role, self.put(_below(path, key), tensor)]
-                for key, (role, tensor) in _tensors(module).items()
+                for key, (role, tensor) in tensors.items()
             },
             "children": [
                 [key, self.describe(child, _below(path, key))]
@@ -90,16 +100,22 @@ class Reader:
 
     def __init__(self, get: Callable[[str], Tensor]) -> None:
         self.used: set[str] = set()
+        self.modes: list[tuple[nn.Module, bool]] = []  # of modules that differ from the whole
         self._get = get
+        self._taken: dict[str, Tensor] = {}
         self._modules: dict[str, nn.Module] = {}
 
     def take(self, described: dict[str, Any]) -> Tensor:
         """Return a tensor with the strides it had: products round by them."""
-        tensor = self._get(described["name"])
-        self.used.add(described["name"])
-        if "strides" not in described:
+        name = described["name"]
+        if name not in self._taken:
+            self.used.add(name)
+            self._taken[name] = self._laid(self._get(name), described.get("strides"))
+        return self._taken[name]
+
+    def _laid(self, tensor: Tensor, strides: list[int] | None) -> Tensor:
+        if strides is None:
             return tensor
-        strides = described["strides"]
         expected = 1
         for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
             if n > 1 and stride != expected:
@@ -120,12 +136,15 @@ class Reader:
         tensors = {key: (role, self.take(found)) for key, (role, found) in spec["tensors"].items()}
         if name in LAYERS:
             module = _constructed(LAYERS[name], settings, tensors)
-        elif name == "nn.ModuleList":
-            module = nn.ModuleList(children.values())
+            check_layer(spec, _plain_settings(name, module))
         elif name in CHAINS:
-            module = CHAINS[name](children)
+            check_chain(spec, list(children))
+            module = CHAINS[name](children.values() if name == "nn.ModuleList" else children)
         else:
             module = _assembled(*RECORDS[name], settings, tensors, children)
+            check_record(module)
+        if "training" in spec:
+            self.modes.append((module, spec["training"] is True))
         self._modules[path] = module
         return module
 
@@ -147,6 +166,20 @@ def _settings(name: str, module: Any) -> dict[str, Any]:
         elif hasattr(module, key):
             found[key] = getattr(module, key)
     return found
+
+
+def _plain_settings(name: str, module: nn.Module) -> dict[str, Any]:
+    """Return the settings of a layer as JSON, without those that are tensors."""
+    settings = _settings(name, module).items()
+    return {
+        key: encode(value, key, _no_tensor)
+        for key, value in settings
+        if not isinstance(value, Tensor)
+    }
+
+
+def _no_tensor(name: str, tensor: Tensor) -> dict[str, Any]:
+    raise TypeError(f"{name} holds a tensor")
 
 
 def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:

@@ -16,7 +16,16 @@ from .. import __version__
 from ..errors import refusal, shape_text
 from ..fingerprint import fingerprint
 from ..runtime import Folded
-from .archive import FORMAT, Archive, Entry, damaged, open_archive, unbuildable, write_archive
+from .archive import (
+    FOLDED_DTYPES,
+    FORMAT,
+    Archive,
+    Entry,
+    damaged,
+    open_archive,
+    unbuildable,
+    write_archive,
+)
 from .modules import Reader, Writer
 from .types import DTYPES
 from .values import decode, encode
@@ -24,6 +33,7 @@ from .values import decode, encode
 _FOLDED = 'Fold with strategy="dense", which keeps no layers, or use torch.save.'
 _MODEL = "Save its weights: safetensors.torch.save_file(model.state_dict(), path)."
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
+_FLOATING = {name: getattr(torch, name) for name in FOLDED_DTYPES}
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -66,7 +76,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "origin": fingerprint(model),
     }
     if isinstance(model, Folded):
-        if model.dtype not in DTYPES:
+        if model.dtype not in _FLOATING.values():
             remedy = "Fold with dtype=torch.float32."
             raise refusal("save(folded)", "a dtype that files have", str(model.dtype), remedy)
         certificate = encode(model.certificate, "certificate", writer.put)
@@ -115,9 +125,8 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
         _restored(archive, _announced(archive), torch.device("meta"))
     except Exception as error:
         raise unbuildable(archive.path, error) from error
-    data = archive.read()
     try:
-        return _restored(archive, _stored(archive, data), torch.device("cpu"))
+        return _restored(archive, _stored(archive), torch.device("cpu"))
     except Exception as error:
         raise unbuildable(archive.path, error) from error
 
@@ -127,6 +136,8 @@ def _restored(archive: Archive, get: Callable[[str], Tensor], device: torch.devi
     reader = Reader(get)
     if document["kind"] == "model":
         model = reader.build(document["structure"], "").train(document["training"] is True)
+        for module, mode in reader.modes:
+            module.training = mode
     else:
         model = _folded(document, reader, device)
         if device.type == "meta":
@@ -140,9 +151,7 @@ def _folded(document: dict[str, Any], reader: Reader, device: torch.device) -> F
     plans = {str(label): decode(plan, reader.take) for label, plan in document["plans"]}
     body = reader.build(document["structure"], "body")
     shapes = tuple(document["input_shape"]), tuple(document["output_shape"])
-    dtype, origin = getattr(torch, document["dtype"]), document["origin"]
-    if dtype not in DTYPES or not all(isinstance(n, int) for shape in shapes for n in shape):
-        raise ValueError("no dtype or shapes")
+    dtype, origin = _FLOATING[document["dtype"]], document["origin"]
     folded = Folded(body, plans, shapes, dtype, device, document["piece"], origin)
     claimed = document["strategy"], decode(document["certificate"], reader.take)
     if claimed != (folded.strategy, folded.certificate):
@@ -151,13 +160,14 @@ def _folded(document: dict[str, Any], reader: Reader, device: torch.device) -> F
 
 
 def _check_shapes(path: str, folded: Folded) -> None:
-    """Follow the shapes of one sample, without values, through arrays that are not there yet."""
-    x = torch.empty(1, *folded.input_shape, dtype=folded.dtype, device="meta")
+    """Follow the shapes of a few samples, without values, through arrays that are not there yet."""
+    # Not one sample: an axis of the batch could pass for another one.
+    x = torch.empty(3, *folded.input_shape, dtype=folded.dtype, device="meta")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the layers have warned when they were folded
-        shape = tuple(folded(x).shape)[1:]
-    if shape != folded.output_shape:
-        damaged(path, f"arrays that give {shape_text(shape)}")
+        shape = tuple(folded(x).shape)
+    if shape != (3, *folded.output_shape):
+        damaged(path, f"arrays that give {shape_text(shape[1:])}")
 
 
 def _announced(archive: Archive) -> Callable[[str], Tensor]:
@@ -170,15 +180,14 @@ def _announced(archive: Archive) -> Callable[[str], Tensor]:
     return get
 
 
-def _stored(archive: Archive, data: bytes) -> Callable[[str], Tensor]:
-    """Return copies of the arrays, each in memory of its own."""
-    memory = memoryview(data)
+def _stored(archive: Archive) -> Callable[[str], Tensor]:
+    """Return the arrays, each read into memory of its own."""
 
     def get(name: str) -> Tensor:
         entry = archive.entries[name]
         tensor = torch.empty(entry.shape, dtype=_TORCH[entry.dtype])
         if prod(entry.shape):
-            tensor.view(-1).view(torch.uint8).numpy().data[:] = memory[entry.start : entry.stop]
+            archive.fill(name, tensor.view(-1).view(torch.uint8).numpy().data)
         return tensor
 
     return get

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,10 @@ def encode(value: Any, name: str, put: Put) -> Any:
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, float):
+    if isinstance(value, numbers.Integral):  # such as numpy's
+        return int(value)
+    if isinstance(value, numbers.Real):
+        value = float(value)
         return value if math.isfinite(value) else {"is": "float", "value": repr(value)}
     if isinstance(value, Tensor):
         return put(name, value)
@@ -49,7 +53,9 @@ def encode(value: Any, name: str, put: Put) -> Any:
         return {"is": record, **fields}
     if isinstance(value, (tuple, list)):
         return [encode(item, f"{name}.{index}", put) for index, item in enumerate(value)]
-    raise TypeError(f"{name} is a {record}, which no file has a word for")
+    raise refusal(
+        f"save: {name}", "a number, a text or a tuple of them", f"a {record}", "Set it to one."
+    )
 
 
 def decode(value: Any, take: Take) -> Any:

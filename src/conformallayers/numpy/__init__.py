@@ -93,10 +93,9 @@ def load(path: str | os.PathLike[str]) -> Network:
     if archive.document["kind"] != "folded":
         remedy = "Fold it first: cl.save(cl.fold(model, input_shape), path)."
         raise refusal(f"load({archive.path})", "a folded network", "a model with layers", remedy)
-    arrays = _arrays(archive)
     try:
         with np.errstate(all="ignore"):
-            net = Network(archive.document, archive.path, arrays)
+            net = Network(archive.document, archive.path, _arrays(archive))
         shape = net(np.empty((0, *net.input_shape), net.dtype)).shape
     except Exception as error:
         raise unbuildable(archive.path, error) from error
@@ -107,11 +106,11 @@ def load(path: str | os.PathLike[str]) -> Network:
 
 def _arrays(archive: Archive) -> dict[str, Array]:
     """Return the arrays of a file; what numpy has no arithmetic for is widened to float32."""
-    data, found = archive.read(), {}
+    found: dict[str, Array] = {}
     for name, entry in archive.entries.items():
-        array = np.zeros(0, _DTYPES[entry.dtype])
-        if prod(entry.shape):
-            array = np.frombuffer(data, array.dtype, prod(entry.shape), entry.start)
+        array = np.empty(prod(entry.shape), _DTYPES[entry.dtype])
+        if len(array):
+            archive.fill(name, array.view(np.uint8).data)
         if entry.dtype == "BF16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
         elif entry.dtype == "F16":

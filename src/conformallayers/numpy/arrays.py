@@ -1,4 +1,4 @@
-"""What layers and strategies share in numpy: convolutions, margins, one matrix for each axis."""
+"""What layers and strategies share in numpy: convolutions, margins, sums over windows."""
 
 from __future__ import annotations
 
@@ -53,11 +53,21 @@ def pad(x: Array, pads: Sequence[tuple[int, int]], mode: str = "zeros", value: f
     return np.pad(x, widths, mode=_MODES[mode])
 
 
-def along_axes(x: Array, matrices: Sequence[Array]) -> Array:
-    """Multiply each of the last axes by a matrix (out, in)."""
-    for axis, matrix in enumerate(matrices, x.ndim - len(matrices)):
-        x = np.moveaxis(np.moveaxis(x, axis, -1) @ matrix.T.astype(x.dtype), -1, axis)
-    return x
+def reshaped(x: Array, *shape: int) -> Array:
+    """Give each sample another shape; numpy itself takes any shape for an empty batch."""
+    if math.prod(x.shape[1:]) != math.prod(shape):
+        raise ValueError(f"{x.shape[1:]} is no {shape}")
+    return x.reshape(len(x), *shape)
+
+
+def sums(x: Array, axis: int, first: Array, last: Array) -> Array:
+    """Return the sums of x over the ranges ``first ≤ i < last`` of an axis, in float64."""
+    if np.any(first >= last):
+        raise ValueError("a window without places")
+    one_more = [(0, 0)] * axis + [(0, 1)] + [(0, 0)] * (x.ndim - axis - 1)
+    ends = np.stack([first, last], 1).reshape(-1)
+    totals = np.add.reduceat(np.pad(x, one_more), ends, axis, dtype=np.float64)
+    return np.asarray(totals[(slice(None),) * axis + (slice(None, None, 2),)])
 
 
 def with_bias(y: Array, bias: Array | None) -> Array:

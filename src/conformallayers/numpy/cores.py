@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .arrays import Array, convolve, flat
+from .arrays import Array, convolve, flat, reshaped
 from .layers import Run
 
 Values = tuple[Array, list[Array]]
@@ -31,7 +31,7 @@ def energy(z: Array) -> Array:
 
 
 def _matrix(x: Array, matrix: Array, shape: Sequence[int]) -> Array:
-    return (flat(x) @ matrix.T).reshape(len(x), *shape)
+    return reshaped(flat(x) @ matrix.T, *shape)
 
 
 def _dots(a: Array, b: Array) -> Array:
@@ -83,8 +83,10 @@ def sparse(parts: Parts) -> CoreRun:
 
     def run(x: Array) -> Values:
         rows = flat(x)
+        if rows.shape[1] != s["largest"]:  # the indices were checked against it
+            raise ValueError(f"{rows.shape[1]} coefficients instead of {s['largest']}")
         images = [matrix.times(rows) for matrix in matrices]
-        v = images[0].astype(x.dtype).reshape(len(x), *s["output_shape"])
+        v = reshaped(images[0].astype(x.dtype), *s["output_shape"])
         forms = zip(images[1:], s["weights"], strict=True)
         return v, [_dots(image, rows) * weight for image, weight in forms]
 
@@ -195,7 +197,7 @@ def circular(parts: Parts) -> CoreRun:
         if "matrix" in t:
             return _matrix(x, t["matrix"], s["output_shape"]), values
         v = np.einsum("oif,bif->bof", _complex(t["transfer"]), spectrum)
-        v = v.reshape(*v.shape[:2], *spatial[:-1], spatial[-1] // 2 + 1)
+        v = reshaped(v, v.shape[1], *spatial[:-1], spatial[-1] // 2 + 1)
         image = np.fft.irfftn(v, s=spatial, axes=tuple(range(2, x.ndim)))
         return image.astype(x.dtype), values
 
@@ -214,6 +216,8 @@ def torus(parts: Parts) -> CoreRun:
 
     def wrapped(x: Array, index: int) -> Array:
         kernel, wraps = t[f"kernel{index}"].astype(np.float64), s["wraps"][index]
+        if tuple(k - 1 for k in kernel.shape[2:]) != wraps:
+            raise ValueError("windows of another size")
         total = np.zeros(len(x))
         for axis, wrap in enumerate(wraps, 2):
             if wrap == 0:

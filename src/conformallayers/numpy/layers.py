@@ -1,21 +1,21 @@
 """The linear layers of torch.nn in numpy, made from the settings and arrays of a file.
 
 A maker takes the settings and the arrays of one layer and returns a function of a batch. Poolings and
-interpolations act on each axis by itself, so they are one small matrix for each axis.
+interpolations act on each axis by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .arrays import Array, along_axes, convolve, each, pad, with_bias
+from .arrays import Array, convolve, each, pad, reshaped, sums, with_bias
 
 Run = Callable[[Array], Array]
-_LARGEST = 2**26  # entries of the matrix of one axis
+_LARGEST = 2**22  # places along one axis
 Maker = Callable[[dict[str, Any], dict[str, Array]], Run]
 
 
@@ -38,6 +38,8 @@ def _conv(s: dict[str, Any], t: dict[str, Array]) -> Run:
 def _transposed(s: dict[str, Any], t: dict[str, Array]) -> Run:
     weight, groups = t["weight"], s["groups"]
     axes = weight.ndim - 2
+    if not weight.size:
+        raise ValueError("a kernel without entries")
     names = ("stride", "dilation", "padding", "output_padding")
     stride, dilation, padding, more = (each(s[name], axes) for name in names)
 
@@ -66,50 +68,42 @@ def _transposed(s: dict[str, Any], t: dict[str, Array]) -> Run:
     return run
 
 
-def _checked(out: int, size: int) -> int:
-    """Refuse a matrix (out, in) of an axis that only a file without sense asks for."""
-    if not 0 < out * size <= _LARGEST:
-        raise ValueError(f"an axis of {out} from one of {size}")
+def _checked(out: int, where: str = "an axis") -> int:
+    """Refuse a length that only a file without sense asks for."""
+    if not 0 < out <= _LARGEST:
+        raise ValueError(f"{where} of {out}")
     return out
-
-
-def _windows(ranges: Sequence[tuple[int, int]], size: int) -> Array:
-    """Return the matrix (out, in) that sums ranges."""
-    place = np.arange(size)
-    return np.array([(place >= a) & (place < b) for a, b in ranges], float).reshape(-1, size)
 
 
 def _pool(s: dict[str, Any], t: dict[str, Array]) -> Run:
     def run(x: Array) -> Array:
-        axes = x.ndim - 2
-        matrices, counts = [], []
+        axes, y, counts = x.ndim - 2, x, []
         sizes = (each(s[name], axes) for name in ("kernel_size", "stride", "padding"))
-        for n, k, step, p in zip(x.shape[2:], *sizes, strict=True):
+        for axis, (n, k, step, p) in enumerate(zip(x.shape[2:], *sizes, strict=True), 2):
             out = (n + 2 * p - k + (step - 1 if s["ceil_mode"] else 0)) // step + 1
             if s["ceil_mode"] and (out - 1) * step >= n + p:
                 out -= 1  # a window that starts behind the image does not count
-            _checked(out, n)
-            ranges = [(o * step - p, min(o * step - p + k, n + p)) for o in range(out)]
-            inside = [(max(a, 0), min(b, n)) for a, b in ranges]
-            matrices.append(_windows(inside, n))
-            counted = ranges if s["count_include_pad"] else inside
-            counts.append(np.array([b - a for a, b in counted], x.dtype))
+            start = np.arange(_checked(out)) * step - p
+            stop = np.minimum(start + k, n + p)
+            first, last = np.maximum(start, 0), np.minimum(stop, n)
+            y = sums(y, axis, first, last)
+            counts.append(stop - start if s["count_include_pad"] else last - first)
         divisor = s.get("divisor_override") or math.prod(np.ix_(*counts))
-        return np.asarray(along_axes(x, matrices) / divisor, x.dtype)
+        return np.asarray(y / divisor, x.dtype)
 
     return run
 
 
 def _adaptive_pool(s: dict[str, Any], t: dict[str, Array]) -> Run:
     def run(x: Array) -> Array:
-        matrices = []
-        sizes = each(s["output_size"], x.ndim - 2)
-        for n, wanted in zip(x.shape[2:], sizes, strict=True):
-            out = _checked(n if wanted is None else wanted, n)
-            ranges = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
-            lengths = np.array([b - a for a, b in ranges])
-            matrices.append(_windows(ranges, n) / lengths[:, None])
-        return along_axes(x, matrices)
+        y, sizes = x, each(s["output_size"], x.ndim - 2)
+        for axis, (n, wanted) in enumerate(zip(x.shape[2:], sizes, strict=True), 2):
+            out = _checked(n if wanted is None else wanted)
+            place = np.arange(out)
+            first, last = place * n // out, -(-(place + 1) * n // out)
+            means = sums(y, axis, first, last)
+            y = means / (last - first).reshape(-1, *[1] * (x.ndim - axis - 1))
+        return np.asarray(y, x.dtype)
 
     return run
 
@@ -120,32 +114,34 @@ def _upsample(s: dict[str, Any], t: dict[str, Array]) -> Run:
         raise KeyError(f'Upsample(mode="{mode}")')
 
     def run(x: Array) -> Array:
-        axes = x.ndim - 2
+        axes, y = x.ndim - 2, x
         sizes, factors = each(s["size"], axes), each(s["scale_factor"], axes)
-        matrices = []
-        for n, size, factor in zip(x.shape[2:], sizes, factors, strict=True):
-            out = _checked(math.floor(n * factor) if size is None else size, n)
+        for axis, (n, size, factor) in enumerate(zip(x.shape[2:], sizes, factors, strict=True), 2):
+            out = _checked(math.floor(n * factor) if size is None else size)
             ratio = n / out if size is not None or s["recompute_scale_factor"] else 1 / factor
-            matrices.append(_interpolation(n, out, ratio, mode, s["align_corners"], x.dtype))
-        return along_axes(x, matrices)
+            y = _interpolated(y, axis, out, ratio, mode, s["align_corners"], x.dtype)
+        return np.asarray(y, x.dtype)
 
     return run
 
 
-def _interpolation(n: int, out: int, ratio: float, mode: str, corners: Any, dtype: Any) -> Array:
-    """Return the matrix (out, in) of one axis, with places rounded as torch rounds them."""
-    place = np.arange(out)
+def _interpolated(
+    x: Array, axis: int, out: int, ratio: float, mode: str, corners: Any, dtype: Any
+) -> Array:
+    """Stretch one axis, with places rounded as torch rounds them; linear in float64."""
+    n, place = x.shape[axis], np.arange(out)
     if mode.startswith("nearest"):
         half = np.float32(0.5 if mode == "nearest-exact" else 0)
         low = np.minimum((place.astype(np.float32) + half) * np.float32(ratio), n - 1)
-        return np.asarray(np.eye(n)[np.floor(low).astype(int)])
+        return np.asarray(np.take(x, np.floor(low).astype(int), axis))
     if corners:
         source = place * dtype.type((n - 1) / (out - 1) if out > 1 else 0)
     else:
         source = np.maximum(dtype.type(ratio) * (place.astype(dtype) + dtype.type(0.5)) - 0.5, 0)
     low = np.minimum(np.floor(source).astype(int), n - 1)
-    share = (source - low)[:, None]
-    return np.asarray((1 - share) * np.eye(n)[low] + share * np.eye(n)[np.minimum(low + 1, n - 1)])
+    share = (source - low).astype(np.float64).reshape(-1, *[1] * (x.ndim - axis - 1))
+    high = np.minimum(low + 1, n - 1)
+    return np.asarray((1 - share) * np.take(x, low, axis) + share * np.take(x, high, axis))
 
 
 def _padding(s: dict[str, Any], t: dict[str, Array], mode: str = "zeros") -> Run:
@@ -172,33 +168,33 @@ def _unflatten(s: dict[str, Any], t: dict[str, Array]) -> Run:
         axis, sizes = s["dim"] % x.ndim, list(s["unflattened_size"])
         if -1 in sizes:
             sizes[sizes.index(-1)] = -x.shape[axis] // math.prod(sizes)
-        return x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+        return reshaped(x, *x.shape[1:axis], *sizes, *x.shape[axis + 1 :])
 
     return run
 
 
 def _shuffle(s: dict[str, Any], t: dict[str, Array]) -> Run:
     def run(x: Array) -> Array:
-        (b, c, h, w), r = x.shape, s["upscale_factor"]
-        parts = x.reshape(b, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3)
-        return parts.reshape(b, c // r**2, h * r, w * r)
+        (_, c, h, w), r = x.shape, s["upscale_factor"]
+        parts = reshaped(x, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3)
+        return reshaped(parts, c // r**2, h * r, w * r)
 
     return run
 
 
 def _unshuffle(s: dict[str, Any], t: dict[str, Array]) -> Run:
     def run(x: Array) -> Array:
-        (b, c, h, w), r = x.shape, s["downscale_factor"]
-        parts = x.reshape(b, c, h // r, r, w // r, r).transpose(0, 1, 3, 5, 2, 4)
-        return parts.reshape(b, c * r**2, h // r, w // r)
+        (_, c, h, w), r = x.shape, s["downscale_factor"]
+        parts = reshaped(x, c, h // r, r, w // r, r).transpose(0, 1, 3, 5, 2, 4)
+        return reshaped(parts, c * r**2, h // r, w // r)
 
     return run
 
 
 def _channel_shuffle(s: dict[str, Any], t: dict[str, Array]) -> Run:
     def run(x: Array) -> Array:
-        b, c, *spatial = x.shape
-        parts = x.reshape(b, s["groups"], c // s["groups"], *spatial).swapaxes(1, 2)
+        _, c, *spatial = x.shape
+        parts = reshaped(x, s["groups"], c // s["groups"], *spatial).swapaxes(1, 2)
         return parts.reshape(x.shape)
 
     return run

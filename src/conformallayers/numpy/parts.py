@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from ..errors import refusal
+from ..export.archive import is_count
 from .arrays import Array, flat
 from .cores import CORES, CoreRun, Parts, energy
 from .layers import MAKERS, Run
@@ -52,6 +53,11 @@ def in_pieces(run: Run, x: Array, piece: int | None) -> Array:
         return run(x)
     starts = range(0, len(x), piece)
     return np.concatenate([run(x[start : start + piece]) for start in starts])
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    """Tell whether an empty batch would not hide that one cannot multiply with a value."""
+    return all(type(value) in (int, float) for value in values)
 
 
 class Builder:
@@ -135,7 +141,10 @@ class Builder:
         for name, child in spec["children"]:
             stages = enumerate(child["children"])
             layers += [self.build(stage, f"{path}.{name}.{i}") for i, (_, stage) in stages]
-        return CORES[spec["type"]](Parts(self._settings(spec), self._tensors(spec), layers))
+        settings = self._settings(spec)
+        if not all(_are_numbers(settings.get(name, ())) for name in ("weights", "factors")):
+            raise ValueError("weights that are no numbers")
+        return CORES[spec["type"]](Parts(settings, self._tensors(spec), layers))
 
     def _conformal(self, spec: dict[str, Any], path: str) -> Run:
         """Normalise, apply the core, run the scalar recurrence, divide."""
@@ -143,6 +152,8 @@ class Builder:
         core = self._core(children["core"], f"{path}.core")
         recurring = self._recurrence(children["recurring"]) if "recurring" in children else None
         bias, scale = self._tensors(spec).get("bias"), s["scale"]
+        if not is_count(s["piece"]) or not _are_numbers([scale]):
+            raise ValueError("pieces of no size, or no scale")
 
         def run(x: Array) -> Array:
             dtype = x.dtype
@@ -154,6 +165,8 @@ class Builder:
             m = peak.astype(np.float64)
             tau = np.sqrt(energy(unit))
             v, forms = core(unit)
+            if any(n.shape != tau.shape for n in forms):
+                raise ValueError("forms without one value for each sample")
             if recurring is not None:
                 v = v if s["branches"] else v[:, None]
                 y = recurring(unit, m, tau, v, forms, scale).astype(dtype)

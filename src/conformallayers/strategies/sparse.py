@@ -151,6 +151,13 @@ class SparseCore(Core):
         """Refuse indices that point outside of a matrix: nobody looks at them when they are used."""
         for name in ("matrix", *(f"form{index}" for index in range(len(self.weights)))):
             crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
+            value = getattr(self, f"{name}_value")
+            if (crow.dtype, column.dtype) != (torch.int32, torch.int32) or not (
+                crow.dim() == column.dim() == value.dim() == 1
+                and len(column) == len(value)
+                and value.is_floating_point()
+            ):
+                raise ValueError(f"{name} is in no compressed rows")
             inside = not len(column) or 0 <= int(column.min()) <= int(column.max()) < self.largest
             counted = int(crow[0]) == 0 and int(crow[-1]) == len(column)
             rises = bool((crow.diff() >= 0).all())
@@ -165,6 +172,8 @@ class SparseCore(Core):
         """Return M x̂ / gain, and the value of each form."""
         with full_precision(x):
             columns = at_least_float32(x).flatten(1).T.contiguous()
+            if columns.shape[0] != self.largest:  # the indices were checked against it
+                raise ValueError(f"{columns.shape[0]} coefficients instead of {self.largest}")
             v = self._multiply("matrix", columns).T
             values = []
             for index, weight in enumerate(self.weights):
