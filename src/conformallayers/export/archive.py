@@ -209,28 +209,67 @@ def write_archive(
 
 def replace_file(path: Path, parts: Iterable[Any]) -> None:
     """Write bytes under a temporary name in the same folder, flush them to disk, and rename."""
-    target = os.path.realpath(path)
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    handle = os.open(temporary, flags, 0o666)
+    replace_files({path: parts})
+
+
+def replace_files(files: Mapping[Any, Iterable[Any]]) -> None:
+    """Write several files of one folder: all of them, or none.
+
+    Each is on disk under a temporary name before the first is renamed. If a later one cannot be renamed, those
+    before it become again what they were.
+    """
+    targets = [os.path.realpath(path) for path in files]
+    staged: list[str] = []
+    moved: list[tuple[str, str | None]] = []
     try:
-        with open(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
+        for target, parts in zip(targets, files.values(), strict=True):
+            staged.append(_beside(target, "tmp"))
+            _write(staged[-1], parts)
+        for number, target in enumerate(targets):
+            moved.append((target, _kept(target) if number + 1 < len(targets) else None))
+            os.replace(staged[number], target)
+            staged[number] = ""
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        for target, old in moved[: len(moved) - 1]:
+            with contextlib.suppress(OSError):
+                os.unlink(target) if old is None else os.replace(old, target)
         raise
-    with contextlib.suppress(OSError):  # not every system lets a folder be flushed
-        place = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
+    finally:
+        for name in (*staged, *(old for _, old in moved)):
+            if name:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+    for folder in {os.path.dirname(target) for target in targets}:
+        with contextlib.suppress(OSError):  # not every system lets a folder be flushed
+            place = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(place)
+            finally:
+                os.close(place)
+
+
+def _beside(target: str, ending: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.{secrets.token_hex(8)}.{ending}")
+
+
+def _kept(target: str) -> str | None:
+    """Keep a file under a second name; None where there is none, or no second names."""
+    second = _beside(target, "old")
+    try:
+        os.link(target, second)
+    except OSError:
+        return None
+    return second
+
+
+def _write(temporary: str, parts: Iterable[Any]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with open(os.open(temporary, flags, 0o666), "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
