@@ -124,8 +124,8 @@ def export_c(
     work memory and may run in many threads. Under the default name there is ``cl_predict`` as well. Both files
     are written, or none.
 
-    With a tolerance, what the fold's certificate still has room for is left out of its form, and
-    proven again.
+    With a tolerance, the form is made smaller as far as the fold's certificate has room for that: entries
+    are left out and the others stored in 8 or 16 bits. That is proven again, whatever the ``dtype``.
 
     Args:
         folded: the result of :func:`conformallayers.fold`.
@@ -365,10 +365,11 @@ def _proof(macro: str, certificate: Certificate | None) -> str:
     if certificate is None:
         return ""
     error = number(certificate.epsilon)
-    text = f"#define {macro}_EPSILON {error} /* proven relative error of the denominator */\n"
+    text = "/* The relative error of the denominator that is proven, and for which images. */\n"
+    text += f"#define {macro}_EPSILON {error}\n"
     if math.isfinite(certificate.max_norm):
         limit = number(certificate.max_norm)
-        text += f"#define {macro}_MAX_NORM {limit} /* of the images that it holds for */\n"
+        text += f"#define {macro}_MAX_NORM {limit}\n"
     return text
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "uint16_t": 2, "int32_t": 4}
+ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4}
+_LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
 LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before
 _RUN_BYTES = 4  # start and length
 _WIDTH = 98
@@ -67,7 +68,8 @@ class Matrix:
 
     Args:
         name: of its arrays.
-        storage: the type of its numbers: "float", "double" or "int8_t" with a scale for each row.
+        storage: the type of its numbers: "float", "double", or "int8_t" and "int16_t" with a scale
+            for each row.
         runs: whether only stretches that are not zero are there.
         values: (rows, columns), what the program computes with; float64 where it is double.
         constants: its arrays.
@@ -87,8 +89,8 @@ class Matrix:
         return ", ".join(constant.name for constant in self.constants)
 
 
-def quantised(rows: Array) -> tuple[Array, Array]:
-    """Return whole numbers from −127 to 127, and what each row of them is multiplied with.
+def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
+    """Return whole numbers, from −127 to 127 in int8, and what each row of them is multiplied with.
 
     Examples:
         >>> whole, scale = quantised(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]]))
@@ -96,10 +98,12 @@ def quantised(rows: Array) -> tuple[Array, Array]:
         ([[64, -127, 0], [0, 0, 0]], True, 0.0)
     """
     flat = rows.reshape(len(rows), -1)
-    scale = (np.abs(flat).max(1, initial=0) / 127).astype(np.float32)
+    levels = _LEVELS[storage]
+    scale = (np.abs(flat).max(1, initial=0) / levels).astype(np.float32)
     inverse = np.divide(1.0, scale, where=scale > 0, out=np.zeros(len(rows)))
-    whole = np.clip(np.rint(flat * inverse[:, None]), -127, 127).astype(np.int8)
-    return whole.reshape(rows.shape), scale
+    whole = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
+    typed = whole.astype(np.int8 if storage == "int8_t" else np.int16)
+    return typed.reshape(rows.shape), scale
 
 
 def matrix(name: str, values: Array, storage: str) -> Matrix:
@@ -119,8 +123,8 @@ def _stored(
 ) -> tuple[Array, tuple[Constant, ...]]:
     """Return the numbers as they are after rounding, and their arrays."""
     more: tuple[Constant, ...] = ()
-    if storage == "int8_t":
-        whole, scale = quantised(values)
+    if storage in _LEVELS:
+        whole, scale = quantised(values, storage)
         rounded = whole.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
         more = (Constant(f"{name}_scale", "float", scale),)
     else:

@@ -10,7 +10,8 @@ from torch import Tensor
 from ..certificate import Certificate, positive_definite
 from ..rules import Rule
 
-_STEPS = 7  # of the search; each takes two factorisations
+_STEPS = 10, 7  # of the search in small and in large forms; each takes two factorisations
+_LARGE = 1536
 
 
 def room_left(certificate: Certificate | None) -> float:
@@ -27,6 +28,26 @@ def room_left(certificate: Certificate | None) -> float:
         return 0.0
     used = (1 - certificate.margin) * certificate.epsilon
     return (certificate.epsilon - used) / (1 + used)
+
+
+def room_each(room: float, forms: int) -> float:
+    """Return what each of several forms may be off by, for the last coordinate to be off by ``room``.
+
+    With τ off by δ and a form by ``ε′·(n + ‖x̂‖²)``, the projective ``τ + n/τ`` is off by at most
+    ``(δ + ε′)/(1 − δ)``, because τ is never smaller than ‖x̂‖. The other rules are off by less.
+
+    Examples:
+        >>> room_each(1e-2, 1), 0.0049 < room_each(1e-2, 2) < 0.005
+        (0.01, True)
+    """
+    low, high = 0.0, room
+    for _ in range(60):
+        each = (low + high) / 2 if forms > 1 else room
+        off = 0.0
+        for _ in range(forms):
+            off = (off + each) / (1 - off) if off < 1 else math.inf
+        low, high = (each, high) if off <= room else (low, each)
+    return low
 
 
 def radius_of(certificate: Certificate, rule: Rule) -> float:
@@ -61,7 +82,7 @@ def needed(form: Tensor, epsilon: float, radius: float) -> Tensor:
     scores = score[found & ~stays].sort().values
     least = found
     low, high = 0, len(scores) + 1  # so many of the smallest may go; so many may not
-    for _ in range(_STEPS):
+    for _ in range(_STEPS[len(form) > _LARGE]):
         middle = (low + high) // 2
         if middle == low:
             break

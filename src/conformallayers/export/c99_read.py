@@ -27,11 +27,14 @@ from ..strategies.sparse import SparseCore
 from .c99_arrays import Array, Constant, Form, Matrix, form, matrix
 from .c99_cores import Maps, dense_form, dense_matrix
 from .c99_ops import INPUT, Copy, Enter, Leave, Relu, Step, Subtract, Times, Value
-from .c99_prune import needed, proven, radius_of, room_left
+from .c99_prune import needed, proven, radius_of, room_each, room_left
 from .c99_recur import Recur, Site
 from .store import _module
 from .values import known_rule
 
+# How a form may be stored within a tolerance, smallest first, and the share of the room that
+# entries may take which are left out; the rest is for rounding.
+_COMPACT = {"int8_t": 0.5, "int16_t": 0.9, "float": 1.0}
 _DENSE = 'Fold with strategy="dense".'
 _LINEAR = (nn.Linear, Linear)
 _FLATTEN = (nn.Flatten, Flatten)
@@ -98,7 +101,7 @@ class Reader:
 
     Args:
         int8: store weights in eight bits; what is added or on a diagonal stays float.
-        prune: leave out of a form what its certificate has room for.
+        prune: simplify forms as far as their certificates have room for.
     """
 
     def __init__(self, *, int8: bool, prune: bool = True) -> None:
@@ -247,7 +250,8 @@ class Reader:
         elif isinstance(core, (DenseCore, BandedCore, SparseCore)):
             for group, weight in enumerate(core.weights):
                 exact = dense_form(core, group, part.input_shape)
-                stored, certificate = self._form(f"{name}_form{group}", exact, weight, part)
+                stored, proof = self._form(f"{name}_form{group}", exact, part, group, weight)
+                certificate = proof if group == 0 else _weaker(certificate, proof)
                 step = Value(
                     source=unit,
                     target=unit,
@@ -278,26 +282,26 @@ class Reader:
         )
 
     def _form(
-        self, name: str, exact: Array, weight: float, part: Conformal
+        self, name: str, exact: Array, part: Conformal, group: int, weight: float
     ) -> tuple[Form, Certificate | None]:
         """Return a form as it is stored, and what is proven of the denominator with it."""
-        certificate, room = part.certificate, room_left(part.certificate)
-        alone = len(part.rules) == 1 and part.rules[0].provable
-        if certificate is None or room == 0 or not (alone and self.prune):
+        certificate = part.certificate
+        room = room_each(room_left(certificate), len(part.rules))
+        provable = all(rule.provable for rule in part.rules)
+        if certificate is None or room == 0 or not (provable and self.prune):
             proof = certificate if self.storage == "float" else None
             return form(name, exact, self.storage), proof
         whole = torch.from_numpy(exact) * weight
-        radius = radius_of(certificate, part.rules[0])
-        spent = Certificate(certificate.epsilon, certificate.max_norm, 0.0)
-        # Eight bits need a share of the room for their own rounding.
-        share = 1.0 if self.storage == "float" else 0.5
-        mask = needed(whole, share * room, radius).numpy()
-        stored = form(name, exact, self.storage, mask)
-        if proven(whole, _wide(stored.values) * weight, room, radius):
-            return stored, spent
-        if self.storage == "float":
-            return form(name, exact, self.storage), certificate
-        return stored, None
+        radius = radius_of(certificate, part.rules[group])
+        for storage, share in _COMPACT.items():
+            stored = form(name, exact, storage, needed(whole, share * room, radius).numpy())
+            if proven(whole, _wide(stored.values) * weight, room, radius):
+                return stored, Certificate(certificate.epsilon, certificate.max_norm, 0.0)
+            if storage == self.storage:
+                break
+        if self.storage == "int8_t":
+            return stored, None
+        return form(name, exact, self.storage), certificate
 
     def _recurring(self, name: str, part: Conformal, bias: Constant | None) -> None:
         """Append a part with biases or branches."""
@@ -350,6 +354,11 @@ class Reader:
                 bias=bias,
             )
         )
+
+
+def _weaker(a: Certificate | None, b: Certificate | None) -> Certificate | None:
+    """Return what is proven of both."""
+    return None if a is None or b is None else min(a, b, key=lambda proof: proof.margin)
 
 
 def _rule(rule: Any) -> str:

@@ -1,7 +1,7 @@
 """The text of a C program: helper functions by name, the header, the source. ASCII only.
 
-Every helper is written once for the types of the weights: ``_f`` for float, ``_i`` for int8_t with a
-scale for each row, ``_d`` for double. A program gets those that it calls.
+Every helper is written once for the types of the weights: ``_f`` for float, ``_d`` for double, ``_i`` for
+int8_t and ``_s`` for int16_t, both with a scale for each row. A program gets those that it calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ static $R dot$s(const $W *w, const float *x, int32_t n)
     for (; i + 8 <= n; i += 8)
         for (k = 0; k < 8; k++)
             sums[k] += ($R)w[i + k] * ($R)x[i + k];
-    total = ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+    for (k = 0; k < 4; k++)
+        sums[k] += sums[k + 4];
+    total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
     for (; i < n; i++)
         total += ($R)w[i] * ($R)x[i];
     return total;
@@ -90,7 +92,8 @@ static double form_runs$s(const $D *diagonal, const $W *w, $S const uint16_t *ru
 static void convolve$s(const $W *w, $S const float *x, float *y, const int32_t *g)
 {
     const int32_t channels = g[0] / g[2], share = g[1] / g[2];
-    const int32_t *in = g + 3, *to = g + 6, *size = g + 9, *step = g + 12, *gap = g + 15, *pad = g + 18;
+    const int32_t *in = g + 3, *to = g + 6, *size = g + 9;
+    const int32_t *step = g + 12, *gap = g + 15, *pad = g + 18;
     int32_t o, p, q, c, i, j, k, n;
     for (o = 0; o < g[1]; o++, w += channels * size[0] * size[1] * size[2]) {
         const float *image = x + (o / share) * channels * in[0] * in[1] * in[2];
@@ -128,9 +131,10 @@ _SCALE_ROW = """                for (n = 0; n < to[2]; n++)
 _TYPES = {
     "_f": {"$W": "float", "$R": "float", "$D": "float", "$S ": "", "$T": "", "$E": ""},
     "_i": {"$W": "int8_t", "$R": "float", "$D": "float", "$S ": "const float *scale, "},
+    "_s": {"$W": "int16_t", "$R": "float", "$D": "float", "$S ": "const float *scale, "},
     "_d": {"$W": "double", "$R": "double", "$D": "double", "$S ": "", "$T": "", "$E": ""},
 }
-SUFFIX = {"float": "_f", "int8_t": "_i", "double": "_d"}
+SUFFIX = {"float": "_f", "int8_t": "_i", "int16_t": "_s", "double": "_d"}
 
 _PLAIN = {
     "peak": """
@@ -318,7 +322,7 @@ def helpers(names: Iterable[str]) -> str:
 
 def _typed(text: str, suffix: str) -> str:
     words = dict(_TYPES[suffix])
-    if suffix == "_i":
+    if "$T" not in words:
         words["$T"] = "scale[r] * "
         words["$E"] = _SCALE_ROW
     for word, value in words.items():
@@ -344,8 +348,10 @@ HEADER = """\
 #define {macro}_OUTPUT_SHAPE {{{output_shape}}}
 #define {macro}_WORK_SIZE {work} /* floats */
 #define {macro}_VERSION "{version}" /* of conformallayers */
-#define {macro}_ORIGIN "{origin}" /* fingerprint of the weights that were folded */
-{proof}#define {macro}_ID {id} /* the source that belongs to this header has the same */
+/* The fingerprint of the weights that were folded. */
+#define {macro}_ORIGIN "{origin}"
+{proof}/* The source that belongs to this header has the same. */
+#define {macro}_ID {id}
 
 #ifdef __cplusplus
 extern "C" {{
@@ -361,7 +367,10 @@ extern "C" {{
  */
 int {name}_predict_with(const float *image, float *out, float *work);
 
-/* The same with {work_bytes} bytes of static work memory: one call at a time, not from an interrupt. */
+/*
+ * The same with {work_bytes} bytes of static work memory: one call at a time, and none from
+ * an interrupt.
+ */
 int {name}_predict(const float *image, float *out);
 {aliases}
 #ifdef __cplusplus
