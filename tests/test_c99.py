@@ -444,6 +444,35 @@ def test_the_default_name_has_the_short_functions(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_the_example_runs(tmp_path: Path) -> None:
+    folded = cl.fold(net("calls"), SHAPE, strategy="dense")
+    cl.export_c(folded, tmp_path)
+    main = Path(__file__).parents[1] / "examples" / "c" / "main.c"
+    command = [
+        str(COMPILER),
+        *FLAGS,
+        *STRICT,
+        "-I.",
+        str(main),
+        "cl_model.c",
+        "-lm",
+        "-o",
+        "classify",
+    ]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    x = samples(SHAPE, torch.float32)
+    x[1, 0, 0, 0] = float("nan")
+    run = [str(tmp_path / "classify")]
+    said = subprocess.run(run, input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    lines = said.decode().splitlines()
+    assert lines[1].startswith("-1 ")
+    expected = folded(x)[[0, 2, 3]]
+    found = [[float(word) for word in lines[index].split()] for index in (0, 2, 3)]
+    assert [int(row[0]) for row in found] == expected.argmax(1).tolist()
+    assert relative_error(torch.tensor(found)[:, 1:], expected) < 1e-4
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", ["calls", "biases"])
 def test_programs_are_cpp_too(name: str, tmp_path: Path) -> None:
     if shutil.which("c++") is None:
@@ -569,9 +598,7 @@ def test_activations_of_ones_own(tmp_path: Path) -> None:
         cl.export_c(cl.fold(model, SHAPE, strategy="dense"), tmp_path)
 
 
-def test_programs_too_large_for_a_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformallayers.export.c99._LIMIT", 2**12)
     with pytest.raises(cl.ConformalError, match=r"at most 4 KiB of constants.*got 19.4 KiB"):
         cl.export_c(cl.fold(net("chain"), SHAPE, strategy="dense"), tmp_path)
