@@ -12,19 +12,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
-from ..numpy.arrays import convolve, pad
-from ..numpy.parts import GROWTH
 from .c99_arrays import Array, Constant, Form, Matrix, number
 from .c99_text import SUFFIX
 
 INPUT = 0  # the number of the value that the image is
 Place = Callable[[int], str]
-GROWTHS = {
+GROWTHS = {  # functions in C
     "projective": "growth_projective",
     "gnomonic": "growth_gnomonic",
     "RadialTanh": "growth_radial_tanh",
 }
+
+
+def grow(rule: str, q: Array) -> Array:
+    """Return what a coordinate is multiplied with, for the squared length q in units of α."""
+    if rule == "projective":
+        return np.asarray(1 + q)
+    if rule == "gnomonic":
+        return np.asarray(np.sqrt(1 + q))
+    short = q < 1e-4
+    u = np.sqrt(np.where(short, 1.0, q))
+    return np.where(short, 1 + q / 3 - q**2 / 45, u / np.tanh(u))
 
 
 @dataclass
@@ -200,9 +211,11 @@ class Convolve(Step):
         """Compute the same."""
         g, x = self.geometry, state.values[self.source]
         x = x[:, : g.channels[0] * math.prod(g.size)].reshape(len(x), g.channels[0], *g.size)
-        x = pad(x, list(zip(g.before, g.after, strict=True)))
-        y = convolve(x, self.kernel, g.stride, g.dilation, g.groups)
-        state.values[self.target] = np.ascontiguousarray(y).reshape(len(x), -1)
+        margins = [n for pair in zip(g.before, g.after, strict=True) for n in reversed(pair)]
+        image = F.pad(torch.from_numpy(np.ascontiguousarray(x)), margins[::-1])
+        kernel = torch.from_numpy(self.kernel)
+        y = F.conv3d(image, kernel, None, g.stride, 0, g.dilation, g.groups)
+        state.values[self.target] = y.reshape(len(x), -1).numpy()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -340,7 +353,7 @@ class Leave(Step):
         tau = state.tau
         for index, rule in enumerate(self.rules):
             n, inverse = state.n[index], _inverse(tau)
-            growth = 1.0 if rule == "published" else GROWTH[rule](n * inverse * inverse)
+            growth = 1.0 if rule == "published" else grow(rule, n * inverse * inverse)
             tau = tau + state.m * n if rule == "published" else tau * growth
         state.denominators.append(tau)
         factor = (self.scale * _inverse(tau)).astype(np.float32)

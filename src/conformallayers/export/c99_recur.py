@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..numpy.parts import GROWTH
 from ..recurrence import Key
 from ..rules import LARGEST
 from .c99_arrays import Array, Constant, Form, number
-from .c99_ops import GROWTHS, Place, State, Step
+from .c99_ops import GROWTHS, Place, State, Step, grow
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +158,7 @@ class Recur(Step):
             for before in site.coordinate:
                 t = np.minimum(t * growths[before], LARGEST)
             q = np.maximum(energy, 0)
-            grown = 1 + t * q if site.rule == "published" else GROWTH[site.rule](q)
+            grown = 1 + t * q if site.rule == "published" else grow(site.rule, q)
             growths.append(np.minimum(grown, LARGEST))
         matrices = self.matrix.values.reshape(len(self.parts), self.size, self.count)
         y = np.zeros((len(x), self.size))
