@@ -41,6 +41,8 @@ _HOMES = {
     "inspect": "inspection",
     "save": "export.store",
     "load": "export.store",
+    "CExport": "export.c99",
+    "export_c": "export.c99",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -51,6 +53,7 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "CExport",
     "Certificate",
     "ConformalError",
     "ConformalLayers",
@@ -77,6 +80,7 @@ __all__ = [
     "Scale",
     "Traced",
     "__version__",
+    "export_c",
     "fold",
     "fold_error",
     "functional",
@@ -98,6 +102,7 @@ if TYPE_CHECKING:
     from .composite import Parallel, Residual
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
+    from .export.c99 import CExport, export_c
     from .export.store import load, save
     from .gains import RepeatChannels, Scale
     from .graph import fold, trace

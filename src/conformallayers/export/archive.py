@@ -19,8 +19,7 @@ from io import FileIO
 from math import prod
 from typing import Any, NoReturn
 
-from .._files import Path, kind_of_file
-from .._files import replace_file as replace_file
+from .._files import Path, kind_of_file, replace_file
 from ..errors import ConformalError, refusal
 
 FORMAT = 1  # of the document; raised when older readers could no longer understand it
