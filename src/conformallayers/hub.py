@@ -190,7 +190,6 @@ def _mixin() -> type[Any]:
         library_name=LIBRARY,
         license="apache-2.0",
         pipeline_tag="image-classification",
-        paper_url="https://doi.org/10.1016/j.patrec.2022.11.002",
         tags=list(TAGS),
     ):
         """The mixin with what the Hub should know of this library."""
