@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import refusal, shape_text
+from ..errors import refusal
 from ..export.archive import open_archive, read_notes, unbuildable
 from .catalogue import LABELS, SHAPES
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..runtime import Folded
 
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "conformallayers training checkpoint 1"
@@ -89,12 +91,13 @@ def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
     if not path.is_file():
         raise refusal(f"{command} {model}", _KINDS, "no such file", "Check the path.")
     meta = _metadata(path)
-    if meta.get("format") == CHECKPOINT_FORMAT:
+    if meta and meta.get("format") == CHECKPOINT_FORMAT:
         return path, "checkpoint"
-    if "conformallayers" in meta:
+    if meta and "conformallayers" in meta:
         return path, "saved"
+    got = "a file that is none of them" if meta is None else "another safetensors file"
     remedy = "Write one with cl.save, conformallayers fold or conformallayers train."
-    raise refusal(f"{command} {model}", _KINDS, "a file that is none of them", remedy)
+    raise refusal(f"{command} {model}", _KINDS, got, remedy)
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
@@ -121,10 +124,22 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     return Loaded(module, path, names, notes or {})
 
 
-def ready(
+def ready(model: Loaded, command: str) -> nn.Module:
+    """Return what runs on images as they are stored: a fold, or a model with nothing to fold."""
+    from ..runtime import Folded
+    from .inputs import from_images
+
+    if isinstance(model.module, Folded):
+        return model.module
+    if model.folds:
+        return fold_model(model, command)
+    return from_images(model.module, _known(model.shape, command), command)
+
+
+def fold_model(
     model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
-) -> nn.Module:
-    """Return what runs on samples of a shape: a fold, or a model that has nothing to fold.
+) -> Folded:
+    """Fold a model for images of a shape.
 
     Args:
         model: what was loaded.
@@ -133,27 +148,21 @@ def ready(
         **options: of :func:`conformallayers.fold`.
     """
     from ..graph import fold
-    from ..runtime import Folded
     from .inputs import from_images
 
-    module = model.module
-    if isinstance(module, Folded):
-        if options or shape not in (None, module.input_shape):
-            got = f"the fold {model.path} for {shape_text(module.input_shape)}"
-            raise refusal(command, "a model with layers", got, "Fold the model anew.")
-        return module
-    shape = shape or model.shape
-    if shape is None:
-        got, remedy = "none", "Give --input-shape, such as --input-shape 1 28 28."
-        raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)
-    module = from_images(module, shape, command)
     if not model.folds:
-        if options:
-            got = f"{type(model.module).__name__} in {model.path}"
-            remedy = "Networks without ConformalLayers have nothing to fold."
-            raise refusal(command, "a network with ConformalLayers", got, remedy)
-        return module
-    return fold(module, shape, **options)
+        got = f"{type(model.module).__name__} in {model.path}"
+        remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
+        raise refusal(command, "a network with ConformalLayers", got, remedy)
+    shape = _known(shape or model.shape, command)
+    return fold(from_images(model.module, shape, command), shape, **options)
+
+
+def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
+    if shape is None:
+        got, remedy = "none", "Give it to conformallayers fold: --input-shape 1 28 28."
+        raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)
+    return shape
 
 
 def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> float:
@@ -183,15 +192,15 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise refusal(f"--labels {path}", expected, "bytes that are no UTF-8", remedy) from error
 
 
-def _metadata(path: Path) -> dict[str, Any]:
-    """Return the metadata of a safetensors file; nothing where it is none."""
+def _metadata(path: Path) -> dict[str, Any] | None:
+    """Return the metadata of a safetensors file, None where it is none."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(path.stat().st_size - 8, _HEADER_LIMIT):
-                return {}
+                return None
             found = json.loads(file.read(length))
     except (ValueError, RecursionError):
-        return {}
-    meta = found.get("__metadata__") if isinstance(found, dict) else None
-    return meta if isinstance(meta, dict) else {}
+        return None
+    meta = found.get("__metadata__", {}) if isinstance(found, dict) else None
+    return meta if isinstance(meta, dict) else None

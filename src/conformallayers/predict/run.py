@@ -12,7 +12,7 @@ from typing import BinaryIO, TextIO, TypeVar
 
 import numpy as np
 
-from ..errors import ConformalError, refusal
+from ..errors import ClosedPipe, ConformalError, refusal
 from ..experiments.writing import write_whole
 from .arrays import Array, Unreadable, as_sample, read_row
 from .engines import Network, Setup
@@ -22,10 +22,6 @@ from .progress import Bar
 from .rows import FORMATS, Prediction, Writer, likeliest, printable
 
 T = TypeVar("T")
-
-
-class ClosedPipe(Exception):
-    """Raised when nobody reads standard output any more."""
 
 
 @dataclass(frozen=True)
