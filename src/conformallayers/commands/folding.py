@@ -143,11 +143,11 @@ def _about(loaded: "Loaded") -> dict[str, Any] | None:
 
 
 def _write_c(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
-    from ..export.c99 import export_c
-
     samples = None
     if settings["samples"] is not None:
         samples = _samples(settings["samples"], folded)
+    from ..export.c99 import export_c
+
     print(export_c(folded, out, name=settings["name"], dtype=settings["weights"], samples=samples))
 
 
@@ -178,7 +178,9 @@ def _write_numpy(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
             found.append(relative_error(y, folded(x).double()))
 
     write_whole(out, write)
-    print(f"Wrote {out}, {out.stat().st_size / 1024:.0f} KiB; numpy and torch differ by {found[0]:.1g}")
+    print(
+        f"Wrote {out}, {out.stat().st_size / 1024:.0f} KiB; numpy and torch differ by {found[0]:.1g}"
+    )
 
 
 def _samples(path: Path, folded: "Folded") -> Any:
@@ -195,7 +197,9 @@ def _samples(path: Path, folded: "Folded") -> Any:
         rows = [read_row(str(path), row, shape, white) for row in range(count)]
     except Unreadable as fault:
         remedy = "Save an array of inputs with numpy.save."
-        raise refusal(f"export --samples {path}", "samples of the model", str(fault), remedy) from None
+        raise refusal(
+            f"export --samples {path}", "samples of the model", str(fault), remedy
+        ) from None
     return torch.from_numpy(np.stack(rows))
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,9 +12,21 @@ from .extras import extra_for
 _FLAG = Parameter(negative="")
 
 
+def _no_option(kind: Any, paths: tuple[str, ...]) -> None:
+    """Refuse what looks like an option; a lone hyphen is standard input."""
+    for path in paths:
+        if path.startswith("-") and path != "-":
+            raise refusal(
+                "predict", "an option of predict", path, f"A file of this name is ./{path}."
+            )
+
+
+_PATHS = Parameter(allow_leading_hyphen=True, negative="", validator=_no_option)
+
+
 def predict(
     model: Path,
-    paths: tuple[str, ...],
+    paths: Annotated[tuple[str, ...], _PATHS],
     *,
     top: int = 3,
     format: str = "table",
@@ -53,7 +65,9 @@ def predict(
         if value is not None and not ray:
             raise refusal(f"predict --{name}", "--ray beside it", "none", "Add --ray.")
     if workers is not None and workers < 1:
-        raise refusal("predict --workers", "a whole number > 0", str(workers), "Leave it out for 2.")
+        raise refusal(
+            "predict --workers", "a whole number > 0", str(workers), "Leave it out for 2."
+        )
     if not paths:
         remedy = "Name images, .npy files, folders with them, or - for standard input."
         raise refusal("predict PATHS", "something to predict", "none", remedy)

@@ -117,7 +117,9 @@ class TrainConfig(BaseModel):
         }
         module: torch.nn.Module = network(**given)
         if self.centre:
-            return torch.nn.Sequential(OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module))
+            return torch.nn.Sequential(
+                OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module)
+            )
         return module
 
     def command(self, extra: Mapping[str, Any]) -> str:

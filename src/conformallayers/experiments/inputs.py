@@ -52,12 +52,13 @@ def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> n
         remedy = f"Give --input-shape {' '.join(map(str, native))}."
         raise refusal(f"{where} --input-shape", expected, shape_text(shape), remedy)
     lift = _lift(shape)
-    if isinstance(model, nn.Sequential) and isinstance(model[0], Centre):
-        small = _small_mean(model[0].mean, shape, lift)
+    first = next(iter(model.children()), None) if isinstance(model, nn.Sequential) else None
+    if isinstance(first, Centre):
+        small = _small_mean(first.mean, shape, lift)
         if small is not None:
             centre = Centre(shape, device=small.device, dtype=small.dtype)
             centre.mean.copy_(small)
-            return nn.Sequential(centre, *lift, *model[1:]).train(model.training)
+            return nn.Sequential(centre, *lift, *list(model.children())[1:]).train(model.training)
     return nn.Sequential(*lift, model).train(model.training)
 
 

@@ -21,7 +21,7 @@ class Unreadable(Exception):
 class Stream(Protocol):
     """What bytes are read from."""
 
-    def read(self, size: int, /) -> bytes:
+    def read(self, size: int = ..., /) -> bytes:
         """Return so many bytes, fewer at the end."""
 
 
@@ -58,7 +58,7 @@ def row_layout(stream: Stream, shape: tuple[int, ...]) -> tuple[int, np.dtype[An
 @lru_cache(maxsize=4)
 def _opened(path: str, shape: tuple[int, ...]) -> Array:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise Unreadable(error.strerror or _first_line(error)) from error
     except Exception as error:  # a header may hold anything

@@ -65,7 +65,10 @@ class Setup:
             with_torch = importlib.util.find_spec("torch") is not None
         run, shape, output, labels, white = self._torch() if with_torch else self._numpy()
         if len(output) != 1 or len(shape) < 1:
-            expected, got = "a network that gives scores (B, classes)", f"(B, {shape_text(output)[1:]}"
+            expected, got = (
+                "a network that gives scores (B, classes)",
+                f"(B, {shape_text(output)[1:]}",
+            )
             raise refusal(f"predict {self.model}", expected, got, "Add a Flatten and a head.")
         where = f"predict {self.model}"
         if self.labels is not None:

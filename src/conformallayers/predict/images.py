@@ -137,7 +137,7 @@ def _opaque(image: Image) -> Image:
     """Return an image without an alpha channel; refuse one that something shines through."""
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
-        if image.getchannel("A").getextrema()[0] < 255:
+        if np.asarray(image.getchannel("A")).min() < 255:
             raise Unreadable("transparent pixels, whose colour is not known")
     return image.convert("RGB") if image.mode not in ("1", "L") else image
 

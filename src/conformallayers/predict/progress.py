@@ -30,7 +30,7 @@ class Bar:
 
         columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         console = Console(stderr=True)
-        quiet = {"redirect_stdout": False, "redirect_stderr": False}
+        quiet: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
         self._progress = Progress(*columns, console=console, transient=True, **quiet)
         total = None
         if STANDARD_INPUT not in paths:
@@ -61,7 +61,8 @@ class Bar:
         if self._progress is None:
             print(f"conformallayers: {line}", file=sys.stderr)
         else:
-            self._progress.console.print(f"conformallayers: {line}", markup=False, highlight=False)
+            plain = {"markup": False, "highlight": False, "soft_wrap": True}
+            self._progress.console.print(f"conformallayers: {line}", **plain)
 
     def end(self, line: str) -> None:
         """Write the last line."""

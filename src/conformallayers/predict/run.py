@@ -79,6 +79,7 @@ def run_predict(
     stdin = sys.stdin.buffer if stdin is None else stdin
     found = items(paths, network.shape, stdin)
     with contextlib.ExitStack() as stack:
+        batches: Iterator[list[Prediction | Broken]]
         if sharding is None:
             batches = (score(batch, network, options) for batch in in_batches(found, options.batch))
         else:

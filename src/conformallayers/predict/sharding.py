@@ -96,7 +96,7 @@ def _results(
         blocks = min(len(rows), _BLOCKS * workers)
         data = ray.data.from_items(rows, override_num_blocks=blocks)
         work = {"setup": setup, "options": options}
-        done = data.map(_predicted, fn_kwargs=work, concurrency=workers)
+        done = data.map(_predicted, fn_kwargs=work, concurrency=min(blocks, workers))
         for row in done.iter_rows():
             yield pickle.loads(row["batch"])
 
