@@ -154,7 +154,8 @@ def _write_c(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
 def _write_onnx(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
     from ..export.onnx import export_onnx
 
-    print(export_onnx(folded, out, opset=settings["opset"]))
+    export_onnx(folded, out, opset=settings["opset"])
+    print(f"Wrote {out}, {out.stat().st_size / 1024:.0f} KiB")
 
 
 def _write_numpy(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
