@@ -74,6 +74,12 @@ def several() -> nn.Sequential:
     return nn.Sequential(features(), nn.Flatten(), *head)
 
 
+def centre() -> cl.Centre:
+    module = cl.Centre(SHAPE)
+    module.fit(torch.randn(4, *SHAPE, dtype=torch.float64))
+    return module
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "chain": features,
     "biases": lambda: features(bias=True),
@@ -87,6 +93,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "absorbed head": lambda: nn.Sequential(circular(), nn.Flatten(), nn.Linear(144, 3)),
     "torus head": lambda: nn.Sequential(unpadded(), nn.Flatten(), nn.Linear(12, 3)),
     "MLP head": lambda: nn.Sequential(features(), nn.Flatten(), nn.Linear(36, 4), nn.ReLU()),
+    "centred": lambda: nn.Sequential(centre(), features(projective=True)),
     "calls": lambda: Called(features()),
     "several": several,
 }

@@ -22,7 +22,7 @@ import conformallayers as cl
 from conformallayers import cli
 from conformallayers.experiments import checkpoint, evaluate, memory, paper, recipes
 from conformallayers.experiments.accuracy import accuracy_table, config_of, run_accuracy
-from conformallayers.experiments.batches import Batches, Centre, as_input, moved
+from conformallayers.experiments.batches import Batches, as_input, mean_image, moved
 from conformallayers.experiments.config import DEFAULTS, TrainConfig, make_config
 from conformallayers.experiments.data import Dataset, load
 from conformallayers.experiments.recipes import FAMILIES, RECIPES, resolved
@@ -204,8 +204,8 @@ def test_centre_is_the_mean_of_what_the_network_would_see(dataset: str, small: D
         generator = torch.Generator().manual_seed(1)
         images = torch.randint(0, 256, (9, 3, 32, 32), generator=generator, dtype=torch.uint8)
     before = images.clone()
-    centre = Centre()
-    centre.fit(images)
+    centre = cl.Centre((3, 32, 32))
+    centre.fit(mean_image(images))
     assert torch.equal(images, before)
     torch.testing.assert_close(centre.mean, as_input(images, torch.float64).mean(0).float())
     assert float(centre(as_input(images)).mean(0).abs().max()) < 1e-6

@@ -410,13 +410,13 @@ def test_wrong_option_on_the_command_line(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_files_that_are_no_checkpoints_are_refused(finished: Any, tmp_path: Path) -> None:
-    with pytest.raises(cl.ConformalError, match="got no such file"):
+    with pytest.raises(cl.ConformalError, match=r"got a folder without checkpoint\.safetensors"):
         evaluate.evaluate(tmp_path)
     path = tmp_path / evaluate.CHECKPOINT
     whole = (finished.folder / evaluate.CHECKPOINT).read_bytes()
     for content in (b"", b"nothing", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(cl.ConformalError, match="expected a training checkpoint"):
+        with pytest.raises(cl.ConformalError, match=r"expected .*a training checkpoint, got"):
             evaluate.evaluate(tmp_path)
     save_file({"a": torch.zeros(2)}, path)
     with pytest.raises(cl.ConformalError, match="got another safetensors file"):

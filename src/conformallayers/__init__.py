@@ -24,7 +24,7 @@ _HOMES = {
     **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "layers"),
     **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity"), "layers"),
-    **dict.fromkeys(("Scale", "RepeatChannels"), "gains"),
+    **dict.fromkeys(("Scale", "RepeatChannels", "Centre"), "gains"),
     **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
     **dict.fromkeys(("Residual", "Parallel"), "composite"),
     "Traced": "traced",
@@ -54,6 +54,7 @@ __all__ = [
     "AvgPool2d",
     "AvgPool3d",
     "CExport",
+    "Centre",
     "Certificate",
     "ConformalError",
     "ConformalLayers",
@@ -104,7 +105,7 @@ if TYPE_CHECKING:
     from .errors import ConformalError, MissingExtra
     from .export.c99 import CExport, export_c
     from .export.store import load, save
-    from .gains import RepeatChannels, Scale
+    from .gains import Centre, RepeatChannels, Scale
     from .graph import fold, trace
     from .inspection import Inspection, inspect
     from .kinds import register_linear

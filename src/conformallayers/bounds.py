@@ -204,6 +204,15 @@ def upsample_bound(module: Any, shape: Shape) -> Scalar:
     return math.sqrt(product)
 
 
+def repeated_pixels(module: Any) -> float | None:
+    """Return the stretch of ``nn.Upsample`` where it repeats every pixel, by a whole factor an axis."""
+    factors = module.scale_factor
+    if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):
+        return None  # one number for all axes does not tell how many there are
+    whole = all(factor >= 1 and factor == int(factor) for factor in factors)
+    return math.sqrt(math.prod(factors)) if whole else None
+
+
 @lru_cache(maxsize=256)
 def _interpolation(
     mode: str, n: int, size: int | None, scale: float | None, align_corners: bool | None

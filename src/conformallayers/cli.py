@@ -5,18 +5,19 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from . import __version__
 from .commands.extras import extra_for
-from .errors import ConformalError
+from .errors import ClosedPipe, ConformalError
 
 if TYPE_CHECKING:
     from cyclopts import App
 
 _INTERRUPTED = 130  # what a shell expects after SIGINT
+_CLOSED_PIPE = 141  # and after SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,10 +33,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stop:
         print(str(stop) or "Interrupted.", file=sys.stderr)
         code = _INTERRUPTED
+    except ClosedPipe:
+        _forget_output()
+        code = _CLOSED_PIPE
     except (ConformalError, OSError) as error:
         print(f"conformallayers: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+def _forget_output() -> None:
+    """Send what is left for a reader who has gone to nowhere, or Python would complain at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -116,12 +126,17 @@ def _app() -> "App":
         run_bench(out, networks, batch, depth, rounds, tolerance, threads, keep)
 
     from .commands.experiments import experiments
+    from .commands.folding import export, fold
     from .commands.inspect import inspect
+    from .commands.predict import predict
     from .commands.report import report
     from .commands.sweep import sweep
 
     app.command(_data_app())
     _add_training(app)
+    app.command(fold)
+    app.command(predict)
+    app.command(export)
     app.command(inspect)
     app.command(experiments)
     app.command(sweep)
@@ -210,7 +225,7 @@ def _add_training(app: "App") -> None:
 
     @app.command
     def evaluate(
-        run: Path,
+        model: Path,
         *,
         dataset: str | None = None,
         threads: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
@@ -218,10 +233,10 @@ def _add_training(app: "App") -> None:
         data_root: Path | None = None,
         verify: Annotated[bool, no_check] = True,
     ) -> None:
-        """Measure a trained network on test images, folded and layer by layer.
+        """Measure a network on test images, folded and layer by layer.
 
         Args:
-            run: The folder of a run, or a checkpoint.
+            model: The folder of a run, a checkpoint, or a fold or model written by cl.save.
             dataset: The set it was trained on if not given.
             threads: Of torch; as it is set up if not given.
             device: Where to run.
@@ -234,13 +249,15 @@ def _add_training(app: "App") -> None:
             from .experiments.evaluate import evaluate as measure
         if threads is not None:
             torch.set_num_threads(threads)
-        found = measure(run, dataset, data_root=data_root, verify=verify, device=device)
-        print(f"{found['network']} after epoch {found['epoch']}, {found['dataset']}")
+        found = measure(model, dataset, data_root=data_root, verify=verify, device=device)
+        epoch = "" if found["epoch"] is None else f" after epoch {found['epoch']}"
+        print(f"{found['network']}{epoch}, {found['dataset']}")
         _print_accuracies(found["layers"], found["folded"])
 
 
-def _print_accuracies(layers: float, folded: float | None) -> None:
-    print(f"accuracy layer by layer {100 * layers:.2f} %")
+def _print_accuracies(layers: float | None, folded: float | None) -> None:
+    if layers is not None:
+        print(f"accuracy layer by layer {100 * layers:.2f} %")
     if folded is not None:
         print(f"accuracy folded         {100 * folded:.2f} %")
 

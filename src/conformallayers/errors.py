@@ -27,6 +27,10 @@ class MissingExtra(ConformalError, ImportError):
     """Raised when an optional dependency is not installed; names the extra that brings it."""
 
 
+class ClosedPipe(Exception):
+    """Raised by a command when nobody reads its output any more; no error of anyone."""
+
+
 def refusal(where: str, expected: str, got: str, remedy: str) -> ConformalError:
     """Build the error in the library's one form."""
     return ConformalError(f"{where}: expected {expected}, got {got}. {remedy}")

@@ -1,13 +1,14 @@
-"""Linear modules that torch.nn has not: factors of samples and channels, repeated channels."""
+"""Modules that torch.nn has not: factors, repeated channels, and the mean that is taken off."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from .errors import refusal
+from .errors import checked_shape, refusal, shape_text
 
 _Device = torch.device | str | int | None
 
@@ -101,3 +102,46 @@ class ChannelScale(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Return the scaled channels."""
         return input * self.factor.view(-1, *[1] * (input.dim() - 2))
+
+
+class Centre(nn.Module):
+    """Subtract a mean sample, which is a buffer; stands before a network, not inside its layers.
+
+    Args:
+        shape: of one sample.
+        device, dtype: where and how the mean is kept.
+
+    Shape:
+        (B, *shape) → (B, *shape)
+
+    Examples:
+        >>> centre = Centre((2,))
+        >>> centre.fit(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        >>> centre(torch.ones(1, 2)).tolist()
+        [[-1.0, -1.0]]
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = checked_shape(shape, "Centre(shape=...)")
+        self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
+
+    def fit(self, samples: Tensor) -> None:
+        """Take the mean of samples, (N, *shape)."""
+        if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
+            expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
+            remedy = "Give them with the batch axis."
+            raise refusal("Centre.fit", expected, f"{tuple(samples.shape)}", remedy)
+        self.mean.copy_(samples.mean(0, dtype=torch.float64))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input − mean``."""
+        return input - self.mean
+
+    def extra_repr(self) -> str:
+        """Show the shape."""
+        return shape_text(self.shape)

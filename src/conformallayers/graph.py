@@ -18,6 +18,7 @@ from .errors import ConformalError, checked_shape, refusal, shape_text
 from .fingerprint import fingerprint
 from .fold import Program, with_prefix
 from .functional import wide_dtype
+from .gains import Centre
 from .kinds import find_kind, flatten_modules
 from .machine import machine
 from .operators import Operator, freeze, is_plain, operator_of, refuse_hooks
@@ -191,14 +192,23 @@ def _whole(
         modules.insert(0, module)
         operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[first]))
         stretch, first = stretch * factor, before
-    if not modules or first.op != "placeholder":  # behind another part they belong to that one
+    if not modules or not _begins(graph_module, first):  # behind a part they belong to that one
         return whole, feed
     return with_prefix(whole, tuple(modules), tuple(operators), stretch), first
 
 
+def _begins(graph_module: fx.GraphModule, node: fx.Node) -> bool:
+    """Tell whether a node is the input of the model, or that without its mean."""
+    while node.op == "call_module" and len(node.all_input_nodes) == 1:
+        if not is_plain(graph_module.get_submodule(str(node.target)), (Centre,)):
+            return False
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, ConformalLayers) or find_kind(m) is not None
+        known = isinstance(m, ConformalLayers) or is_plain(m, (Centre,)) or find_kind(m) is not None
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -399,11 +409,12 @@ def _simplest(graph_module: fx.GraphModule) -> nn.Module:
     return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
 
 
-# Modules of torch.nn outside the registry that treat every sample by itself in evaluation mode.
+# Modules outside the registry that treat every sample by itself in evaluation mode.
 _BY_SAMPLE = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU),
     *(nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.LayerNorm, nn.GroupNorm),
+    Centre,
 )
 
 

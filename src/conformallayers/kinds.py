@@ -471,7 +471,7 @@ def _register_torch() -> None:
     )
     for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
         _KINDS[shuffle] = Kind(bounds.one, rank=4, stretch=_by_one)
-    _KINDS[nn.Upsample] = Kind(bounds.upsample_bound)
+    _KINDS[nn.Upsample] = Kind(bounds.upsample_bound, stretch=bounds.repeated_pixels)
     _KINDS[gains.RepeatChannels] = Kind(
         bounds.repeat_bound, stretch=lambda module: float(module.times**0.5)
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from .gains import Centre
+
 _REMEDIES: dict[type[nn.Module], str] = {
     nn.MaxPool1d: "Use cl.AvgPool1d: a maximum is not linear.",
     nn.MaxPool2d: "Use cl.AvgPool2d: a maximum is not linear.",
@@ -53,6 +55,8 @@ def remedy_for(module: nn.Module, derived: bool) -> str:
         remedy = "Unpack it: cl.ConformalLayers(*inner, ...); nesting would divide twice."
     elif isinstance(module, nn.modules.lazy.LazyModuleMixin):
         remedy = "Give the number of input channels: bounds need the weights."
+    elif isinstance(module, Centre):
+        remedy = "Put it before the ConformalLayers: it belongs to the input."
     elif derived:
         remedy = "It overrides forward: if it is linear, vouch for it with cl.register_linear."
     else:

@@ -294,6 +294,7 @@ class Folded(nn.Module):
         strategy: the name of the strategy of each part, joined with "+".
         certificate: a :class:`Certificate` where terms were left out, None where none were.
         origin: the fingerprint of the weights that were folded.
+        labels, about: the names of the outputs and other notes from a file; None without.
 
     Shape:
         (B, *input_shape) → (B, *output_shape)
@@ -308,6 +309,8 @@ class Folded(nn.Module):
 
     anchor: Tensor
     origin: str | None = None
+    labels: tuple[str, ...] | None = None
+    about: dict[str, Any] | None = None
 
     def __init__(
         self,

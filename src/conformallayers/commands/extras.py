@@ -10,6 +10,7 @@ _EXPERIMENTS = {
     "cyclopts": "cyclopts",
     "matplotlib": "matplotlib",
     "optuna": "optuna",
+    "PIL": "pillow",
     "pydantic": "pydantic",
     "rich": "rich",
     "sklearn": "scikit-learn",

@@ -95,6 +95,27 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
 }
 NAMES = (*FORMS, DIGITS)
+_FIGURES = tuple(str(n) for n in range(CLASSES))
+# What the classes are called, by the papers and pages of the sets.
+LABELS: dict[str, tuple[str, ...]] = {
+    "mnist": _FIGURES,
+    "fashion-mnist": (
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    "cifar10": (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+    DIGITS: _FIGURES,
+}
+# The shape of an image as it is stored.
+SHAPES: dict[str, tuple[int, int, int]] = {
+    "mnist": (1, 28, 28),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    DIGITS: (1, 8, 8),
+}
 
 
 def identify(checksum: str) -> str | None:

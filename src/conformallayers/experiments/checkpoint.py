@@ -13,9 +13,9 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ..errors import refusal
+from .models import CHECKPOINT_FORMAT as _KIND
 from .writing import write_whole
 
-_KIND = "conformallayers training checkpoint 1"
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
 
 

@@ -26,7 +26,7 @@ from pydantic import (
 
 from .. import networks
 from ..errors import ConformalError, refusal
-from .batches import Centre
+from ..gains import Centre
 from .recipes import recipe
 
 NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
@@ -117,7 +117,9 @@ class TrainConfig(BaseModel):
         }
         module: torch.nn.Module = network(**given)
         if self.centre:
-            return torch.nn.Sequential(OrderedDict(centre=Centre(), network=module))
+            return torch.nn.Sequential(
+                OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module)
+            )
         return module
 
     def command(self, extra: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from ..container import ConformalLayers, layer_by_layer
-from ..errors import refusal
+from ..errors import refusal, shape_text
 from ..graph import fold
 from ..networks import IMAGE_SHAPE
+from ..runtime import Folded
 from . import checkpoint
 from .batches import Batches
 from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks
+from .inputs import native_shape
+from .models import CHECKPOINT as CHECKPOINT
+from .models import WHITE, Loaded, load_model, white_of
 
-CHECKPOINT = "checkpoint.safetensors"
 _BATCH = 1000
 
 
 def accuracy(
-    model: nn.Module,
+    model: Callable[[Tensor], Tensor],
     images: Tensor,
     labels: Tensor,
     device: str = "cpu",
@@ -33,7 +37,7 @@ def accuracy(
     """Return the share of images whose largest score is the label's, all ranks together.
 
     Args:
-        model: in evaluation mode; what it does with its layers is up to the caller.
+        model: takes (B, 3, 32, 32); what it does with its layers is up to the caller.
         images: (N, C, H, W), unsigned bytes.
         labels: (N,).
         device: of the model.
@@ -78,28 +82,68 @@ def evaluate(
     verify: bool = True,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Measure a checkpoint on the test images of a set.
+    """Measure a trained network, or a fold, on the test images of a set.
 
     Args:
-        run: the folder of a run, or a checkpoint.
+        run: the folder of a run, a checkpoint, or a file of :func:`conformallayers.save`.
         dataset: its name, or the set; None takes the one it was trained on.
         data_root, verify: as in :func:`conformallayers.experiments.data.load`.
         device: where to run.
 
     Returns:
-        network, dataset, epoch, images, and the accuracies ``layers`` and ``folded``.
+        network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``;
+        None where there is none.
     """
-    path = checkpoint_of(run, "evaluate")
-    config, model, epoch = trained(path, device)
+    model = load_model(run, "evaluate", device)
     if not isinstance(dataset, Dataset):
-        dataset = load(dataset or config.dataset, data_root, verify=verify)
+        name = dataset or model.dataset
+        if name is None:
+            remedy = "Name one: --dataset mnist."
+            raise refusal("evaluate --dataset", "the set of the test images", "none", remedy)
+        dataset = load(name, data_root, verify=verify)
     return {
-        "network": config.network,
+        "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
-        "epoch": epoch,
+        "epoch": model.about.get("epoch"),
         "images": len(dataset.test_labels),
-        **both_ways(model, dataset.test_images, dataset.test_labels, device),
+        **_measured(model, dataset, device),
     }
+
+
+def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
+    images, labels = dataset.test_images, dataset.test_labels
+    module, white = model.module, white_of(model.about, model.path)
+    if not isinstance(module, Folded):
+        if native_shape(module) != IMAGE_SHAPE or white != WHITE:
+            got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
+            raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
+        return both_ways(module, images, labels, device)
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = module((white * x).to(module.dtype))
+        return result
+
+    if module.input_shape == IMAGE_SHAPE:
+        share = accuracy(run, images, labels, device)
+    elif module.input_shape == tuple(images.shape[1:]):
+        share = _as_stored(run, images, labels, device)
+    else:
+        expected = f"a fold for {shape_text(tuple(images.shape[1:]))} or {shape_text(IMAGE_SHAPE)}"
+        got, remedy = shape_text(module.input_shape), "Fold it for these images."
+        raise refusal(f"evaluate {model.path}", expected, got, remedy)
+    return {"layers": None, "folded": share, "strategy": module.strategy}
+
+
+def _as_stored(
+    run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, device: str
+) -> float:
+    """Return the accuracy of a fold that takes images as they are stored."""
+    right = 0
+    with torch.inference_mode():
+        for x, y in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
+            scores = run(x.to(device, torch.float32).div_(255))
+            right += int((scores.argmax(1) == y.to(device)).sum())
+    return right / len(labels)
 
 
 def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:

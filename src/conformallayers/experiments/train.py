@@ -20,8 +20,9 @@ from torch.nn import functional as F
 
 from ..container import layer_by_layer
 from ..errors import refusal
+from ..gains import Centre
 from . import checkpoint, runs
-from .batches import Batches, Centre
+from .batches import Batches, mean_image
 from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks, ranks
@@ -178,7 +179,7 @@ def _prepare(
     model = config.build().to(config.device)
     for module in model.modules():
         if isinstance(module, Centre):
-            module.fit(train_set.train_images)
+            module.fit(mean_image(train_set.train_images))
     batches = Batches(
         train_set.train_images,
         train_set.train_labels,

@@ -196,6 +196,25 @@ def _check_folded(name: str, document: dict[str, Any]) -> None:
         damaged(name, f"piece {_shown(document['piece'])}")
 
 
+def read_notes(
+    document: Mapping[str, Any], output_shape: tuple[int, ...] | None
+) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
+    """Return the labels and what else a document says about its network; None where it does not.
+
+    Raises:
+        ValueError: they are not of the kind, or not as many as there are outputs.
+    """
+    labels, about = document.get("labels"), document.get("about")
+    if labels is not None:
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels that are no words: {labels!r:.80}")
+        if output_shape is not None and len(labels) != prod(output_shape):
+            raise ValueError(f"{len(labels)} labels for {prod(output_shape)} outputs")
+    if about is not None and not isinstance(about, dict):
+        raise ValueError(f"no object: {about!r:.80}")
+    return None if labels is None else tuple(labels), about
+
+
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SIZE_LIMIT
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -23,6 +24,7 @@ from .archive import (
     Entry,
     damaged,
     open_archive,
+    read_notes,
     unbuildable,
     write_archive,
 )
@@ -36,7 +38,13 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _FLOATING = {name: getattr(torch, name) for name in FOLDED_DTYPES}
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    labels: Sequence[str] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
     """Save a folded network, or a model, as one safetensors file; no pickle.
 
     The file is written beside its place and moved there when it is whole, so that neither a full
@@ -47,6 +55,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             layers, or a class of :mod:`conformallayers.networks`. Other classes are refused by name:
             a file holds no code.
         path: of the file.
+        labels: a name for every output; None keeps those that a fold has.
+        about: anything else that JSON can hold, by name; None keeps what a fold has. ``docs/files.md``
+            has the names that the command line looks at.
 
     Examples:
         >>> import conformallayers as cl, tempfile
@@ -94,8 +105,35 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         }
     else:
         document |= {"training": model.training, "structure": writer.describe(model, "")}
+    document |= _notes(model, labels, about)
     _check_buildable(document, writer)
     write_archive(path, document, writer.arrays)
+
+
+def _notes(
+    model: nn.Module, labels: Sequence[str] | None, about: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what a file says beside the network, checked; what nobody gave is left out."""
+    found: dict[str, Any] = {}
+    if isinstance(labels, str):
+        got = f"the word {labels!r}"
+        raise refusal("save(labels=...)", "a list of words", got, "Put it into a list.")
+    if isinstance(model, Folded):
+        labels = model.labels if labels is None else labels
+        about = model.about if about is None else about
+    if labels is not None:
+        found["labels"] = list(labels)
+    if about is not None:
+        found["about"] = dict(about)
+    try:
+        json.dumps(found, allow_nan=False)
+        shape = model.output_shape if isinstance(model, Folded) else None
+        read_notes(found, shape)
+    except (TypeError, ValueError) as error:
+        expected = "one word for every output, and numbers and words that JSON has"
+        remedy = 'Give labels=["cat", "dog"], about={"source": "…"}.'
+        raise refusal("save(labels=..., about=...)", expected, str(error), remedy) from error
+    return found
 
 
 def _check_buildable(document: dict[str, Any], writer: Writer) -> None:
@@ -156,6 +194,7 @@ def _folded(document: dict[str, Any], reader: Reader, device: torch.device) -> F
     claimed = document["strategy"], decode(document["certificate"], reader.take)
     if claimed != (folded.strategy, folded.certificate):
         raise ValueError("a strategy or a certificate that no part has")
+    folded.labels, folded.about = read_notes(document, folded.output_shape)
     return folded
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import refusal, shape_text
-from ..export.archive import Archive, damaged, open_archive, unbuildable
+from ..export.archive import Archive, damaged, open_archive, read_notes, unbuildable
 from .arrays import Array
 from .parts import Builder, in_pieces
 
@@ -34,6 +34,7 @@ class Network:
         dtype: of the arithmetic and the result; float32 for files of float16 or bfloat16.
         strategy: how it was folded.
         origin: the fingerprint of the weights that were folded.
+        labels, about: the names of the outputs and other notes; None where the file has none.
 
     Shape:
         (B, *input_shape) → (B, *output_shape)
@@ -45,6 +46,7 @@ class Network:
         self.dtype = np.dtype(np.float64 if document["dtype"] == "float64" else np.float32)
         self.strategy: str = document["strategy"]
         self.origin: str | None = document["origin"]
+        self.labels, self.about = read_notes(document, self.output_shape)
         self._piece: int | None = document["piece"]
         self._run = Builder(path, arrays).build(document["structure"], "body")
 

@@ -215,6 +215,10 @@ def _scale(s: dict[str, Any], t: dict[str, Array]) -> Run:
     return lambda x: x * t["gain"]
 
 
+def _centre(s: dict[str, Any], t: dict[str, Array]) -> Run:
+    return lambda x: x - t["mean"]
+
+
 def _repeat(s: dict[str, Any], t: dict[str, Array]) -> Run:
     return lambda x: np.tile(x, (1, s["times"], *[1] * (x.ndim - 2)))
 
@@ -256,6 +260,7 @@ MAKERS: dict[str, Maker] = {
     "ChannelShuffle": _channel_shuffle,
     "Upsample": _upsample,
     "RepeatChannels": _repeat,
+    "Centre": _centre,
     "Scale": _scale,
     "channel scale": _channel_scale,
     "ReLU": _relu,

@@ -1,0 +1,192 @@
+"""What is to be predicted, one after the other: nothing is opened before its turn, no list is kept."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .arrays import Array, Unreadable, count_rows, row_layout
+from .images import SUFFIXES, is_image
+
+ARRAY = ".npy"
+STANDARD_INPUT = "-"
+_NAMES = 100_000  # of one folder that are sorted at a time
+_LINE = 2**16  # bytes of a path
+_PIPED_IMAGE = 2**28  # bytes of an image from standard input
+_HEAD = 12  # bytes that tell what comes from standard input
+
+
+@dataclass(frozen=True)
+class Item:
+    """One sample: an image, or a row of an array.
+
+    Args:
+        name: as it is shown.
+        path: of its file.
+        row: of the array.
+        data: the image's bytes, or the row itself, where it came from standard input.
+    """
+
+    name: str
+    path: str = ""
+    row: int | None = None
+    data: Any = None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Something that cannot be read, and why."""
+
+    name: str
+    reason: str
+
+
+def items(
+    paths: Iterable[str], shape: tuple[int, ...], stream: BinaryIO | None = None
+) -> Iterator[Item | Broken]:
+    """Yield the samples of files, folders and standard input, in order.
+
+    A folder gives the images and arrays in it and below, sorted by name. Files whose names begin
+    with a dot or end otherwise are no samples; links to folders are not followed.
+
+    Args:
+        paths: files, folders, or ``-`` for standard input.
+        shape: of one sample.
+        stream: standard input.
+    """
+    for path in paths:
+        if path == STANDARD_INPUT and stream is not None:
+            yield from _standard_input(stream, shape)
+        else:
+            yield from _at(path, shape)
+
+
+def _at(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    return _folder(path, shape) if os.path.isdir(path) else _file(path, shape)
+
+
+def _file(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    if not path.lower().endswith(ARRAY):
+        yield Item(path, path)
+        return
+    try:
+        count = count_rows(path, shape)
+    except Unreadable as fault:
+        yield Broken(path, str(fault))
+        return
+    for row in range(count):
+        yield Item(f"{path}[{row}]", path, row)
+
+
+def _folder(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    stack = [(path, sorted_entries(path))]
+    while stack:
+        folder, entries = stack[-1]
+        try:
+            name, is_folder = next(entries)
+        except StopIteration:
+            stack.pop()
+            continue
+        except OSError as error:
+            stack.pop()
+            yield Broken(folder, error.strerror or type(error).__name__)
+            continue
+        below = os.path.join(folder, name)
+        if is_folder:
+            stack.append((below, sorted_entries(below)))
+        else:
+            yield from _file(below, shape)
+
+
+def sorted_entries(folder: str, most: int = _NAMES) -> Iterator[tuple[str, bool]]:
+    """Yield name and whether it is a folder, sorted, with at most so many names in memory.
+
+    A larger folder is gone through several times, each time for the next names.
+    """
+    last = ""
+    while True:
+        with os.scandir(folder) as found:
+            wanted = (entry for entry in found if entry.name > last and _is_wanted(entry))
+            names = heapq.nsmallest(most, ((entry.name, _is_folder(entry)) for entry in wanted))
+        yield from names
+        if len(names) < most:
+            return
+        last = names[-1][0]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
+
+
+def _is_wanted(entry: os.DirEntry[str]) -> bool:
+    name = entry.name.lower()
+    return not name.startswith(".") and (name.endswith((*SUFFIXES, ARRAY)) or _is_folder(entry))
+
+
+def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    """Tell by the first bytes whether an array, an image or a list of paths comes."""
+    head = stream.read(_HEAD)
+    if head.startswith(b"\x93NUMPY"):
+        yield from _piped_rows(_Joined(head, stream), shape)
+    elif is_image(head):
+        data = head + stream.read(_PIPED_IMAGE)
+        if len(data) > _PIPED_IMAGE:
+            yield Broken(STANDARD_INPUT, f"more than {_PIPED_IMAGE} bytes")
+        else:
+            yield Item(STANDARD_INPUT, data=data)
+    else:
+        yield from _listed(head, stream, shape)
+
+
+def _listed(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    lines = (head + stream.readline(_LINE)).splitlines(keepends=True)
+    while lines:
+        for line in lines:
+            if len(line) >= _LINE or b"\0" in line:
+                yield Broken(STANDARD_INPUT, "neither an array, an image, nor a list of paths")
+                return
+            path = os.fsdecode(line.rstrip(b"\r\n"))
+            if path:
+                yield from _at(path, shape)
+        line = stream.readline(_LINE)
+        lines = [line] if line else []
+
+
+def _piped_rows(stream: _Joined, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+    try:
+        count, dtype, in_rows = row_layout(stream, shape)
+        if not in_rows:
+            raise Unreadable("an array in Fortran order; save it with np.ascontiguousarray")
+    except Unreadable as fault:
+        yield Broken(STANDARD_INPUT, str(fault))
+        return
+    size = int(np.prod(shape)) * dtype.itemsize
+    for row in range(count):
+        data = stream.read(size)
+        name = f"{STANDARD_INPUT}[{row}]"
+        if len(data) < size:
+            yield Broken(name, f"the end of the array, {count - row} rows too early")
+            return
+        values: Array = np.frombuffer(data, dtype).reshape(shape)
+        yield Item(name, data=values)
+
+
+class _Joined:
+    """The first bytes of a stream, which are read already, and the rest of it."""
+
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        if size < 0:
+            return self._head + self._stream.read()
+        first, self._head = self._head[:size], self._head[size:]
+        return first + self._stream.read(size - len(first)) if len(first) < size else first

@@ -1,0 +1,135 @@
+"""Predictions as text: a table, CSV or JSON lines, one row an image, written as they come."""
+
+from __future__ import annotations
+
+import csv
+import json
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import numpy as np
+
+from .arrays import Array
+
+FORMATS = ("table", "csv", "jsonl")
+_WIDEST = 60  # column of names in a table
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One class: its label and number, its probability by softmax, and its score."""
+
+    label: str
+    index: int
+    probability: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one sample, the first one first."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+
+def likeliest(name: str, scores: Array, top: int, label: Callable[[int], str]) -> Prediction:
+    """Return the classes with the largest scores; of equal ones that with the lower number first.
+
+    Examples:
+        >>> likeliest("a.png", np.array([0.0, np.log(3.0)]), 1, str).choices
+        (Choice(label='1', index=1, probability=0.75, score=1.09861),)
+    """
+    wide = scores.astype(np.float64)
+    powers = np.exp(wide - wide.max())
+    shares = powers / powers.sum()
+    order = np.argsort(-wide, kind="stable")[:top]
+    return Prediction(
+        name,
+        tuple(Choice(label(int(i)), int(i), _digits(shares[i]), _digits(wide[i])) for i in order),
+    )
+
+
+def _digits(value: Any) -> float:
+    """Return a number with the six digits that float32 is good for."""
+    return float(f"{float(value):.6g}")
+
+
+class Writer:
+    """Write predictions in one of the formats.
+
+    Args:
+        stream: where to.
+        format: ``"table"``, ``"csv"`` or ``"jsonl"``.
+        top: classes a row.
+    """
+
+    def __init__(self, stream: TextIO, format: str, top: int) -> None:
+        self._stream, self._format, self._top = stream, format, top
+        self._begun = False
+        self._widths: list[int] = []
+
+    def write(self, predictions: Sequence[Prediction]) -> None:
+        """Write rows, and let a reader see them."""
+        if self._format == "table":
+            self._table(predictions)
+        elif self._format == "csv":
+            rows = csv.writer(self._stream, lineterminator="\n")
+            if not self._begun:
+                rows.writerow(self._header())
+            rows.writerows([p.name, *self._fields(p)] for p in predictions)
+        else:
+            for prediction in predictions:
+                self._stream.write(_json(prediction) + "\n")
+        self._begun = True
+        self._stream.flush()
+
+    def _header(self) -> list[str]:
+        ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
+        names = ("label", "class", "probability", "score")
+        return ["path", *(f"{name}{rank}" for rank in ranks for name in names)]
+
+    def _fields(self, prediction: Prediction) -> Iterator[str]:
+        for choice in prediction.choices:
+            yield from (choice.label, str(choice.index))
+            yield from (f"{choice.probability:.6g}", f"{choice.score:.6g}")
+
+    def _table(self, predictions: Sequence[Prediction]) -> None:
+        rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
+        if not self._begun:
+            rows.insert(0, ["image", *(f"{rank}." for rank in range(1, self._top + 1))])
+            self._widths = [0] * (self._top + 1)
+        for row in rows:  # a column never becomes narrower again
+            self._widths = [max(w, len(cell)) for w, cell in zip(self._widths, row, strict=True)]
+        self._widths[0] = min(self._widths[0], _WIDEST)
+        for row in rows:
+            cells = (cell.ljust(w) for w, cell in zip(self._widths, row, strict=True))
+            self._stream.write("  ".join(cells).rstrip() + "\n")
+
+
+def _cell(choice: Choice) -> str:
+    return f"{printable(choice.label)} {100 * choice.probability:.1f} % ({choice.score:.2f})"
+
+
+def _json(prediction: Prediction) -> str:
+    choices = [
+        {"label": c.label, "class": c.index, "probability": c.probability, "score": c.score}
+        for c in prediction.choices
+    ]
+    return json.dumps({"path": prediction.name, "top": choices})
+
+
+def printable(text: str) -> str:
+    """Return text without line breaks and terminal codes.
+
+    Examples:
+        >>> printable("a\\x1b[31m.png")
+        'a\\\\x1b[31m.png'
+    """
+    odd = ("C", "Zl", "Zp")  # control, unassigned, lone halves of pairs; separators of lines
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c).startswith(odd) else c
+        for c in text
+    )

@@ -1,0 +1,115 @@
+"""predict --ray: the same rows in the same order, by two processes of an embedded cluster."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+import torch
+from PIL import Image
+from torch import nn
+
+import conformallayers as cl
+from oracle import randomise
+
+SOURCE = Path(cl.__file__).parents[1]
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fold, and a folder with images and arrays, some of them broken."""
+    root = tmp_path_factory.mktemp("ray")
+    stages = cl.Conv2d(1, 3, 3), cl.ReSPro(projective=True), cl.Flatten()
+    model = nn.Sequential(cl.ConformalLayers(*stages), nn.Linear(108, 4))
+    cl.save(cl.fold(randomise(model), SHAPE), root / "net.safetensors", labels=list("abcd"))
+    generator = np.random.default_rng(0)
+    images = root / "images"
+    (images / "sub").mkdir(parents=True)
+    for index in range(30):
+        path = images / ("sub" if index % 3 else ".") / f"{index:02d}.png"
+        Image.fromarray(generator.integers(0, 256, (8, 8), np.uint8)).save(path)
+    np.save(images / "rows.npy", generator.random((9, *SHAPE), np.float32))
+    (images / "10.jpg").write_bytes(b"no image")
+    (images / "sub" / "zz.png").symlink_to("nowhere")
+    return root
+
+
+def predict(folder: Path, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "conformallayers", "predict", "net.safetensors"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    return subprocess.run(
+        [*words, *map(str, options)],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_two_processes_give_the_rows_of_one(format: str, folder: Path) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    options = ("images", "--format", format, "--batch", 4, "--threads", 1)
+    alone = predict(folder, *options)
+    both = predict(folder, *options, "--ray", "--workers", 2)
+    assert both.returncode == alone.returncode == 1, both.stderr
+    assert both.stdout == alone.stdout
+    assert len(both.stdout.splitlines()) == 39 + (format == "csv")
+    assert both.stderr == alone.stderr
+    assert both.stderr.endswith("39 predicted, 2 broken\n")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
+def test_windows_standard_input_and_files_go_through(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """More windows than one, paths from standard input, rows into a file; the cluster is gone after."""
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    from conformallayers.predict import sharding
+    from conformallayers.predict.engines import Setup
+    from conformallayers.predict.run import Options, Sharding, run_predict
+
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
+    monkeypatch.setattr(sharding, "_WINDOW", 3)
+    monkeypatch.chdir(folder)
+    text = "".join(f"{path}\n" for path in sorted(Path("images").rglob("*.png")))
+    setup, options = Setup(str(folder / "net.safetensors"), threads=1), Options(batch=4)
+    outs = [tmp_path / name for name in ("one.csv", "two.csv")]
+    for out, shared in zip(outs, (None, Sharding(2)), strict=True):
+        stdin = io.BytesIO(text.encode())
+        assert (
+            run_predict(setup, ["-"], options, format="csv", out=out, sharding=shared, stdin=stdin)
+            == 1
+        )
+    assert outs[0].read_text() == outs[1].read_text()
+    assert not ray.is_initialized()
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    done = predict(folder, "images", "--ray", "--address", "no-cluster:x", timeout=300)
+    assert done.returncode == 1
+    assert "predict --address: expected a Ray cluster that answers, got" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from conformallayers.predict.engines import Setup
+    from conformallayers.predict.run import Sharding, run_predict
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(cl.MissingExtra, match=r"pip install 'conformallayers\[ray\]'"):
+        run_predict(
+            Setup(str(folder / "net.safetensors")), [str(folder / "images")], sharding=Sharding(2)
+        )
