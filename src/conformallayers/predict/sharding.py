@@ -73,7 +73,9 @@ def _cluster(ray: Any, sharding: Sharding) -> Iterator[None]:
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
             where = "predict --ray" if sharding.address is None else "predict --address"
-            remedy = "Check the address and RAY_AUTH_TOKEN; without --address a cluster is started here."
+            remedy = (
+                "Check the address and RAY_AUTH_TOKEN; without --address a cluster is started here."
+            )
             raise refusal(where, "a Ray cluster that answers", reason, remedy) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
