@@ -419,6 +419,11 @@ def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run("export", path, "--format", "c", "--out", out, *options) == 0
     assert {file.suffix for file in out.iterdir()} == {".c", ".h"}
     assert capsys.readouterr().out
+    assert run("export", path, "--format", "c", "--out", path) == 1
+    assert "expected a folder, got the file" in capsys.readouterr().err
+    other = tmp_path / "other"
+    assert run("export", path, "--format", "c", "--out", other, "--weights", "int3") == 1
+    assert not other.exists()
 
 
 def test_export_of_a_run_to_c_and_onnx(folder: Path, tmp_path: Path) -> None:

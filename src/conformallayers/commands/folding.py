@@ -1,5 +1,6 @@
 """conformallayers fold and export: a trained network as one file, or as code for other runtimes."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,7 +149,18 @@ def _write_c(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
         samples = _samples(settings["samples"], folded)
     from ..export.c99 import export_c
 
-    print(export_c(folded, out, name=settings["name"], dtype=settings["weights"], samples=samples))
+    if out.exists() and not out.is_dir():
+        raise refusal("export --out", "a folder", f"the file {out}", "Name another folder.")
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = {"name": settings["name"], "dtype": settings["weights"], "samples": samples}
+    try:
+        print(export_c(folded, out, **chosen))
+    except BaseException:
+        if new:
+            with suppress(OSError):  # something may lie in it by now
+                out.rmdir()
+        raise
 
 
 def _write_onnx(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
