@@ -64,6 +64,7 @@ ORDER = (
     "export",
     "numpy",
     "experiments",
+    "predict",
     "commands",
     "cli",
     "__main__",
