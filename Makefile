@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	# torch first and alone: a later package may then not bring another build of it.
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,experiments]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,experiments,onnx]'
 	touch $@
 
 $(DOCS_READY): $(READY)

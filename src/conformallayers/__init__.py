@@ -43,6 +43,7 @@ _HOMES = {
     "load": "export.store",
     "CExport": "export.c99",
     "export_c": "export.c99",
+    "export_onnx": "export.onnx",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -82,6 +83,7 @@ __all__ = [
     "Traced",
     "__version__",
     "export_c",
+    "export_onnx",
     "fold",
     "fold_error",
     "functional",
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
     from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .export.c99 import CExport, export_c
+    from .export.onnx import export_onnx
     from .export.store import load, save
     from .gains import Centre, RepeatChannels, Scale
     from .graph import fold, trace

@@ -57,8 +57,8 @@ class Join(nn.Module):
     def _check_axes(self, shapes: list[tuple[int, ...]]) -> None:
         rank = len(shapes[0])
         axis = self.dim % rank if -rank <= self.dim < rank else 0
-        others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
-        if axis == 0 or len(others) > 1:
+        others = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
+        if axis == 0 or any(other != others[0] for other in others):  # no set: sizes may be symbols
             expected = f"shapes that differ on axis {self.dim} alone, not that of the batch"
             remedy = "Make the branches fit, or join them on another axis."
             raise refusal("a concatenation of branches", expected, _listed(shapes), remedy)

@@ -164,6 +164,11 @@ class SparseCore(Core):
             if not (inside and counted and rises):
                 raise ValueError(f"{name} has indices outside of it")
 
+    def written_out(self, name: str) -> Tensor:
+        """Return ``"matrix"`` or ``"form0"``, … with its zeros."""
+        arrays = (getattr(self, f"{name}_{part}") for part in ("crow", "column", "value"))
+        return _dense(*arrays, self.largest)
+
     def scratch(self) -> int:
         """Count the transposed sample and two products."""
         return 4 * self.largest + math.prod(self.output_shape)

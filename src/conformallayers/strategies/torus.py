@@ -170,14 +170,14 @@ class TorusCore(Core):
                 )
                 values.append(product.sum((1, 2, 3)))
             for index, group in enumerate(self.group_of):
-                values[group] = values[group] - self._wrapped(exact, index)
+                values[group] = values[group] - self.wrapped(exact, index)
             # Rounding may leave a difference of equals a little below zero.
             forms = tuple(value.clamp_min(0) for value in values)
         if self.matrix is None:
             return CONVOLVE[self.axes](x, self.last, padding=self.padding), forms
         return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), forms
 
-    def _wrapped(self, x: Tensor, index: int) -> Tensor:
+    def wrapped(self, x: Tensor, index: int) -> Tensor:
         """Return the energy of the outputs whose window wraps around along some axis."""
         kernel = getattr(self, f"kernel{index}").to(x.dtype)
         total = x.new_zeros(x.shape[0])
