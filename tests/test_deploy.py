@@ -1,0 +1,106 @@
+"""torch.export and AOTInductor of folds: every strategy, any batch size, the numbers of eager mode."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.runtime import Conformal
+from conformallayers.strategies import STRATEGIES
+from nets import NETS, SHAPE, folds, net
+from oracle import relative_error
+from support import samples
+
+BATCHES = 1, 4, 64
+compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+# torch's own compiler warns about itself.
+compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def exported(folded: cl.Folded, *, strict: bool = False) -> torch.export.ExportedProgram:
+    """Export for any batch size; pieces must not be frozen."""
+    for module in folded.modules():
+        if hasattr(module, "piece"):
+            module.piece = 1
+    batch = torch.export.Dim("batch")
+    x = samples(SHAPE, folded.dtype, 3)
+    return torch.export.export(folded, (x,), dynamic_shapes={"x": {0: batch}}, strict=strict)
+
+
+def agree(run: nn.Module, folded: cl.Folded, limit: float) -> None:
+    for batch in BATCHES:
+        x = samples(SHAPE, folded.dtype, batch, seed=3)
+        assert relative_error(run(x), folded(x)) <= limit
+    x = odd(x)
+    actual, expected = run(x), folded(x)
+    assert relative_error(actual[1:4], expected[1:4]) <= limit
+    assert torch.equal(actual[0].isnan(), expected[0].isnan())
+    assert expected[0].isnan().all()
+
+
+def odd(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[0, 0, 0, 0], x[1] = float("nan"), 0
+    x[2] *= 1e-20
+    x[3] *= 1e15
+    return x
+
+
+SOME = [
+    ("chain", "dense"),
+    ("chain", "banded"),
+    ("chain", "sparse"),
+    ("unpadded", "conv"),
+    ("circular", "spectral"),
+    ("unpadded", "spectral"),
+    ("several", "layers"),
+    ("branches", "dense"),
+    ("branches", "layers"),
+    ("biases", "conv"),
+]
+
+
+@compiles
+@pytest.mark.parametrize(("name", "strategy"), SOME)
+def test_every_strategy_exports(name: str, strategy: str) -> None:
+    folded = cl.fold(net(name), SHAPE, strategy=strategy)
+    agree(exported(folded).module(), folded, 1e-6)
+
+
+def test_every_strategy_is_there() -> None:
+    assert {strategy for _, strategy in SOME} == set(STRATEGIES)
+    cores = {
+        type(module.core).__name__
+        for name in ("circular", "unpadded")
+        for module in cl.fold(net(name), SHAPE, strategy="spectral").modules()
+        if isinstance(module, Conformal)
+    }
+    assert cores == {"CircularCore", "TorusCore"}
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", list(NETS))
+def test_every_network_exports(name: str, strict: bool) -> None:
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-11)):
+        for folded in folds(name, dtype):
+            agree(exported(folded, strict=strict).module(), folded, limit)
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.skipif(compiler is None, reason="AOTInductor needs a C++ compiler, and there is none")
+@pytest.mark.parametrize(
+    ("name", "strategy"), [("MLP head", "dense"), ("unpadded", "conv"), ("biases", "dense")]
+)
+def test_aot_inductor_compiles_folds(name: str, strategy: str, tmp_path: Path) -> None:
+    folded = cl.fold(net(name), SHAPE, strategy=strategy)
+    path = str(tmp_path / "net.pt2")
+    package = torch._inductor.aoti_compile_and_package(exported(folded), package_path=path)
+    agree(torch._inductor.aoti_load_package(package), folded, 1e-6)
