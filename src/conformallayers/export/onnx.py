@@ -67,7 +67,7 @@ def export_onnx(folded: Folded, path: Path, *, opset: int | None = None) -> None
     replace_file(path, [_serialised(model)], lambda name: _check(onnx, name, folded))
 
 
-def _check_arguments(folded: Folded, path: Path, opset: int | None) -> None:
+def _check_arguments(folded: object, path: Path, opset: object) -> None:
     where = "export_onnx(folded)"
     if not isinstance(folded, Folded):
         remedy = "Pass the result of cl.fold."
@@ -113,8 +113,8 @@ def _newest() -> int:
     runtime = _runtime()
     if runtime is None:
         return _WITHOUT_RUNTIME
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", *zip(value))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [x], [y])
     for version in range(OPSETS[1], OPSETS[0], -1):
         opsets = [helper.make_opsetid("", version)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -196,12 +196,24 @@ def _translations() -> dict[Any, Callable[..., Any]]:
     from onnxscript import opset18 as op
 
     def constant(value: float | int, dtype: int) -> Any:
-        return op.Constant(value=ir.tensor(value, ir.DataType(dtype)))
+        tensor: Any = ir.tensor(value, ir.DataType(dtype))
+        return op.Constant(value=tensor)
 
     def scalar_tensor(
         s: float, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False
     ) -> Any:
         return constant(s, dtype if dtype > 0 else 1)
+
+    def full(
+        size: Any,
+        fill_value: float,
+        dtype: int = 1,
+        layout: str = "",
+        device: str = "",
+        pin_memory: bool = False,
+    ) -> Any:
+        value = constant(fill_value, dtype if dtype > 0 else 1)
+        return op.Expand(value, op.Cast(size, to=ir.DataType.INT64))
 
     def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
         limits = [None if end is None else constant(end, self.dtype) for end in (min, max)]
@@ -214,6 +226,7 @@ def _translations() -> dict[Any, Callable[..., Any]]:
     aten = torch.ops.aten
     return {
         aten.scalar_tensor.default: scalar_tensor,
+        aten.full.default: full,
         aten.clamp.default: clamp,
         aten.relu.default: relu,
     }
@@ -282,12 +295,12 @@ def _check(onnx: Any, name: str, folded: Folded) -> None:
         with torch.no_grad():
             expected = folded(x.to(folded.anchor.device)).cpu()
         actual = torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
-        error = _error(actual, expected)
-        if not error <= LIMITS[folded.dtype]:
+        lost = _error(actual, expected)
+        if not lost <= LIMITS[folded.dtype]:
             raise refusal(
                 "export_onnx(folded)",
                 f"the numbers of torch up to {LIMITS[folded.dtype]:g}",
-                f"an error of {error:.2g} at batch size {batch} in ONNX Runtime",
+                f"an error of {lost:.2g} at batch size {batch} in ONNX Runtime",
                 _DENSE,
             )
 

@@ -98,8 +98,8 @@ class Slices(nn.Module):
         for index, (weight, width) in enumerate(zip(self.weights, self.widths, strict=True)):
             band, last = getattr(self, f"band{index}"), getattr(self, f"last{index}")
             full = blocks - width
-            index = [first + i for first in range(full) for i in range(width + 1)]
-            windows = grid[:, index].view(-1, full, (width + 1) * size)
+            places = [first + i for first in range(full) for i in range(width + 1)]
+            windows = grid[:, places].view(-1, full, (width + 1) * size)
             images = windows.transpose(0, 1) @ band
             total = (images * grid[:, :full].transpose(0, 1)).sum((0, 2))
             if width:
@@ -124,11 +124,11 @@ class Fourier(nn.Module):
 
     def __init__(self, spatial: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
-        self.spatial, self.half = spatial, spatial[-1] // 2 + 1
+        self.spatial, self.kept = spatial, spatial[-1] // 2 + 1  # frequencies of the last axis
         cos, sin = _waves(spatial[-1])
-        cos, sin = cos[:, : self.half], sin[:, : self.half]
+        cos, sin = cos[:, : self.kept], sin[:, : self.kept]
         self.register_buffer("last", torch.cat([cos, -sin], 1).to(dtype))
-        double = torch.full((self.half, 1), 2.0 / spatial[-1], dtype=torch.float64)
+        double = torch.full((self.kept, 1), 2.0 / spatial[-1], dtype=torch.float64)
         double[0] /= 2
         if spatial[-1] % 2 == 0:
             double[-1] /= 2
@@ -142,27 +142,29 @@ class Fourier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform (B, C, *spatial) → (F, B, 2C)."""
         part = x.dim() - 1
-        z = (x @ self.last).unflatten(-1, (2, self.half))  # (B, C, …, 2, half)
+        z = (x @ self.last).unflatten(-1, (2, self.kept))  # (B, C, …, 2, kept)
         for axis in range(len(self.spatial) - 1):
             z = self._along(axis, z, getattr(self, f"axis{axis}"))
-        z = z.movedim((0, part, 1), (-3, -2, -1))
-        return z.reshape(prod(self.spatial[:-1]) * self.half, -1, 2 * x.shape[1])
+        frequencies = prod(self.spatial[:-1]) * self.kept
+        moved: Tensor = z.movedim((0, part, 1), (-3, -2, -1))
+        return moved.reshape(frequencies, -1, 2 * x.shape[1])
 
     def back(self, u: Tensor) -> Tensor:
         """Transform (F, B, 2C) → (B, C, *spatial)."""
         part = len(self.spatial) + 1
-        z = u.view(*self.spatial[:-1], self.half, -1, 2, u.shape[2] // 2)
+        z = u.view(*self.spatial[:-1], self.kept, -1, 2, u.shape[2] // 2)
         z = z.movedim((-3, -2, -1), (0, part, 1))
         for axis in range(len(self.spatial) - 1):
             z = self._along(axis, z, getattr(self, f"axis{axis}_back"))
-        return z.flatten(-2) @ self.last_back
+        image: Tensor = z.flatten(-2) @ self.last_back
+        return image
 
     def _along(self, axis: int, z: Tensor, waves: Tensor) -> Tensor:
-        """Multiply real and imaginary parts along one axis of (B, C, …, 2, half)."""
+        """Multiply real and imaginary parts along one axis of (B, C, …, 2, kept)."""
         places = z.dim() - 2, axis + 2
         moved = z.movedim(places, (-2, -1))
-        product = moved.flatten(-2) @ waves
-        return product.unflatten(-1, (2, self.spatial[axis])).movedim((-2, -1), places)
+        parts: Tensor = (moved.flatten(-2) @ waves).unflatten(-1, (2, self.spatial[axis]))
+        return parts.movedim((-2, -1), places)
 
 
 def _waves(n: int) -> tuple[Tensor, Tensor]:

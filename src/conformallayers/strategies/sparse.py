@@ -166,8 +166,8 @@ class SparseCore(Core):
 
     def written_out(self, name: str) -> Tensor:
         """Return ``"matrix"`` or ``"form0"``, … with its zeros."""
-        arrays = (getattr(self, f"{name}_{part}") for part in ("crow", "column", "value"))
-        return _dense(*arrays, self.largest)
+        crow, column = getattr(self, f"{name}_crow"), getattr(self, f"{name}_column")
+        return _dense(crow, column, getattr(self, f"{name}_value"), self.largest)
 
     def scratch(self) -> int:
         """Count the transposed sample and two products."""
