@@ -1,10 +1,10 @@
 """Measure exported C programs: bytes, nanoseconds and cycles per image, beside torch at batch 1.
 
-    python benchmarks/c99.py [--images 2000] [--out results/benchmarks]
+    python benchmarks/c99.py [--rounds 300] [--out results/benchmarks]
 
 LeNetCL with random weights on 1×28×28 images, with its own head and with a linear one, folded with
-tolerance 1e-2. Bytes are what ``size`` says of the object file. Times are the fastest of several
-rounds on one core; cycles are those of the time-stamp counter, where the processor has one.
+tolerance 1e-2. Bytes are what ``size`` says of the object file. Times are the fastest of many
+short rounds on one core; cycles are those of the time-stamp counter, where the processor has one.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ def compiled(folder: Path, flags: list[str], data: bytes) -> tuple[dict[str, int
     return sizes, float(nanoseconds), float(cycles)
 
 
-def eager(folded: cl.Folded, x: torch.Tensor, rounds: int) -> float:
+def eager(folded: cl.Folded, x: torch.Tensor, images: int, rounds: int) -> float:
     """Return nanoseconds of one image at batch 1 in torch."""
     best = float("inf")
     with torch.inference_mode():
         for _ in range(rounds):
             start = time.perf_counter_ns()
-            for image in x.split(1):
+            for image in x[:images].split(1):
                 folded(image)
-            best = min(best, (time.perf_counter_ns() - start) / len(x))
+            best = min(best, (time.perf_counter_ns() - start) / images)
     return best
 
 
@@ -110,7 +110,7 @@ def measure(name: str, model: nn.Module, strategy: str, images: int, rounds: int
     """Return a row for each dtype and set of compiler flags."""
     folded = cl.fold(model, SHAPE, strategy=strategy, tolerance=1e-2, max_norm=28.0)
     x = torch.rand(64, *SHAPE)
-    torch_ns, rows = eager(folded, x, rounds), []
+    torch_ns, rows = eager(folded, x, images, rounds), []
     for dtype in ("float32", "int8"):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
@@ -149,8 +149,8 @@ def markdown(rows: list[Any]) -> str:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--strategies", nargs="+", default=["auto", "dense", "conv"])
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     options = parser.parse_args()
