@@ -94,6 +94,16 @@ def test_zero_samples_and_batches_of_any_size(path: Path) -> None:
     assert error(folded, runtime, x) < 1e-6
 
 
+def test_long_signals_need_no_matrix(path: Path) -> None:
+    stages = cl.Conv1d(1, 2, 9, padding=4, stride=2), cl.ReSPro(), cl.AvgPool1d(3, 2), cl.ReSPro()
+    more = nn.Upsample(scale_factor=1.5, mode="linear"), cl.ReSPro(), cl.AdaptiveAvgPool1d(2000)
+    model = cl.ConformalLayers(*stages, *more)
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        folded = cl.fold(model, (1, 40_000), strategy="layers", dtype=dtype)
+        cl.save(folded, path)
+        assert error(folded, cln.load(path), samples((1, 40_000), dtype)) < limit
+
+
 def test_many_parts_of_a_model(path: Path) -> None:
     model = nn.Sequential(nn.ZeroPad2d(1), net("several")[0], nn.Flatten(), nn.Linear(64, 3))
     folded = cl.fold(randomise(model), SHAPE, strategy="layers")
