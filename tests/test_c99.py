@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.certificate import Certificate
-from conformallayers.experiments.batches import Centre
 from conformallayers.export.c99_arrays import Constant, form, matrix
 from conformallayers.export.c99_prune import needed, proven, room_each, room_left
 from conformallayers.strategies import STRATEGIES
@@ -255,7 +254,7 @@ def test_a_mean_image_is_subtracted(strategy: str, tmp_path: Path) -> None:
 @needs_compiler
 def test_the_network_of_the_recipe(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    centre = Centre()
+    centre = cl.Centre((3, 32, 32))
     centre.mean.copy_(torch.rand(3, 32, 32))
     network = cl.networks.LeNetCL(alpha="spectral", projective=True, gain=100.0)
     model = nn.Sequential(OrderedDict(centre=centre, network=network))

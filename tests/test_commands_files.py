@@ -426,14 +426,23 @@ def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not other.exists()
 
 
-def test_export_of_a_run_to_c_and_onnx(folder: Path, tmp_path: Path) -> None:
-    """The mean image is part of both."""
-    fold = ["--strategy", "dense"]
-    assert run("export", folder, "--format", "c", "--out", tmp_path / "c", *fold) == 0
+def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
+    """The mean image is part of it."""
+    out = tmp_path / "c"
+    assert run("export", folder, "--format", "c", "--out", out, "--strategy", "dense") == 0
+    assert "offset" in (out / "cl_model.c").read_text()
+
+
+def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("conformallayers.export.onnx", reason="not part of this version")
     pytest.importorskip("onnx", reason="the extra onnx is not installed")
-    path = tmp_path / "net.onnx"
-    assert run("export", folder, "--format", "onnx", "--out", path, *fold) == 0
-    assert path.stat().st_size > 0
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    path, saved = tmp_path / "net.onnx", tmp_path / "net.safetensors"
+    assert run("export", folder, "--format", "onnx", "--out", path, "--strategy", "dense") == 0
+    assert run("fold", folder, "--out", saved, "--strategy", "dense") == 0
+    x = pictures((1, 8, 8)).float() / 255
+    (y,) = runtime.InferenceSession(str(path)).run(None, {"x": x.numpy()})
+    assert relative_error(torch.from_numpy(y), cl.load(saved)(x)) < 1e-5
 
 
 def test_documents_of_files_have_the_notes(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from ..certificate import Certificate
 from ..errors import refusal, shape_text
+from ..gains import Centre
 from ..kinds import has_hooks
 from ..layers import Flatten, Identity, Linear
 from ..runtime import Conformal, Folded, Native
@@ -155,19 +156,19 @@ class Reader:
     def _module(self, module: nn.Module) -> None:
         if isinstance(module, Conformal):
             self._part(module)
-        elif type(module) is Offset:
-            mean = np.broadcast_to(_numpy(module.mean), self.shape)
-            constant = Constant(f"offset{self._next_head()}", "float", _float(mean))
-            step = Subtract(
-                source=self.last, target=self.writable(), size=self.size, constants=(constant,)
-            )
-            self.add(step)
         elif isinstance(module, Native):
             got = "layers with biases or branches that were kept"
             raise refusal("export_c(folded)", "a folded part", got, _DENSE)
         elif has_hooks(module) or "forward" in vars(module):
             got = f"{type(module).__name__} with hooks"
             raise refusal("export_c(folded)", "plain layers", got, "Remove them and fold again.")
+        elif isinstance(module, (Offset, Centre)):
+            mean = np.broadcast_to(_numpy(module.mean), self.shape)
+            constant = Constant(f"offset{self._next_head()}", "float", _float(mean))
+            step = Subtract(
+                source=self.last, target=self.writable(), size=self.size, constants=(constant,)
+            )
+            self.add(step)
         elif type(module) in _LINEAR:
             self._linear(module)
         elif type(module) is nn.ReLU:
