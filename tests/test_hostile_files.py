@@ -266,6 +266,14 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
     refused(path, "makes no network", cl.load)
 
 
+def test_steps_of_a_route_have_the_axes_of_the_image(path: Path) -> None:
+    file = File(fold("chain", "conv"), path)
+    steps = file.core["settings"]["geometry"]["steps"]
+    next(step for step in steps if step[1])[1].append(0)
+    file.write()
+    refused(path, "makes no network", cl.load)
+
+
 def test_parts_of_a_model_are_those_of_its_class(path: Path) -> None:
     for old, new in (('["features", ', '["other", '), ('["head", ', '["features.0", ')):
         file = File(cl.networks.LeNetCL(), path)

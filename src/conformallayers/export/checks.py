@@ -17,6 +17,7 @@ from ..networks import Network
 from ..recurrence import Recurring
 from ..runtime import Conformal, Part
 from ..strategies.circular import CircularCore
+from ..strategies.composed import ComposedCore
 from ..strategies.dense import DenseCore
 from ..strategies.torus import TorusCore
 from .archive import is_count
@@ -115,10 +116,19 @@ def check_record(module: nn.Module) -> None:
         module.how not in ("sum", "concatenate") or type(module.dim) is not int or module.dim == 0
     ):
         raise ValueError("branches that do not join")
+    if isinstance(module, ComposedCore):
+        _check_route(module)
     if isinstance(module, Part) and not is_count(module.piece):
         raise ValueError("pieces of no size")
     if isinstance(module, Conformal) and not _are_limits(module.limits):
         raise ValueError("limits that are none")
+
+
+def _check_route(core: ComposedCore) -> None:
+    """Refuse strides and paddings that are not one for each axis."""
+    for step in core.geometry.steps:
+        if not all(len(values) in (0, core.geometry.axes) for values in step):
+            raise ValueError("a step over other axes")
 
 
 def _are_limits(limits: Any) -> bool:
