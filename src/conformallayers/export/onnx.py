@@ -212,9 +212,8 @@ def _translations() -> dict[Any, Callable[..., Any]]:
         device: str = "",
         pin_memory: bool = False,
     ) -> Any:
-        value = constant(fill_value, dtype if dtype > 0 else 1)
         shape: Any = op.Cast(size, to=ir.DataType.INT64)
-        return op.Expand(value, shape)
+        return op.Expand(constant(fill_value, dtype if dtype > 0 else 1), shape)
 
     def clamp(self: Any, min: float | None = None, max: float | None = None) -> Any:
         limits = [None if end is None else constant(end, self.dtype) for end in (min, max)]
