@@ -568,7 +568,7 @@ def test_what_has_no_form_in_c(tmp_path: Path) -> None:
         with pytest.raises(cl.ConformalError, match=message):
             cl.export_c(cl.fold(model, SHAPE, strategy="dense"), tmp_path, **options)
 
-    refused(nn.Sequential(net("chain"), nn.GELU()), "Linear, ReLU and Flatten.*got GELU")
+    refused(nn.Sequential(net("chain"), nn.GELU()), "Centre, Linear, ReLU and Flatten.*got GELU")
     refused(nn.Sequential(net("chain"), Odd()), "a chain around the folded parts.*mul")
     refused(net("biases"), 'without inner biases.*dtype="float32"', dtype="int8")
     hooked = cl.fold(nn.Sequential(net("chain"), nn.ReLU()), SHAPE, strategy="dense")

@@ -43,7 +43,7 @@ _NOTHING = (nn.Identity, Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dr
 
 
 class Offset(nn.Module):
-    """Subtract a constant image; what a module such as Centre is in a graph."""
+    """Subtract a constant sample; what a module that does so is in a graph."""
 
     def __init__(self, mean: Tensor) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Reader:
         """Return the value at hand if it may be overwritten, else a new one."""
         return self.new() if self.last == INPUT else self.last
 
-    def _module(self, module: nn.Module) -> None:
+    def _module(self, module: Any) -> None:
         if isinstance(module, Conformal):
             self._part(module)
         elif isinstance(module, Native):
@@ -162,13 +162,8 @@ class Reader:
         elif has_hooks(module) or "forward" in vars(module):
             got = f"{type(module).__name__} with hooks"
             raise refusal("export_c(folded)", "plain layers", got, "Remove them and fold again.")
-        elif isinstance(module, (Offset, Centre)):
-            mean = np.broadcast_to(_numpy(module.mean), self.shape)
-            constant = Constant(f"offset{self._next_head()}", "float", _float(mean))
-            step = Subtract(
-                source=self.last, target=self.writable(), size=self.size, constants=(constant,)
-            )
-            self.add(step)
+        elif type(module) in (Offset, Centre):
+            self._offset(_numpy(module.mean))
         elif type(module) in _LINEAR:
             self._linear(module)
         elif type(module) is nn.ReLU:
@@ -178,10 +173,17 @@ class Reader:
         elif type(module) not in _NOTHING:
             raise refusal(
                 "export_c(folded)",
-                "Linear, ReLU and Flatten around the folded parts",
+                "Centre, Linear, ReLU and Flatten around the folded parts",
                 type(module).__name__,
                 "Fold the model without it, and compute it behind predict.",
             )
+
+    def _offset(self, mean: Array) -> None:
+        """Append the subtraction of a constant sample."""
+        values = _float(np.broadcast_to(mean, self.shape))
+        constant = Constant(f"offset{self._next_head()}", "float", values)
+        target = self.writable()
+        self.add(Subtract(source=self.last, target=target, size=self.size, constants=(constant,)))
 
     def _next_head(self) -> int:
         self._heads += 1
