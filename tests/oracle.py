@@ -192,8 +192,7 @@ def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Tensor | float:
     if isinstance(module, cl.Scale):
         return module.gain.abs()
     if isinstance(module, _NORMS):
-        weight = 1.0 if module.weight is None else module.weight
-        return (weight / (module.running_var + module.eps).sqrt()).abs().max()
+        return 1.0 if module.weight is None else module.weight.abs().max()
     if isinstance(module, cl.Residual):
         return _chain_bound(module.shortcut, shape) + _chain_bound(module.body, shape)
     if isinstance(module, cl.Parallel):
@@ -245,13 +244,11 @@ def _alpha(module: cl.RadialActivation, value: Value, vectors: Vectors) -> Tenso
 
 
 def _linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return what is linear of a layer in evaluation."""
+    """Return what counts of a layer for α: without biases, and without what a normalisation divides by."""
     if "Dropout" in type(layer).__name__:
         return x
     if isinstance(layer, _NORMS):
-        weight = 1.0 if layer.weight is None else layer.weight
-        factor = weight / (layer.running_var + layer.eps).sqrt()
-        return x * factor.view(-1, *[1] * (x.dim() - 2))
+        return x if layer.weight is None else x * layer.weight.view(-1, *[1] * (x.dim() - 2))
     if isinstance(layer, nn.Sequential):
         for child in layer:
             x = _linear(child, x)

@@ -83,6 +83,24 @@ def test_batch_normalisation_trains_on_points_and_folds(act: type) -> None:
         assert relative_error(folded(x), expected) <= 1e-12, name
 
 
+@pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
+def test_alpha_does_not_follow_running_statistics(alpha: str | None) -> None:
+    """It would change the scale of what comes next, whose statistics lag: evaluation fell to chance."""
+    torch.manual_seed(0)
+    normalisation = nn.BatchNorm2d(4)
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), normalisation, cl.Gnomonic(alpha)).double()
+    x = samples(SHAPE, torch.float64, 16)
+    before = model(x)
+    with torch.no_grad():
+        normalisation.running_var.mul_(100)
+    for _ in range(30):  # the power iteration goes on
+        after = model(x)
+    if alpha != "spectral":
+        assert torch.equal(before, after)
+    else:
+        assert (before - after).norm() < 0.05 * before.norm()
+
+
 def test_a_normalisation_disappears_into_the_convolution_before_it() -> None:
     model = randomise(cl.ConformalLayers(cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro()))
     ((program,),) = programs_of(model, SHAPE).values()

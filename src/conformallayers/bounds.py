@@ -164,8 +164,15 @@ def pad_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def channel_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound what is linear of ``nn.BatchNorm*d`` in evaluation: its largest factor."""
-    bound: Tensor = channel_factor(module).abs().max()
+    """Return the largest weight of ``nn.BatchNorm*d``, for α: what it divides by does not count.
+
+    That is the scale of the data in training, and in evaluation what running statistics remember of it.
+    An α that followed them would move the scale that the next layers see at every step, and their
+    running statistics would never catch up.
+    """
+    if module.weight is None:
+        return 1.0
+    bound: Tensor = module.weight.abs().max().to(wide_dtype(module.weight.device))
     return bound
 
 

@@ -166,12 +166,11 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def linear_part(module: nn.Module, kind: Kind, x: Tensor) -> Tensor:
-    """Return what a module makes of x in evaluation, without its bias."""
+    """Return what a module makes of x for α: without its bias, and as its bound counts it."""
     if kind.drops:
         return x
     if isinstance(module, _BATCH_NORMS):
-        factor = bounds.channel_factor(module).to(x.dtype)
-        return x * factor.view(-1, *[1] * (x.dim() - 2))
+        return x if module.weight is None else x * module.weight.view(-1, *[1] * (x.dim() - 2))
     if isinstance(module, Composite):
         return module.flow("", x, _Linear())
     result: Tensor = module.forward(x)
