@@ -47,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predict(folder: Path, *options: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "conformallayers", "predict", "net.safetensors"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    environment |= settings.pop("environment", {})
     return subprocess.run(
         [*words, *map(str, options)],
         cwd=folder, env=environment, capture_output=True, text=True, check=False, **settings,
@@ -93,6 +94,16 @@ def test_windows_standard_input_and_files_go_through(
     assert outs[0].read_text() == outs[1].read_text()
     assert not ray.is_initialized()
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.slow
+def test_another_cluster_is_not_joined_by_chance(folder: Path) -> None:
+    """Ray would take the address of one that runs, or once ran, from its environment."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    other = {"RAY_ADDRESS": "127.0.0.1:1"}
+    done = predict(folder, "images/00.png", "--ray", "--workers", 1, environment=other)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "1 predicted, 0 broken\n"
 
 
 @pytest.mark.slow

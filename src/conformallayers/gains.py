@@ -112,7 +112,7 @@ class Centre(nn.Module):
         device, dtype: where and how the mean is kept.
 
     Shape:
-        (B, *shape) → (B, *shape)
+        (B, ...) → (B, ...)
 
     Examples:
         >>> centre = Centre((2,))
@@ -131,7 +131,7 @@ class Centre(nn.Module):
         self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
 
     def fit(self, samples: Tensor) -> None:
-        """Take the mean of samples, (N, *shape)."""
+        """Take the mean of samples, (N, ...)."""
         if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
             expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
             remedy = "Give them with the batch axis."

@@ -63,8 +63,9 @@ def _ray() -> Any:
 @contextmanager
 def _cluster(ray: Any, sharding: Sharding) -> Iterator[None]:
     """Join a cluster, or start one in this call's processes; leave it in any case."""
-    own: dict[str, Any] = {"num_cpus": sharding.workers, "include_dashboard": False}
-    place = own if sharding.address is None else {"address": sharding.address}
+    place: dict[str, Any] = {"address": sharding.address}
+    if sharding.address is None:  # by that word alone Ray does not look for one that runs already
+        place = {"address": "local", "num_cpus": sharding.workers, "include_dashboard": False}
     joined = not ray.is_initialized()
     if joined:
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
