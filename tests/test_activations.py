@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -135,3 +136,32 @@ def test_bad_alpha_names_the_activation(act: type) -> None:
         act(-1.0)
     with pytest.raises(cl.ConformalError, match=f"{act.__name__} called on its own"):
         act()(torch.ones(1, 2))
+
+
+class _Bad(cl.RadialActivation):
+    def __init__(self, growth: Callable[[Tensor], object], slope: object = 1.0) -> None:
+        super().__init__(1.0)
+        self.try_growth, self.slope = growth, slope
+
+    def growth(self, q: Tensor) -> Tensor:
+        return self.try_growth(q)
+
+
+@pytest.mark.parametrize(
+    ("growth", "slope", "message"),
+    [
+        (lambda q: 2 + q, 1.0, r"growth \[2.0, "),
+        (lambda q: 1 - 2 * q, 1.0, r"growth \[1.0, "),
+        (lambda q: 1 + q - q.mean(), 1.0, "mixes samples"),
+        (lambda q: 1 + q.mean(), 1.0, "another shape"),
+        (lambda q: None, 1.0, "TypeError in growth|another shape"),
+        (lambda q: (1 + q)[:, None], 1.0, "another shape"),
+        (lambda q: 1 + q, -1.0, "slope=-1.0"),
+        (lambda q: 1 + q, "2", "slope='2'"),
+    ],
+)
+def test_an_activation_that_breaks_its_contract_is_refused(
+    growth: Callable[[Tensor], object], slope: object, message: str
+) -> None:
+    with pytest.raises(cl.ConformalError, match=f"position 1: .* got _Bad with .*({message})"):
+        cl.ConformalLayers(cl.Linear(3, 3), _Bad(growth, slope))

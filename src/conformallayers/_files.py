@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -77,6 +78,9 @@ def replace_files(
 
 def _mode(path: Path) -> int | None:
     """Return the permissions of a file that is to be replaced, None where there is none."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", folder)
     try:
         before = os.stat(os.path.realpath(path)).st_mode
     except FileNotFoundError:

@@ -75,6 +75,29 @@ class RadialActivation(nn.Module):
         """How the coordinate changes; by default with :meth:`growth`, and without collapsing."""
         return Rule(type(self).__name__, self.growth)
 
+    def fault(self) -> str | None:
+        """Try slope and growth at a few places; return what is wrong with them, or None."""
+        slope: object = self.slope
+        if not isinstance(slope, (int, float)) or not 0 < slope < math.inf:
+            return f"slope={slope!r}"
+        held = next((tensor for tensor in (*self.parameters(), *self.buffers())), None)
+        if held is not None and held.is_meta:
+            return None
+        q = torch.tensor([0.0, 1e-3, 1.0, 100.0], device=None if held is None else held.device)
+        try:
+            with torch.no_grad():
+                found: object = self.growth(q)
+                if not isinstance(found, Tensor) or found.shape != q.shape:
+                    return "a growth of another shape than q"
+                alone = torch.cat([self.growth(one) for one in q.split(1)])
+        except Exception as error:
+            return f"{type(error).__name__} in growth: {str(error).splitlines()[0]}"
+        if not torch.allclose(found, alone, equal_nan=True):
+            return "a growth that mixes samples"
+        if not bool((found > 0).all()) or abs(float(found[0]) - 1) > 1e-3:
+            return f"growth {[round(value, 4) for value in found.tolist()]} at q = 0, 0.001, 1, 100"
+        return None
+
     def reset_parameters(self) -> None:
         """Set the learned factor to 1, and forget the spectral norm."""
         if self.alpha == "learned":

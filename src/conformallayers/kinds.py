@@ -240,6 +240,16 @@ def _check_activation(path: str, module: RadialActivation) -> None:
         where, expected = f"ConformalLayers at position {path}", "an activation with a growth"
         remedy = "Derive from it and define growth(q), or use cl.ReSPro."
         raise refusal(where, expected, f"{kind.__name__}, which has none", remedy)
+    if kind.rule is base.rule:
+        problem = module.fault()
+        if problem is not None:
+            where, expected = (
+                f"ConformalLayers at position {path}",
+                "a growth(q) that is a positive",
+            )
+            expected += " function of each q by itself, 1 at q = 0, and a slope > 0"
+            remedy = "See cl.RadialActivation."
+            raise refusal(where, expected, f"{kind.__name__} with {problem}", remedy)
 
 
 class _Checking(Flow[None]):

@@ -15,7 +15,7 @@ def inspect(
     run: Path,
     *,
     dataset: str | None = None,
-    samples: int = 1000,
+    samples: int | None = None,
     out: Path | None = None,
     resume: Annotated[bool, _FLAG] = False,
     threads: int | None = None,
@@ -27,7 +27,7 @@ def inspect(
     Args:
         run: The folder of a run, or a checkpoint.
         dataset: The set whose test images are taken; the one it was trained on if not given.
-        samples: How many of them.
+        samples: How many of them; 1000 if not given, or all if there are fewer.
         out: The folder for inspect.json and figures; results/inspect/RUN if not given.
         resume: Leave a folder alone that is finished, if the checkpoint and the options are the same.
         threads: Of torch; as it is set up if not given.

@@ -56,5 +56,7 @@ def sweep(
         from ..experiments.sweep import run_sweep
     keep_freed_memory()
     best = run_sweep(**options)["best"]
-    if best is not None:
+    if best is None:
+        print("no trial ran to its end: ask for more with --trials")
+    else:
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")

@@ -23,6 +23,7 @@ from .train import Stopped, train
 from .writing import write_json
 
 Row = dict[str, Any]
+UNCHECKED = ", other data"  # behind the setting of rows whose data was not compared with the set's
 
 
 def run_accuracy(
@@ -76,7 +77,7 @@ def run_accuracy(
         path, folder = out / f"{name}.json", runs / name
         if again:
             _forget(path, folder)
-        row = _finished(path, config)
+        row = _finished(path, config, verify)
         if row is None:
             console.print(f"{name}: {_setting_text(config)}", highlight=False)
             try:
@@ -155,7 +156,7 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
     lines: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        setting = row["variant"] or "paper's"
+        setting = (row["variant"] or "paper's") + ("" if row.get("checked", True) else UNCHECKED)
         key = (row["network"], row["dataset"], setting, str(row["epochs"]))
         lines.setdefault(key, []).append(row)
     return table(header, [[*key, *_figures(found)] for key, found in lines.items()])
@@ -186,16 +187,18 @@ def _trained(
         "paper_accuracy": cell.accuracy,
         # Where data and run lie on this machine is not what makes the cell.
         "command": config.command({"no_check": not verify}),
+        "checked": verify,
     }
 
 
-def _finished(path: Path, config: TrainConfig) -> Row | None:
+def _finished(path: Path, config: TrainConfig, verify: bool) -> Row | None:
     """Return the row of a cell that is finished; refuse one of another setting."""
     if not path.exists():
         return None
     try:
-        row: Row = {**DEFAULTS, **json.loads(path.read_text("utf-8"))}
-        for name, value in config.model_dump(exclude={"threads", "device"}).items():
+        row: Row = {**DEFAULTS, "checked": True, **json.loads(path.read_text("utf-8"))}
+        options = config.model_dump(exclude={"threads", "device"})
+        for name, value in {**options, "checked": verify}.items():
             if row[name] != value:
                 expected, remedy = f"{name} {value!r}", "Train it --again, or name another --out."
                 raise refusal(str(path), expected, repr(row[name]), remedy)

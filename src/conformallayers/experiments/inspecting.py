@@ -28,6 +28,7 @@ from .records import Row, command_line, kept, provenance
 from .writing import write_json
 
 RECORD = "inspect.json"
+_SAMPLES = 1000  # images, unless others are asked for
 _TOP = (1, 10, 100)  # eigenvalues whose share is written
 _BATCH = 500
 
@@ -36,7 +37,7 @@ def run_inspect(
     run: str | os.PathLike[str],
     dataset: str | Dataset | None = None,
     *,
-    samples: int = 1000,
+    samples: int | None = None,
     out: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
@@ -51,7 +52,7 @@ def run_inspect(
     Args:
         run: the folder of a run, or a checkpoint.
         dataset: its name, or the set; None takes the one it was trained on.
-        samples: how many images.
+        samples: how many images; None takes 1000, or all if there are fewer.
         out: the folder; None takes ``results/inspect/`` and the name of the run's folder.
         resume: leave a folder alone that holds the record of the same checkpoint and options.
         threads: of torch; None leaves them.
@@ -72,13 +73,15 @@ def run_inspect(
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    if not 1 <= samples <= len(dataset.test_labels):
-        expected = f"a whole number from 1 to {len(dataset.test_labels)}"
-        raise refusal("inspect --samples", expected, str(samples), "The default is 1000.")
+    most = len(dataset.test_labels)
+    count = min(_SAMPLES, most) if samples is None else samples
+    if not 1 <= count <= most:
+        expected, remedy = f"a whole number from 1 to {most}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        x, labels = as_input(dataset.test_images[:samples]), dataset.test_labels[:samples]
+        x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
         found = inspect(model, IMAGE_SHAPE, x)
         untrained = inspect(_initial(config), IMAGE_SHAPE, x)
         say(str(found))
@@ -86,6 +89,7 @@ def run_inspect(
         record = {
             **provenance(command_line(["inspect", str(run)], shown)),
             "options": options,
+            "images": count,
             "network": config.network,
             "epoch": epoch,
             "trained": config.command({}),

@@ -258,6 +258,8 @@ def _accuracy(rows: Sequence[Record], cell: paper.Cell) -> Markup:
         return Markup(f"–<br>{tag('small', figure)}")
     shares, seeds = [row["accuracy"] for row in rows], [row["seed"] for row in rows]
     figure += f", {100 * (fmean(shares) - cell.accuracy):+.2f}"
+    if not all(row.get("checked", True) for row in rows):
+        figure += ", data not checked"
     if seeds != [0]:
         figure += f", {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
     return Markup(f"{tag('strong', mean_and_spread(shares))}<br>{tag('small', figure)}")
