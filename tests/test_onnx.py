@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.export import onnx as exporter
 from conformallayers.export.plain import Fourier, plain
-from conformallayers.export.windows import average, convolve
+from conformallayers.export.replacements import LONG, average, convolve, norm
 from nets import NETS, SHAPE, folds, net
 from oracle import randomise, relative_error
 from support import samples
@@ -378,3 +378,27 @@ def test_windows_are_those_of_torch(
     pooling += () if axes == 1 else (divisor,)
     expected = getattr(functional, f"avg_pool{axes}d")(x, *pooling)
     assert torch.allclose(average(x, *pooling), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_long_norms_are_those_of_torch() -> None:
+    x = torch.rand(3, 2, 128, 128)
+    exact = torch.linalg.vector_norm(x.double(), dim=(1, 2, 3))
+    assert x[0].numel() > LONG
+    assert torch.allclose(norm(x, 2, (1, 2, 3)).double(), exact, rtol=2e-7, atol=0)
+    assert norm(x, 2, [1, 2, 3], True).shape == (3, 1, 1, 1)
+    assert norm(x, 2, [1, 2, 3], dtype=torch.float64).dtype == torch.float64
+    for arguments in ((x[:, :, :9], 2, (1, 2, 3)), (x, 1, (1, 2, 3)), (x, 2), (x.double(), 2)):
+        assert norm(*arguments) is NotImplemented
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "strategy"), [((3, 224, 224), "spectral"), ((1, 90, 190), "conv")]
+)
+def test_large_images(shape: tuple[int, ...], strategy: str, path: Path) -> None:
+    mode = "circular" if strategy == "spectral" else "zeros"
+    layers = cl.Conv2d(shape[0], 4, 3, padding=1, padding_mode=mode), cl.ReSPro()
+    folded = cl.fold(randomise(cl.ConformalLayers(*layers)), shape, strategy=strategy)
+    cl.export_onnx(folded, path)
+    x = samples(shape, torch.float32, 2)
+    assert relative_error(run(path, x), folded(x)) <= 5e-6

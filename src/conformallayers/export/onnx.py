@@ -21,7 +21,7 @@ from ..certificate import Certificate
 from ..errors import ConformalError, missing_extra, refusal
 from ..runtime import Folded
 from .plain import plain
-from .windows import with_plain_windows
+from .replacements import with_replacements
 
 OPSETS = 18, 25  # what onnxscript translates to
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
@@ -143,7 +143,7 @@ def _translated(folded: Folded, opset: int) -> Any:
             shapes = ({0: batch},)
             program = torch.export.export(plain(folded), (x,), dynamic_shapes=shapes, strict=False)
             result = torch.onnx.export(
-                with_plain_windows(program),
+                with_replacements(program),
                 (x,),
                 dynamo=True,
                 input_names=["x"],

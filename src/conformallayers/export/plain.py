@@ -101,11 +101,11 @@ class Slices(nn.Module):
             places = [first + i for first in range(full) for i in range(width + 1)]
             windows = grid[:, places].view(-1, full, (width + 1) * size)
             images = windows.transpose(0, 1) @ band
-            total = (images * grid[:, :full].transpose(0, 1)).sum((0, 2))
+            total = _sum(images * grid[:, :full].transpose(0, 1))
             if width:
                 end = rows[:, full * size :]
-                total = total + (end @ last * end).sum(1)
-            values.append(wide(total) * weight)
+                total = total + wide((end @ last * end).sum(1))
+            values.append(total * weight)
         return v, tuple(values)
 
 
@@ -167,6 +167,11 @@ class Fourier(nn.Module):
         return parts.movedim((-2, -1), places)
 
 
+def _sum(products: Tensor) -> Tensor:
+    """Sum (…, B, …) to (B,); runtimes add one by one, so the long axis is wide."""
+    return wide(products.sum(2)).sum(0)
+
+
 def _waves(n: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of 2π·j·k/n in float64, from angles below one turn."""
     index = torch.arange(n)
@@ -204,8 +209,7 @@ class Circular(nn.Module):
         u = self.fourier(x)
         values = []
         for index, weight in enumerate(self.weights):
-            product = u @ getattr(self, f"form{index}") * u
-            values.append(wide(product.sum((0, 2))) * weight)
+            values.append(_sum(u @ getattr(self, f"form{index}") * u) * weight)
         if self.matrix is None:
             return self.fourier.back(u @ self.transfer), tuple(values)
         return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), tuple(values)
@@ -231,9 +235,7 @@ class Torus(nn.Module):
         pads = [p for p in reversed(core.padding) for _ in range(2)]
         exact = F.pad(x.to(self.dtype), pads) if any(pads) else x.to(self.dtype)
         u = self.fourier(exact)
-        values = [
-            (u @ getattr(self, f"form{index}") * u).sum((0, 2)) for index in range(core.forms)
-        ]
+        values = [_sum(u @ getattr(self, f"form{index}") * u) for index in range(core.forms)]
         for index, group in enumerate(core.group_of):
             values[group] = values[group] - core.wrapped(exact, index)
         forms = tuple(value.clamp_min(0) for value in values)

@@ -1,7 +1,8 @@
-"""Convolutions and average pooling in float64 as gathered windows and one product.
+"""Operators that ONNX Runtime lacks, or rounds too coarsely, made of others.
 
-ONNX Runtime has windows in float32 alone on the CPU. Folds need them in float64 too: where biases are inside,
-or a difference is taken.
+It has convolutions and poolings in float32 alone on the CPU. Folds need them in float64 too, where biases are inside
+or a difference is taken: they become gathered windows and one product. And it adds the squares of a norm one by one,
+which costs an image of 224×224 pixels five digits of float32.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.nn import functional as F
 
 Sizes = Sequence[int]
+LONG = 2**14  # squares in a norm that one float32 may hold
 aten = torch.ops.aten
 
 
@@ -104,18 +107,45 @@ def _spread(sizes: Sizes, like: Sizes) -> tuple[int, ...]:
     return tuple(sizes) if len(sizes) == len(like) else (*sizes,) * len(like)
 
 
-# What torch.export makes of the layers → what they are replaced with, in float64.
-_DECOMPOSITIONS: dict[Any, Callable[..., Tensor]] = {
+def norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sizes | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return ``torch.linalg.vector_norm`` of large images: squares of a row in float32, rows in float64."""
+    if ord != 2 or not dim or len(dim) < 2 or not _is_long(x, dim):
+        return NotImplemented  # type: ignore[no-any-return]
+    rows = x.square().sum(dim[-1], keepdim=True)
+    return rows.double().sum(tuple(dim), keepdim=keepdim).sqrt().to(dtype or x.dtype)
+
+
+def _is_long(x: Tensor, dim: Sizes) -> bool:
+    return x.dtype == torch.float32 and prod(x.shape[axis] for axis in dim) > LONG
+
+
+# What torch.export makes of the layers → what they are replaced with.
+_REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {
     **{getattr(aten, f"conv{n}d").default: convolve for n in (1, 2, 3)},
     **{getattr(aten, f"conv{n}d").padding: convolve for n in (1, 2, 3)},
     **{getattr(aten, f"avg_pool{n}d").default: average for n in (1, 2, 3)},
+    aten.linalg_vector_norm.default: norm,
 }
 
 
-def with_plain_windows(program: ExportedProgram) -> ExportedProgram:
-    """Replace the windows of a program that are in float64; return it as it is if there are none."""
-    found = (
-        node.target in _DECOMPOSITIONS and node.meta["val"].dtype == torch.float64
-        for node in program.graph.nodes
+def with_replacements(program: ExportedProgram) -> ExportedProgram:
+    """Replace what needs it in a program; return it as it is if nothing does."""
+    return (
+        program.run_decompositions(_REPLACEMENTS)
+        if any(map(_needs, program.graph.nodes))
+        else program
     )
-    return program.run_decompositions(_DECOMPOSITIONS) if any(found) else program
+
+
+def _needs(node: Node) -> bool:
+    if node.target is aten.linalg_vector_norm.default:
+        value: Tensor = node.all_input_nodes[0].meta["val"]
+        return _is_long(value, range(1, value.dim()))
+    return node.target in _REPLACEMENTS and node.meta["val"].dtype == torch.float64
