@@ -63,6 +63,11 @@ def branches() -> cl.ConformalLayers:
     return cl.ConformalLayers(cl.Conv2d(2, 3, 3, bias=True), cl.ReSPro(), block, wide, cl.ReSPro())
 
 
+def residual() -> cl.ConformalLayers:
+    block = cl.Residual(cl.Conv2d(3, 3, 3, padding=1), cl.ReSPro())
+    return cl.ConformalLayers(cl.Conv2d(2, 3, 3), cl.ReSPro(projective=True), block)
+
+
 def linear_branches() -> cl.ConformalLayers:
     block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2))
     return cl.ConformalLayers(block, cl.ReSPro(), cl.Scale(0.5), cl.ReSPro())
@@ -89,6 +94,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "unpadded": unpadded,
     "circular": circular,
     "branches": branches,
+    "residual": residual,
     "linear branches": linear_branches,
     "absorbed head": lambda: nn.Sequential(circular(), nn.Flatten(), nn.Linear(144, 3)),
     "torus head": lambda: nn.Sequential(unpadded(), nn.Flatten(), nn.Linear(12, 3)),

@@ -32,7 +32,7 @@ FLAGS = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2"]
 STRICT = ["-pedantic", "-Wconversion", "-Wdouble-promotion", "-Wshadow"]
 SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover", "-g"]
 LIMIT = 512 * 1024
-KEPT = ("biases", "branches", "linear branches")  # whose layers only torch can run
+KEPT = ("biases", "branches", "linear branches", "residual")  # whose layers only torch can run
 
 MAIN = """
 #include <stdio.h>

@@ -60,6 +60,7 @@ SOME = [
     ("unpadded", "spectral"),
     ("several", "layers"),
     ("branches", "dense"),
+    ("residual", "dense"),
     ("branches", "layers"),
     ("biases", "conv"),
 ]

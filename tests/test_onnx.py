@@ -70,6 +70,7 @@ FAST = [
     ("circular", "spectral", torch.float32),
     ("unpadded", "spectral", torch.float32),
     ("branches", "layers", torch.float32),
+    ("residual", "dense", torch.float32),
     ("rules", "dense", torch.float64),
 ]
 

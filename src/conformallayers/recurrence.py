@@ -132,7 +132,11 @@ class Recurring(nn.Module):
         alive = (tau != 0).to(tau.dtype)
         inverse, start = guarded_ratio(1.0, tau), m * tau
         with full_precision(unit):
-            dots = unit.flatten(1) @ self.rows.T if len(self.rows) else unit.new_zeros(len(unit), 0)
+            dots = (
+                unit.flatten(1) @ self.rows.T
+                if len(self.rows)
+                else unit.new_zeros(unit.shape[0], 0)
+            )
         growths: list[Tensor] = []
 
         def along(key: Key, coefficient: Tensor) -> Tensor:

@@ -118,11 +118,12 @@ def _opened(name: str, handle: int) -> Archive:
     size, file = status.st_size, FileIO(handle, "rb", closefd=False)
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-        damaged(name, f"a header of {length} bytes in a file of {size}")
+        other = "" if length < 2**40 else "; no safetensors file begins so"
+        damaged(name, f"a header of {length} bytes in a file of {size}{other}")
     header = _json(name, file.read(length))
     meta = header.get("__metadata__")
     if not isinstance(meta, dict) or not isinstance(meta.get(_KEY), str):
-        remedy = "Plain weights load with safetensors.torch.load_file."
+        remedy = "Plain weights load with safetensors.torch.load_file; conformallayers fold turns a run into a file of cl.save."
         raise refusal(f"load({name})", "a file of cl.save", "another safetensors file", remedy)
     if not all(isinstance(value, str) for value in meta.values()):
         damaged(name, "metadata that is no text")

@@ -195,6 +195,8 @@ def _checked(folded: object, folder: Any, name: object, dtype: object) -> Path:
     target = Path(folder)
     if not target.is_dir():
         got, remedy = repr(os.fspath(folder)), "Create it first."
+        if target.exists():
+            got, remedy = f"the file {got}", "Name a folder."
         raise refusal("export_c(folder)", "a folder that exists", got, remedy)
     return target
 

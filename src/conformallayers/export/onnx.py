@@ -28,7 +28,6 @@ _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of ONNX Runtime
 BATCHES = 1, 4, 64
 _LARGEST = 2**31 - 2**20  # bytes of one file
-_DENSE = 'Fold with strategy="dense", which keeps no layers.'
 
 
 def export_onnx(folded: Folded, path: Path, *, opset: int | None = None) -> None:
@@ -163,7 +162,9 @@ def _translated(folded: Folded, opset: int) -> Any:
             )
     except Exception as error:
         got = f"what torch.onnx does not translate: {_first_line(error)}"
-        raise refusal("export_onnx(folded)", "operators that ONNX has", got, _DENSE) from error
+        raise refusal(
+            "export_onnx(folded)", "operators that ONNX has", got, _remedy(folded)
+        ) from error
     model: Any = result.model  # type: ignore[union-attr]
     if model.opset_imports.get("") != opset:
         got = f"operators of version {model.opset_imports.get('')}"
@@ -281,7 +282,7 @@ def _check(onnx: Any, name: str, folded: Folded) -> None:
         onnx.checker.check_model(name, full_check=True)
     except Exception as error:
         got = f"what onnx refuses: {_first_line(error)}"
-        raise refusal("export_onnx(folded)", "a valid model", got, _DENSE) from error
+        raise refusal("export_onnx(folded)", "a valid model", got, _remedy(folded)) from error
     runtime = _runtime()
     if runtime is None:
         return
@@ -289,7 +290,9 @@ def _check(onnx: Any, name: str, folded: Folded) -> None:
         session = _session(runtime, name)
     except Exception as error:
         got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
-        raise refusal("export_onnx(folded)", "operators that it has", got, _DENSE) from error
+        raise refusal(
+            "export_onnx(folded)", "operators that it has", got, _remedy(folded)
+        ) from error
     for batch in BATCHES:
         x = _samples(folded, batch)
         with torch.no_grad():
@@ -301,7 +304,7 @@ def _check(onnx: Any, name: str, folded: Folded) -> None:
                 "export_onnx(folded)",
                 f"the numbers of torch up to {LIMITS[folded.dtype]:g}",
                 f"an error of {lost:.2g} at batch size {batch} in ONNX Runtime",
-                _DENSE,
+                _remedy(folded),
             )
 
 
@@ -331,9 +334,16 @@ def _error(actual: Tensor, expected: Tensor) -> float:
     return float(torch.where(lost == 0, 0.0, lost / size).max())
 
 
+def _remedy(folded: Folded) -> str:
+    """Tell how else to fold."""
+    if set(folded.strategy.split("+")) == {"dense"}:
+        return "Leave layers around the folded parts out, or report it: a dense fold should export."
+    return 'Fold with strategy="dense", which keeps no layers.'
+
+
 def _first_line(error: BaseException) -> str:
     """Return the first line of what went wrong at the bottom, shortened."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{type(error).__name__}: {lines[0][:200]}"
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}"

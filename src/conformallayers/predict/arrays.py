@@ -70,7 +70,7 @@ def _opened(path: str, shape: tuple[int, ...]) -> Array:
 def _count(found: tuple[int, ...], dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     if dtype.kind != "f" and dtype != np.uint8:
         raise Unreadable(f"an array of {dtype}; floats, or bytes from 0 to 255, are taken")
-    if found == shape:
+    if found == shape or (shape[0] == 1 and found == shape[1:]):
         return 1
     grey = shape[0] == 1 and len(found) == len(shape) and found[1:] == shape[1:]
     if not grey and found[1:] != shape:
