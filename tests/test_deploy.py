@@ -85,6 +85,12 @@ def test_every_strategy_is_there() -> None:
 
 
 @compiles
+def test_sparse_float64_exports_strictly() -> None:
+    folded = cl.fold(net("chain"), SHAPE, strategy="sparse", dtype=torch.float64)
+    agree(exported(folded, strict=True).module(), folded, 1e-11)
+
+
+@compiles
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", list(NETS))

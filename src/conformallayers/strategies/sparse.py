@@ -120,7 +120,9 @@ class SparseCore(Core):
         crow = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
         self.register_buffer(f"{name}_crow", crow.to(request.device))
         self.register_buffer(f"{name}_column", columns.to(torch.int32).to(request.device))
-        self.register_buffer(f"{name}_value", sparse.values().to(request.device, request.dtype))
+        # A copy: compilers cannot take a view of a sparse tensor.
+        value = sparse.values().to(request.device, request.dtype, copy=True)
+        self.register_buffer(f"{name}_value", value)
 
     @classmethod
     def refuses(cls, program: Program) -> str | None:
