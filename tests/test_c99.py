@@ -20,10 +20,10 @@ import conformallayers as cl
 from conformallayers.certificate import Certificate
 from conformallayers.export.c99_arrays import Constant, form, matrix
 from conformallayers.export.c99_prune import needed, proven, room_each, room_left
-from conformallayers.strategies import STRATEGIES
 from conformallayers.testing import relative_error
 from nets import NETS, SHAPE, features, net
 from oracle import randomise
+from support import folds as all_folds
 from support import samples
 
 COMPILER = shutil.which("cc")
@@ -123,16 +123,6 @@ def hard(shape: tuple[int, ...] = SHAPE) -> Tensor:
     return x
 
 
-def folds_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, cl.Folded]:
-    found = {}
-    for strategy in STRATEGIES:
-        try:
-            found[strategy] = cl.fold(model, shape, strategy=strategy)
-        except cl.ConformalError:
-            assert strategy != "layers"
-    return found
-
-
 # -- the numbers --------------------------------------------------------------------------------
 
 
@@ -163,7 +153,7 @@ def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None
         model, shape = geometries()[name]
         randomise(model)
     exports, folds = [], []
-    for strategy, folded in folds_of(model, shape).items():
+    for strategy, folded in all_folds(model, shape).items():
         try:
             exports.append(cl.export_c(folded, tmp_path, name=f"by_{strategy}"))
         except cl.ConformalError:

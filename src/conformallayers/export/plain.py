@@ -21,7 +21,6 @@ from ..strategies.banded import BandedCore
 from ..strategies.base import wide
 from ..strategies.circular import CircularCore
 from ..strategies.dense import DenseCore
-from ..strategies.routes import CONVOLVE
 from ..strategies.sparse import SparseCore
 from ..strategies.torus import TorusCore
 
@@ -236,12 +235,8 @@ class Torus(nn.Module):
         exact = F.pad(x.to(self.dtype), pads) if any(pads) else x.to(self.dtype)
         u = self.fourier(exact)
         values = [_sum(u @ getattr(self, f"form{index}") * u) for index in range(core.forms)]
-        for index, group in enumerate(core.group_of):
-            values[group] = values[group] - core.wrapped(exact, index)
-        forms = tuple(value.clamp_min(0) for value in values)
-        if core.matrix is None:
-            return CONVOLVE[core.axes](x, core.last, padding=core.padding), forms
-        return (x.flatten(1) @ core.matrix.T).view(-1, *core.output_shape), forms
+        found: Values = core.finished(x, exact, values)
+        return found
 
 
 _PLAIN: dict[type[nn.Module], Callable[[Any], nn.Module]] = {

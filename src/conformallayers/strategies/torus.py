@@ -169,15 +169,28 @@ class TorusCore(Core):
                     spectrum
                 )
                 values.append(product.sum((1, 2, 3)))
+        return self.finished(x, exact, values)
+
+    def finished(
+        self, x: Tensor, exact: Tensor, values: list[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return M x̂ / gain, and the forms without what wraps around.
+
+        Args:
+            x: the batch.
+            exact: the batch as it was transformed: wide, with its margin.
+            values: the forms on the torus.
+        """
+        with full_precision(x):
             for index, group in enumerate(self.group_of):
-                values[group] = values[group] - self.wrapped(exact, index)
+                values[group] = values[group] - self._wrapped(exact, index)
             # Rounding may leave a difference of equals a little below zero.
             forms = tuple(value.clamp_min(0) for value in values)
         if self.matrix is None:
             return CONVOLVE[self.axes](x, self.last, padding=self.padding), forms
         return (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape), forms
 
-    def wrapped(self, x: Tensor, index: int) -> Tensor:
+    def _wrapped(self, x: Tensor, index: int) -> Tensor:
         """Return the energy of the outputs whose window wraps around along some axis."""
         kernel = getattr(self, f"kernel{index}").to(x.dtype)
         total = x.new_zeros(x.shape[0])
