@@ -27,6 +27,27 @@ class Called(nn.Module):
         return self.last(nn.functional.relu(self.hidden(x)))
 
 
+class Offset(nn.Module):
+    """Take a constant away, as many models do with the mean of their images."""
+
+    def __init__(self, *shape: int, add: bool = False) -> None:
+        super().__init__()
+        self.add = add
+        self.register_buffer("mean", torch.rand(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mean if self.add else x - self.mean
+
+
+OFFSETS = {
+    "image": lambda: Offset(*SHAPE),
+    "channels": lambda: Offset(2, 1, 1),
+    "with batch axis": lambda: Offset(1, 2, 1, 1),
+    "number": Offset,
+    "added": lambda: Offset(2, 1, 1, add=True),
+}
+
+
 def features(*, bias: bool = False, **options: object) -> cl.ConformalLayers:
     activation = cl.ReSPro(**options)
     return cl.ConformalLayers(

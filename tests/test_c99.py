@@ -21,7 +21,7 @@ from conformallayers.certificate import Certificate
 from conformallayers.export.c99_arrays import Constant, form, matrix
 from conformallayers.export.c99_prune import needed, proven, room_each, room_left
 from conformallayers.testing import relative_error
-from nets import NETS, SHAPE, features, net
+from nets import NETS, OFFSETS, SHAPE, features, net
 from oracle import randomise
 from support import folds as all_folds
 from support import samples
@@ -222,17 +222,10 @@ def test_deep_networks_stay_in_range(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("strategy", ["dense", "conv"])
-def test_a_mean_image_is_subtracted(strategy: str, tmp_path: Path) -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.rand(SHAPE))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x - self.mean
-
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_mean_image_is_subtracted(offset: str, strategy: str, tmp_path: Path) -> None:
     head = nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3)
-    model = nn.Sequential(Centred(), randomise(features()) or features(), *head)
+    model = nn.Sequential(OFFSETS[offset](), randomise(features()) or features(), *head)
     folded = cl.fold(model, SHAPE, strategy=strategy)
     _, run = one(tmp_path, folded)
     x = hard()

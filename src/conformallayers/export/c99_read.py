@@ -5,14 +5,13 @@ What has no form in C is refused by name.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from ..certificate import Certificate
 from ..errors import refusal, shape_text
@@ -30,7 +29,7 @@ from .c99_cores import Maps, dense_form, dense_matrix
 from .c99_ops import INPUT, Copy, Enter, Leave, Relu, Step, Subtract, Times, Value
 from .c99_prune import needed, proven, radius_of, room_each, room_left
 from .c99_recur import Recur, Site
-from .store import _module
+from .chain import chain_of
 from .values import known_rule
 
 # How a form may be stored within a tolerance, smallest first, and the share of the room that
@@ -42,37 +41,6 @@ _FLATTEN = (nn.Flatten, Flatten)
 _NOTHING = (nn.Identity, Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-class Offset(nn.Module):
-    """Subtract a constant sample; what a module that does so is in a graph."""
-
-    def __init__(self, mean: Tensor) -> None:
-        super().__init__()
-        self.mean = mean
-
-
-def chain_of(folded: Folded) -> list[nn.Module]:
-    """Return what a fold does, one module after the other, or refuse a graph that is no chain."""
-    body = folded.body
-    if not isinstance(body, fx.GraphModule):
-        return list(_flat(body))
-    modules: list[nn.Module] = []
-    previous: fx.Node | None = None
-    for node in body.graph.nodes:
-        if node.op == "get_attr":
-            continue
-        if node.op == "output" and node.args == (previous,):
-            break
-        if node.op != "placeholder" or previous is not None:
-            module = _offset(body, node, previous) or _module(body, node, previous)
-            if module is None:
-                got = f"{node.format_node()}"
-                remedy = "Use modules, flatten and relu one after the other."
-                raise refusal("export_c(folded)", "a chain around the folded parts", got, remedy)
-            modules += _flat(module)
-        previous = node
-    return modules
-
-
 def _flat(module: nn.Module) -> Iterator[nn.Module]:
     """Walk through nested ``nn.Sequential``."""
     if type(module) is nn.Sequential and not has_hooks(module):
@@ -80,21 +48,6 @@ def _flat(module: nn.Module) -> Iterator[nn.Module]:
             yield from _flat(child)
     else:
         yield module
-
-
-def _offset(body: fx.GraphModule, node: fx.Node, previous: fx.Node | None) -> Offset | None:
-    """Return ``x − constant`` or ``x + constant`` as a module."""
-    signs = {operator.sub: 1, torch.sub: 1, operator.add: -1, torch.add: -1}
-    if node.target not in signs or len(node.args) != 2 or node.kwargs or node.args[0] != previous:
-        return None
-    other = node.args[1]
-    if isinstance(other, fx.Node):
-        if other.op != "get_attr":
-            return None
-        value = operator.attrgetter(str(other.target))(body)
-    else:
-        value = other
-    return Offset(signs[node.target] * torch.as_tensor(value).detach())
 
 
 class Reader:
@@ -118,8 +71,9 @@ class Reader:
     def read(self, folded: Folded) -> None:
         """Read all of a fold."""
         self.shape = folded.input_shape
-        for module in chain_of(folded):
-            self._module(module)
+        for part in chain_of(folded, "export_c(folded)"):
+            for module in _flat(part):
+                self._module(module)
         if self.shape != folded.output_shape:
             got = shape_text(self.shape)
             raise refusal("export_c", shape_text(folded.output_shape), got, _DENSE)
@@ -162,7 +116,7 @@ class Reader:
         elif has_hooks(module) or "forward" in vars(module):
             got = f"{type(module).__name__} with hooks"
             raise refusal("export_c(folded)", "plain layers", got, "Remove them and fold again.")
-        elif type(module) in (Offset, Centre):
+        elif type(module) is Centre:
             self._offset(_numpy(module.mean))
         elif type(module) in _LINEAR:
             self._linear(module)

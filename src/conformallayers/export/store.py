@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
 from .. import __version__
 from ..errors import refusal, shape_text
@@ -28,6 +27,7 @@ from .archive import (
     unbuildable,
     write_archive,
 )
+from .chain import chain_of
 from .modules import Reader, Writer
 from .types import DTYPES
 from .values import decode, encode
@@ -91,6 +91,8 @@ def save(
             remedy = "Fold with dtype=torch.float32."
             raise refusal("save(folded)", "a dtype that files have", str(model.dtype), remedy)
         certificate = encode(model.certificate, "certificate", writer.put)
+        chain = chain_of(model, "save(folded)", ", or use torch.save")
+        body = nn.Sequential(*chain) if isinstance(model.body, fx.GraphModule) else model.body
         document |= {
             "input_shape": list(model.input_shape),
             "output_shape": list(model.output_shape),
@@ -101,7 +103,7 @@ def save(
             "plans": [
                 [label, encode(plan, label, writer.put)] for label, plan in model.plans.items()
             ],
-            "structure": writer.describe(_body(model), "body"),
+            "structure": writer.describe(body, "body"),
         }
     else:
         document |= {"training": model.training, "structure": writer.describe(model, "")}
@@ -230,42 +232,3 @@ def _stored(archive: Archive) -> Callable[[str], Tensor]:
         return tensor
 
     return get
-
-
-def _body(folded: Folded) -> nn.Module:
-    """Return the modules of a fold as a chain, or refuse a graph that is none."""
-    body = folded.body
-    if not isinstance(body, fx.GraphModule):
-        return body
-    modules: list[nn.Module] = []
-    previous: fx.Node | None = None
-    for node in body.graph.nodes:
-        if node.op == "output" and node.args == (previous,):
-            break
-        if node.op != "placeholder" or previous is not None:
-            module = _module(body, node, previous)
-            if module is None:
-                got = f"{node.format_node()}"
-                remedy = "Use modules, flatten and relu one after the other, or use torch.save."
-                raise refusal("save(folded)", "a chain around the folded parts", got, remedy)
-            modules.append(module)
-        previous = node
-    return nn.Sequential(*modules)
-
-
-_CALLS: dict[Any, Callable[..., nn.Module]] = {
-    torch.flatten: lambda start_dim=0, end_dim=-1: nn.Flatten(start_dim, end_dim),
-    torch.relu: nn.ReLU,
-    F.relu: nn.ReLU,
-}
-
-
-def _module(body: fx.GraphModule, node: fx.Node, previous: fx.Node | None) -> nn.Module | None:
-    """Return a node that follows the one before it as a module; None if there is none for it."""
-    if node.all_input_nodes != [previous] or node.args[:1] != (previous,):
-        return None
-    if node.op == "call_module":
-        return body.get_submodule(str(node.target)) if len(node.args) == 1 else None
-    target = getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
-    make = _CALLS.get(target)
-    return None if make is None else make(*node.args[1:], **node.kwargs)
