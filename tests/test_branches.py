@@ -180,10 +180,10 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
 @pytest.mark.parametrize(
     ("forward", "named"),
     [
-        (lambda x: x * x, "mul"),
-        (lambda x: x + 1, "add"),
-        (lambda x: torch.cat([x, x]), "cat"),
-        (lambda x: torch.relu(x), "relu"),
+        (lambda x: x * x, r"got mul\(x, x\)\. Write it with cl layers"),
+        (lambda x: x + 1, r"got add\(x, 1\)\. .* as its bias"),
+        (lambda x: torch.cat([x, x]), r"got cat\(\[x, x\]\)"),
+        (lambda x: torch.relu(x), r"got relu\(x\)\. Use an activation that folds"),
         (lambda x: (x, x), "one output"),
         (lambda x: x if x.sum() > 0 else -x, "trace"),
     ],
@@ -195,6 +195,19 @@ def test_what_cannot_be_traced(forward: object, named: str) -> None:
 
     with pytest.raises(cl.ConformalError, match=named):
         cl.Traced(Wrong())
+
+
+def test_a_container_is_no_layer_of_a_graph() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.part(x)
+
+    with pytest.raises(cl.ConformalError, match=r"got a ConformalLayers at part.* Put its layers"):
+        cl.Traced(Nested())
 
 
 def test_the_sum_keeps_the_coordinate_of_the_first() -> None:

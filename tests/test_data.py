@@ -364,6 +364,8 @@ def test_list_and_check_tell_what_is_there(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("BAD mnist: ")
     assert lines[1] == "ok  scikit-learn's digits"  # one that is missing stops no other
+    assert run("data", "check", "--data-root", root / "nowhere") != 0
+    assert "data check --data-root: expected a folder" in capsys.readouterr().err
 
 
 def test_get_copies_checked_files(

@@ -253,6 +253,15 @@ def test_what_a_file_cannot_hold_is_refused_by_name(
     assert not list(path.parent.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("ending", "other"), [("onnx", "cl.export_onnx"), ("PT", "torch.save"), ("c", "cl.export_c")]
+)
+def test_an_ending_of_another_format_is_refused(ending: str, other: str, tmp_path: Path) -> None:
+    with pytest.raises(cl.ConformalError, match=rf"save\(path\): .*there is {other}"):
+        cl.save(cl.fold(net("chain"), SHAPE), tmp_path / f"net.{ending}")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_a_constant_that_is_subtracted_comes_back_to_the_bit(offset: str, path: Path) -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), Offset(5, add=True))

@@ -155,11 +155,19 @@ def test_a_new_head_of_the_same_kind_is_kept(tmp_path: Path) -> None:
 # -- damage -------------------------------------------------------------------------------------
 
 
-def refused(folder: Path, message: str, kind: Any = networks.LeNetCL, **options: Any) -> None:
+def refused(folder: Path | str, message: str, kind: Any = networks.LeNetCL, **options: Any) -> None:
     with pytest.raises(cl.ConformalError, match=message) as caught:
         kind.from_pretrained(folder, **options)
     assert str(caught.value).startswith(f"{kind.__name__}.from_pretrained({folder})")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "runs/of/lenet"])
+def test_what_the_hub_cannot_know_is_not_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", None)
+    refused(name, "expected a folder, got none")
 
 
 class Bomb:

@@ -1,8 +1,10 @@
-"""Plain-text tables: traces and explanations print with this."""
+"""Plain text: tables, counts, and calls of a graph, for explanations and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from torch import fx
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,6 +38,25 @@ def size(number: float) -> str:
         if number >= 1024**power:
             return f"{number / 1024**power:.3g} {unit}"
     return f"{number:.0f} B"
+
+
+def call_text(node: fx.Node) -> str:
+    """Write a node of a graph as one would in Python.
+
+    Examples:
+        >>> import torch
+        >>> graph = fx.symbolic_trace(lambda x: torch.cat([x * 2, x.flatten(1)], dim=1)).graph
+        >>> [call_text(node) for node in graph.nodes]
+        ['x', 'mul(x, 2)', 'x.flatten(1)', 'cat([mul, flatten], dim=1)', 'output(cat)']
+    """
+    if node.op in ("placeholder", "get_attr"):
+        return str(node.target)
+    values = [str(value) for value in node.args]
+    named = [f"{key}={value}" for key, value in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{values[0]}.{node.target}({', '.join([*values[1:], *named])})"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node)
+    return f"{name}({', '.join([*values, *named])})"
 
 
 def _numeric(cell: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from . import __version__
 from .commands.extras import extra_for
-from .errors import ClosedPipe, ConformalError
+from .errors import ClosedPipe, ConformalError, refusal
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -300,6 +300,9 @@ def _data_app() -> "App":
             from .experiments.files import data_root as root_of
             from .experiments.files import found_where
         root = root_of(data_root)
+        if data_root is not None and not root.is_dir():
+            remedy = "conformallayers data get NAME fetches a set into one."
+            raise refusal("data check --data-root", "a folder", str(root), remedy)
         found = [name for name, place in found_where(root).items() if place]
         bad = 0
         for name in names or found:

@@ -250,7 +250,7 @@ class Published(_Mixin):
         if _Mixin is not _Absent:
             if os.path.isdir(name):
                 _check_folder(name, where)
-            elif isinstance(pretrained_model_name_or_path, Path) or name.startswith((".", os.sep)):
+            elif isinstance(pretrained_model_name_or_path, Path) or not _is_repository(name):
                 raise refusal(where, "a folder", "none", "Give a folder, or USER/REPOSITORY.")
         made: N = super().from_pretrained(name, **options)
         vars(made).pop("_hub_mixin_config", None)
@@ -283,6 +283,11 @@ class Published(_Mixin):
         _load(network, path, where, str(map_location), cast)
         made: N = network.eval()
         return made
+
+
+def _is_repository(name: str) -> bool:
+    """Tell whether the Hub may know a name; it is slow to say that it does not."""
+    return not name.startswith((".", os.sep)) and name.count("/") == 1
 
 
 def _module(published: Any) -> nn.Module:

@@ -7,9 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
+from torch.nn import functional as F
 
+from ._text import call_text
 from .activations import RadialActivation
 from .composite import Composite, Flow, Join, below, checked_module
+from .container import ConformalLayers
 from .errors import refusal
 from .kinds import find_kind
 
@@ -46,10 +49,17 @@ class Traced(Composite):
         if isinstance(module, RadialActivation) or find_kind(module) is not None:
             remedy = "Put it into the ConformalLayers as it is."
             raise refusal(f"Traced({name})", "a module with layers inside", "a layer", remedy)
+        for path, part in module.named_modules():
+            if isinstance(part, ConformalLayers):
+                got = (
+                    f"a ConformalLayers at {path or 'its root'}, which makes and ends points itself"
+                )
+                remedy = "Put its layers there without it, in an nn.Sequential."
+                raise refusal(f"Traced({name})", "layers that points pass", got, remedy)
         try:
             graph = _Tracer().trace(module)
         except Exception as error:
-            got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
             remedy = "Keep its forward free of branches on values."
             raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
         for node in graph.nodes:
@@ -122,9 +132,17 @@ def _check_node(name: str, node: fx.Node) -> None:
         raise refusal(
             f"Traced({name}) at {node.name}",
             "modules, sums of two values, torch.cat behind the batch axis, flatten(1)",
-            str(node.format_node()),
-            "Write it with cl layers, +, torch.cat and flatten.",
+            call_text(node),
+            _remedy(node),
         )
+
+
+def _remedy(node: fx.Node) -> str:
+    if node.op == "get_attr" or (node.target in _SUMS and not node.kwargs):
+        return "Give a constant that is added to a layer, as its bias: cl.Linear(..., bias=True)."
+    if node.target in (torch.relu, F.relu, "relu", torch.tanh, "tanh", F.gelu):
+        return "Use an activation that folds, such as cl.ReSPro(), or put it into the head."
+    return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."
 
 
 def _cat_parts(node: fx.Node) -> Any:

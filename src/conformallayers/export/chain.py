@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 
+from .._text import call_text
 from ..errors import refusal
 from ..gains import Centre
 from ..runtime import Folded
@@ -47,9 +48,9 @@ def chain_of(folded: Folded, where: str, remedy: str = "") -> list[nn.Module]:
         if node.op != "placeholder" or previous is not None:
             module = _module(body, node, previous) or _centre(folded, body, node, previous)
             if module is None:
-                expected, got = "a chain around the folded parts", node.format_node()
+                expected, got = "a chain around the folded parts", call_text(node)
                 allowed = "Use modules, flatten, relu and constants that are subtracted"
-                raise refusal(where, expected, str(got), f"{allowed}, one after the other{remedy}.")
+                raise refusal(where, expected, got, f"{allowed}, one after the other{remedy}.")
             modules.append(module)
         previous = node
     return modules

@@ -34,6 +34,13 @@ from .values import decode, encode
 
 _FOLDED = 'Fold with strategy="dense", which keeps no layers, or use torch.save.'
 _MODEL = "Save its weights: safetensors.torch.save_file(model.state_dict(), path)."
+# Endings that promise another format.
+_OTHERS = {
+    ".onnx": "For ONNX there is cl.export_onnx.",
+    **dict.fromkeys((".c", ".h"), "For C there is cl.export_c."),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".pkl"), "For pickles there is torch.save."),
+    **dict.fromkeys((".npy", ".npz"), "conformallayers.numpy loads safetensors files."),
+}
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 _FLOATING = {name: getattr(torch, name) for name in FOLDED_DTYPES}
 
@@ -71,6 +78,10 @@ def save(
     """
     if not isinstance(model, nn.Module):
         raise refusal("save(model)", "an nn.Module", type(model).__name__, "Pass the model itself.")
+    ending = os.path.splitext(os.fspath(path))[1].lower()
+    if ending in _OTHERS:
+        remedy = f"{_OTHERS[ending]} Files of cl.save end with .safetensors."
+        raise refusal("save(path)", "a safetensors file", repr(os.fspath(path)), remedy)
     folded = isinstance(model, Folded)
     writer = Writer(_FOLDED if folded else _MODEL)
     dtypes = [tensor.dtype for tensor in model.parameters()]
