@@ -32,8 +32,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "BaseReSProNet": lambda: networks.BaseReSProNet(
         1, 8, alpha=0.1 + 0.2, projective=True, gain=3.0, num_classes=4
     ),
-    "LeNet": lambda: networks.LeNet(num_classes=3),
+    "LeNet": lambda: networks.LeNet(dropout=0.3, num_classes=3),
     "LeNetCL": lambda: networks.LeNetCL(alpha="learned", dtype=torch.float64),
+    "LeNetCL dropout": lambda: networks.LeNetCL(dropout=0.1, gain=2.0),
     "LeNetCL bfloat16": lambda: networks.LeNetCL(dtype=torch.bfloat16),
     "DkNet": lambda: networks.DkNet(2, hidden=4),
     "DkNetCL": lambda: networks.DkNetCL(

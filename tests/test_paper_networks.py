@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -71,3 +72,22 @@ def test_whole_networks_as_auto_folds_them(
     name: str, arguments: tuple[int, ...], side: int, projective: bool
 ) -> None:
     check_network(network(name, *arguments, projective=projective), "auto")
+
+
+@pytest.mark.parametrize("name", ["LeNet", "LeNetCL"])
+def test_dropout_trains_and_vanishes(name: str) -> None:
+    kind = getattr(cl.networks, name)
+    model, plain = kind(dropout=0.5), kind()
+    plain.load_state_dict(model.state_dict())  # the layers have the same names
+    x = torch.rand(2, *cl.networks.IMAGE_SHAPE)
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), plain.eval()(x))
+    if name == "LeNetCL":
+        folded = cl.fold(model.train(), cl.networks.IMAGE_SHAPE)
+        torch.testing.assert_close(folded(x), plain(x))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1, True, "much", float("nan")])
+def test_a_share_that_is_none_is_refused(dropout: Any) -> None:
+    with pytest.raises(cl.ConformalError, match="dropout: expected a number from 0 to below 1"):
+        cl.networks.LeNet(dropout=dropout)

@@ -124,6 +124,8 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
         ({"shift": 17}, "--shift: expected a value less than or equal to 16, got 17"),
         ({"gain": -1.0}, "--gain: expected a value greater than or equal to 0, got -1.0"),
         ({"momentum": 0.9}, "--momentum: expected none for adamw"),
+        ({"dropout": 1.0}, "--dropout: expected a value less than 1, got 1.0"),
+        ({"network": "BaseReLUNet", "dropout": 0.1}, "--dropout: expected no such option for Base"),
         ({"network": "LeNet", "gain": 2.0}, "--gain: expected no such option for LeNet, got 2.0"),
     ],
 )
@@ -216,7 +218,7 @@ def test_run_of_before_the_options_goes_on(small: Dataset, tmp_path: Path) -> No
     train("LeNet", small, **options)
     path = tmp_path / "run" / "config.json"
     old = json.loads(path.read_text())
-    for name in ("recipe", "gain", "flips", "shift", "centre"):
+    for name in ("recipe", "gain", "flips", "shift", "centre", "dropout"):
         assert old.pop(name) == DEFAULTS[name]
     path.write_text(json.dumps(old))
     assert len(train("LeNet", small, resume=True, **options).history) == 1

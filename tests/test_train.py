@@ -266,7 +266,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
         {"optimizer": "adam", "schedule": "one-cycle", "alpha": "learned"},
         {"optimizer": "rmsprop", "momentum": 0.5, "weight_decay": 1e-3, "projective": True},
         {"optimizer": "adamw", "weight_decay": 0.1, "gain": 3.0, "flips": True, "shift": 2},
-        {"optimizer": "sgd", "momentum": 0.9, "alpha": 2.0},
+        {"optimizer": "sgd", "momentum": 0.9, "alpha": 2.0, "dropout": 0.5},
         {"optimizer": "sgd"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),

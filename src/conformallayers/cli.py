@@ -170,6 +170,7 @@ def _add_training(app: "App") -> None:
         alpha: str | None = None,
         projective: bool | None = None,
         gain: float | None = None,
+        dropout: float | None = None,
         depth: int | None = None,
         hidden: int | None = None,
         pool_stride: int | None = None,
@@ -201,6 +202,7 @@ def _add_training(app: "App") -> None:
             alpha: young (the paper's), spectral, learned or a number; for conformal networks.
             projective: Take the projective form of ReSPro.
             gain: Where a learned factor at the end of the conformal part starts; 0 has none.
+            dropout: The share of hidden units in the head of LeNet and LeNetCL that a step leaves out.
             depth: The number of convolutions of DkNet and DkNetCL.
             hidden: The width of another layer in the head, linear in DkNet and DkNetCL, with ReLU
                 in BaseReLUNet and BaseReSProNet; 0 has none.

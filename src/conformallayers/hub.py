@@ -50,6 +50,10 @@ def _gain(network: Any) -> float | None:
     return None if scale is None else scale.initial
 
 
+def _dropout(network: Any) -> float:
+    return next((m.p for m in network.head.modules() if isinstance(m, nn.Dropout)), 0.0)
+
+
 # How an argument of a constructor is read from the network that it made.
 ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "pool_stride": lambda network: _first(network, nn.AvgPool2d).stride,
@@ -57,6 +61,7 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "alpha": lambda network: _first(network, ReSPro).alpha,
     "projective": lambda network: _first(network, ReSPro).projective,
     "gain": _gain,
+    "dropout": _dropout,
     "depth": lambda network: sum(isinstance(m, nn.Conv2d) for m in network.features),
     "padding_mode": lambda network: _first(network, nn.Conv2d).padding_mode,
     "num_classes": lambda network: _linears(network)[-1].out_features,

@@ -141,20 +141,31 @@ class BaseReSProNet(Network):
         super().__init__(_conformal(stages, gain, factory), head)
 
 
-def _lenet_head(num_classes: int, factory: dict[str, Any]) -> nn.Sequential:
+def _lenet_head(dropout: float, num_classes: int, factory: dict[str, Any]) -> nn.Sequential:
+    number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
+    if not number or not 0 <= dropout < 1:
+        raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 has none.")
+
+    def relu() -> nn.Module:  # as one module, so that the layers have the same names either way
+        return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
+
     return nn.Sequential(
         nn.Linear(400, 120, **factory),
-        nn.ReLU(),
+        relu(),
         nn.Linear(120, 84, **factory),
-        nn.ReLU(),
+        relu(),
         nn.Linear(84, num_classes, **factory),
     )
 
 
 class LeNet(Network):
-    """LeNet-5 with ReLU and max pooling."""
+    """LeNet-5 with ReLU and max pooling.
 
-    def __init__(self, *, num_classes: int = 10, **factory: Any) -> None:
+    Args:
+        dropout: share of the hidden units of the head that a training step leaves out.
+    """
+
+    def __init__(self, *, dropout: float = 0.0, num_classes: int = 10, **factory: Any) -> None:
         features = nn.Sequential(
             nn.Conv2d(3, 6, 5, **factory),
             nn.ReLU(),
@@ -163,7 +174,7 @@ class LeNet(Network):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        super().__init__(features, _lenet_head(num_classes, factory))
+        super().__init__(features, _lenet_head(dropout, num_classes, factory))
 
 
 class LeNetCL(Network):
@@ -172,6 +183,7 @@ class LeNetCL(Network):
     Args:
         alpha, projective: of the activations.
         gain: where a learned factor behind them starts; None has none.
+        dropout: as in LeNet.
 
     Examples:
         >>> LeNetCL(alpha="spectral")(torch.rand(2, 3, 32, 32)).shape
@@ -184,6 +196,7 @@ class LeNetCL(Network):
         alpha: str | float | None = None,
         projective: bool = False,
         gain: float | None = None,
+        dropout: float = 0.0,
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
@@ -195,7 +208,8 @@ class LeNetCL(Network):
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2),
         ]
-        super().__init__(_conformal(stages, gain, factory), _lenet_head(num_classes, factory))
+        head = _lenet_head(dropout, num_classes, factory)
+        super().__init__(_conformal(stages, gain, factory), head)
 
 
 def _dk_head(hidden: int | None, num_classes: int, factory: dict[str, Any]) -> nn.Module:

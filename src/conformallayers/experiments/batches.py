@@ -82,6 +82,12 @@ def _whole(images: Tensor) -> Tensor:
     return images
 
 
+def seed_of(seed: int, epoch: int, purpose: str = "") -> int:
+    """Return the seed of an epoch for one purpose; epoch 1 of seed 0 is not epoch 0 of seed 1."""
+    text = f"{seed} {epoch} {purpose}".rstrip()
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Go through images once, in batches of (B, 3, 32, 32) with values in [0, 1], and labels (B,).
@@ -167,12 +173,10 @@ class Batches:
 
     def _moves(self) -> Tensor:
         """Return whether each image is mirrored and how far it goes, (3, N), for all ranks alike."""
-        generator, count = self._generator(" moves"), len(self.labels)
+        generator, count = self._generator("moves"), len(self.labels)
         flipped = torch.randint(0, 1 + self.flips, (1, count), generator=generator)
         reach = torch.randint(-self.shift, self.shift + 1, (2, count), generator=generator)
         return torch.cat([flipped, reach])
 
     def _generator(self, purpose: str = "") -> torch.Generator:
-        # A hash, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
-        digest = hashlib.sha256(f"{self.seed} {self.epoch}{purpose}".encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, purpose))

@@ -30,9 +30,9 @@ from ..gains import Centre
 from .recipes import recipe
 
 NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
-_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain")
+_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
 _NAMES = ("network", "dataset")
-_NONE_AT_ZERO = ("hidden", "gain")  # 0 has none even where a recipe has one
+_NONE_AT_ZERO = ("hidden", "gain", "dropout")  # 0 has none even where a recipe has one
 _FILLED = {"pool_stride": 2, "alpha": "young"}  # what None stands for where the option applies
 
 
@@ -50,6 +50,7 @@ class TrainConfig(BaseModel):
     alpha: str | float | None = None
     projective: bool = False
     gain: NonNegativeFloat | None = None
+    dropout: float | None = Field(default=None, ge=0, lt=1)
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
     centre: bool = False

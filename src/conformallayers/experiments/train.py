@@ -22,7 +22,7 @@ from ..container import layer_by_layer
 from ..errors import refusal
 from ..gains import Centre
 from . import checkpoint, runs
-from .batches import Batches, mean_image
+from .batches import Batches, mean_image, seed_of
 from .config import TrainConfig, make_config
 from .data import Dataset, load
 from .distributed import Ranks, ranks
@@ -251,6 +251,8 @@ def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iter
     """Train for one epoch, yield the loss of every batch, and fill in the row at the end."""
     started = time.perf_counter()
     config, batches, among = run.config, run.batches.at(epoch), run.among
+    # For dropout: an epoch has its own numbers, whether or not the run was resumed before it.
+    torch.manual_seed(seed_of(config.seed, epoch, f"rank {among.rank}"))
     model.train()
     total, right = 0.0, 0
     for index, (images, labels) in enumerate(batches):
