@@ -9,7 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from .errors import refusal
-from .functional import Scalar, energy, positive, scale_samples, wide_dtype
+from .functional import (
+    Scalar,
+    energy,
+    may_look,
+    positive,
+    rescaled,
+    scale_samples,
+    squares_fit,
+    wide_dtype,
+)
 from .rules import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 
 _MODES = ("young", "spectral", "learned")
@@ -139,6 +148,11 @@ class RadialActivation(nn.Module):
                 "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
             )
         input, n = energy(input)
+        if may_look(input) and not squares_fit(input, n, n):
+            input, factor = rescaled(input)
+            input, n = energy(input)
+            growth = self.rule.growth(n / (factor * self.alpha).square())
+            return scale_samples(input, self.slope / (self.alpha * growth * factor))
         growth = self.rule.growth(n / self.alpha**2)
         return scale_samples(input, self.slope / (self.alpha * growth))
 

@@ -105,6 +105,15 @@ class Program:
         return tuple(self.segments[group[0]].rule for group in self.groups)
 
     @cached_property
+    def growth(self) -> float:
+        """A bound of ``‖z‖/‖x̂‖`` at every place, 1 at least; may be infinite."""
+        grown, largest = 1.0, 1.0
+        for segment in self.segments:
+            grown *= segment.factor * math.prod(op.norm for op in segment.operators)
+            largest = max(largest, grown)
+        return max(largest, grown * math.prod(op.norm for op in self.trailing))
+
+    @cached_property
     def recurrence(self) -> Recurrence | None:
         """The scalars of a program with biases; None where there are none."""
         return _recurrence(self) if self.births else None
@@ -138,7 +147,7 @@ def program_of(trace: Trace) -> Program:
         rule = step.module.rule
         weight = float(scaling.activate(step.alpha, rule.on_points, step.module.slope))
         factor = float(scaling.take() or 1.0)
-        segments.append(Segment(pending, factor, weight / factor**2, rule, step.path))
+        segments.append(Segment(pending, factor, weight / (factor * factor), rule, step.path))
         pending = ()
     shapes = trace.input_shape, trace.output_shape
     return Program(*shapes, tuple(segments), pending, float(scaling.rho))

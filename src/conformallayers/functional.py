@@ -106,22 +106,58 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
         x: coefficients, shape (B, ...).
         limits: of the norms that need no :func:`normalise`; None: all need it.
     """
-    may_look = (
+    moderate = (
         limits is not None
-        and type(x) is Tensor
-        and x.device.type == "cpu"
+        and may_look(x)
         and x.dtype in (torch.float32, torch.float64)
         and x.shape[0] > 0
         and not (torch.is_grad_enabled() and x.requires_grad)
         and not autocasts(x)
-        and not (torch.compiler.is_compiling() or torch._C._get_tracing_state() or transformed())
     )
-    if not may_look or limits is None:
+    if not moderate or limits is None:
         return None
     norm: Tensor = torch.linalg.vector_norm(x, dim=_features(x))
     low, high = torch.aminmax(norm)
     inside = limits[0] < float(low) and float(high) < limits[1]  # NaN is not
     return norm.to(wide_dtype(x.device)) if inside else None
+
+
+def may_look(x: Tensor) -> bool:
+    """Tell whether the values of a tensor are there to be looked at, at no cost: on the CPU."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+        return False
+    return not (torch._C._get_tracing_state() or transformed())
+
+
+def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
+    """Tell whether ``n = ‖z‖²`` is far from both ends of the range, but where a sample is zero.
+
+    Args:
+        z: coefficients, shape (B, ...).
+        n: as :func:`energy` gives it.
+        tau: coordinates; 0 for a sample of zeros.
+    """
+    high = torch.finfo(z.dtype).max ** 0.6
+    if n.shape[0] == 0:
+        return True
+    least, most = (float(end) for end in torch.aminmax(n.detach()))
+    if 1 / high < least and most < high:
+        return True
+    outside = (n > high) | ((n < 1 / high) & (tau != 0))  # NaN is neither
+    return not bool(outside.any())
+
+
+def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply every sample by a power of two that brings its norm near 1; return it as well.
+
+    Nothing is rounded, so that it does not matter which samples are rescaled, and when.
+    """
+    wide = wide_dtype(z.device)
+    norm = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
+    norm = torch.where((norm > 0) & norm.isfinite(), norm, torch.ones_like(norm))
+    most = 1000.0 if z.dtype == torch.float64 else 120.0
+    factor = torch.exp2(-norm.log2().floor().clamp(-most, most))
+    return scale_samples(z, factor), factor
 
 
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,8 +174,8 @@ def leave(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
     return scale_samples(z, rho * _inverse(tau))
 
 
-def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> Tensor:
-    """Return ``ρ z / (τ + gain·‖z‖²)``: the last activation and the division in one pass.
+def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> tuple[Tensor, Tensor]:
+    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division in one pass.
 
     Args:
         z: coefficients, shape (B, ...).
@@ -149,7 +185,7 @@ def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> Ten
     """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
-    result: Tensor = _ActivateAndLeave.apply(z, tau, gain, rho)[0]  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _ActivateAndLeave.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -227,7 +263,7 @@ class Scaling:
         balance, rho = self._balance, self._rho
         if self._last is not None:
             balance, rho = balance * self._last[0], rho * self._last[0]
-        return balance / rho**2
+        return balance / (rho * rho)  # a power of a Python number would raise beyond the range
 
     def activate(self, alpha: Scalar, on_points: bool, slope: float = 2.0) -> Scalar:
         """Pass an activation; return the weight that ``‖z‖²`` has in τ, for z as it is now."""
@@ -235,8 +271,8 @@ class Scaling:
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
-        weight = self._rho**2 if on_points else self._balance
-        return alpha**-2 if _is_one(weight) else weight / alpha**2
+        weight = self._rho * self._rho if on_points else self._balance
+        return 1.0 / (alpha * alpha) if _is_one(weight) else weight / (alpha * alpha)
 
     def take(self) -> Scalar | None:
         """Return the factor that z must be multiplied with now, or None if there is none."""

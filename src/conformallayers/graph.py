@@ -31,6 +31,7 @@ from .web import Web
 from .wholes import request_of, whole_of, with_head
 
 Whole = TypeVar("Whole", bound=Program | Web)
+_SAMPLES = 2  # that shapes are followed with; of 1, an axis could be the batch or not
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
 
 
@@ -111,7 +112,9 @@ def fold(
                 graph_module, node, shapes, strategy, slack, dtype, device, max_paths
             )
         body = _simplest(graph_module).to(dtype=dtype, device=device)
-        piece = _piece(graph_module, shapes.shapes, max(4, dtype.itemsize))
+        piece = None
+        if shapes.steady:
+            piece = _piece(graph_module, shapes.shapes, max(4, dtype.itemsize))
     return Folded(body, plans, (shape, shapes.result), dtype, device, piece, fingerprint(model))
 
 
@@ -140,7 +143,7 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     for found in shapes.traces.values():
         offset = len(steps)
         for step in found.steps:
-            sources = tuple(source + offset for source in step.sources)
+            sources = tuple(source if source < 0 else source + offset for source in step.sources)
             steps.append(replace(step, sources=sources))
     return Trace(shape, tuple(steps))
 
@@ -187,7 +190,7 @@ def _whole(
         kind = find_kind(module)
         factor = kind.stretch(module) if kind and kind.stretch else None
         refused = kind is not None and kind.check is not None and kind.check(module) is not None
-        if factor is None or refused or before not in shapes.shapes:
+        if factor is None or refused or not {before, first} <= shapes.shapes.keys():
             break
         modules.insert(0, module)
         operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[first]))
@@ -219,7 +222,8 @@ class _Shapes(fx.Interpreter):
         super().__init__(module)
         self.extra_traceback = False  # or fx would write its own lines into our messages
         self.traces: dict[fx.Node, Trace] = {}
-        self.shapes: dict[fx.Node, Shape] = {}
+        self.shapes: dict[fx.Node, Shape] = {}  # of a sample, where the batch axis comes first
+        self.steady = True  # whether it does so everywhere
         self.result: Shape = ()
 
     def run_node(self, n: fx.Node) -> Any:
@@ -229,8 +233,11 @@ class _Shapes(fx.Interpreter):
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
             value = super().run_node(n)
-        if isinstance(value, Tensor):
-            self.shapes[n] = tuple(value.shape[1:])
+        if isinstance(value, Tensor) and n.op != "get_attr":
+            if value.shape[:1] == (_SAMPLES,):
+                self.shapes[n] = tuple(value.shape[1:])
+            else:
+                self.steady = False
         if n.op == "output":
             if not isinstance(value, Tensor):
                 raise refusal(
@@ -290,7 +297,7 @@ def _capture(
         ) from error
     parameter = next(model.parameters(), None)
     zeros = torch.zeros(
-        2,
+        _SAMPLES,
         *shape,
         dtype=None if parameter is None else parameter.dtype,
         device=None if parameter is None else parameter.device,

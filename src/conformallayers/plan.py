@@ -11,6 +11,7 @@ from .certificate import Certificate
 from .errors import refusal
 from .machine import machine
 from .strategies import STRATEGIES, Core, Cost, Request
+from .strategies.base import out_of_range
 from .strategies.paths import WebRequest
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
@@ -95,7 +96,7 @@ def _offers(request: Request | WebRequest) -> dict[str, _Offer]:
 
 
 def _offer_of_core(core: type[Core], request: Request) -> _Offer:
-    refuses = core.refuses(request.program)
+    refuses = core.refuses(request.program) or out_of_range(core, request)
     return _Offer(
         refuses,
         lambda built: core.cost(request, built=built),

@@ -18,8 +18,11 @@ from .functional import (
     energy,
     guarded_ratio,
     leave,
+    may_look,
     normalise,
     positive,
+    rescaled,
+    squares_fit,
     transformed,
 )
 from .kinds import (
@@ -34,6 +37,8 @@ from .kinds import (
 )
 from .power import power_step
 from .rules import LARGEST, PROJECTIVE, PUBLISHED
+
+_RENEWAL = 8  # activations between rescalings, where nobody may look whether they are needed
 
 
 @dataclass
@@ -71,26 +76,46 @@ class Segment:
 
 @dataclass
 class Points:
-    """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``."""
+    """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
+
+    ``age`` counts the activations since z was last known to be of moderate norm.
+    """
 
     z: Tensor
     m: Tensor
     tau: Tensor
     scaling: Scaling
     segment: Segment
+    age: int = 0
 
     def fork(self) -> Points:
         """Return points of their own for a branch; tensors are shared."""
         segment = self.segment
         copied = Segment(segment.entry, list(segment.layers), segment.before, segment.join)
-        return Points(self.z, self.m, self.tau, self.scaling.copy(), copied)
+        return Points(self.z, self.m, self.tau, self.scaling.copy(), copied, self.age)
 
     def rebase(self) -> Points:
         """Return the same with ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
         m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
-        alive = (self.tau != 0).to(self.tau.dtype)
+        tau = self.tau.detach()
+        alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
         z = leave(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment)
+        return Points(z, m, alive, Scaling(), self.segment, _RENEWAL)
+
+    def measured(self) -> tuple[Points, Tensor]:
+        """Return the points and ``‖z‖²``, rescaled where that would leave the range of z's dtype.
+
+        Far from it in float32 are 80 layers that keep the norm, or points behind a bias whose
+        coordinate is very large.
+        """
+        z, n = energy(self.z)
+        m, tau, age = self.m, self.tau, self.age + 1
+        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RENEWAL
+        if not fits:
+            z, factor = rescaled(self.z)
+            z, n = energy(z)
+            m, tau, age = m / factor, tau * factor, 0
+        return Points(z, m, tau, self.scaling, self.segment, age), n.to(tau.dtype)
 
     def leave(self) -> Tensor:
         """Return the points."""
@@ -124,12 +149,13 @@ class Running(Flow[Points]):
         rebased = [value.rebase() for value in values]
         first = rebased[0]
         z = join.merge([value.z for value in rebased])
-        return Points(z, first.m, first.tau, Scaling(), Segment(z, [], segments, join))
+        segment = Segment(z, [], segments, join)
+        return Points(z, first.m, first.tau, Scaling(), segment, _RENEWAL)
 
     def step(self, path: str, module: nn.Module, value: Points) -> Points:
         """Pass a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
-            return self._activate(module, value)
+            return self._activate(module, value, self._weight(module, value))
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         kind = kind_of(path, module)
@@ -150,20 +176,22 @@ class Running(Flow[Points]):
         check_batch_axis(path, module, value.z.shape, batch)
         return value
 
-    def _activate(self, module: RadialActivation, value: Points) -> Points:
-        rule, weight = module.rule, self._weight(module, value)
-        z, n = energy(value.z)
-        tau = rule.advance(value.tau, n.to(value.tau.dtype) * weight, value.m)
-        return Points(z, value.m, tau, value.scaling, Segment(z))
+    def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
+        value, n = value.measured()
+        tau = module.rule.advance(value.tau, n * weight, value.m)
+        return Points(value.z, value.m, tau, value.scaling, Segment(value.z), value.age)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
-        """Pass the last activation and leave: in one pass, where the rule allows it."""
-        if module.rule not in (PUBLISHED, PROJECTIVE):
-            return self._activate(module, value).leave()
+        """Pass the last activation and leave: in one pass, where rule and range allow it."""
         weight = self._weight(module, value)
-        published = module.rule == PUBLISHED
-        gain = value.m * weight if published else guarded_ratio(weight, value.tau)
-        return activate_and_leave(value.z, value.tau, gain, value.scaling.rho)
+        looks = may_look(value.z)
+        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RENEWAL):
+            published = module.rule == PUBLISHED
+            gain = value.m * weight if published else guarded_ratio(weight, value.tau)
+            y, n = activate_and_leave(value.z, value.tau, gain, value.scaling.rho)
+            if not looks or squares_fit(value.z, n, value.tau):
+                return y
+        return self._activate(module, value, weight).leave()
 
     def _weight(self, module: RadialActivation, value: Points) -> Scalar:
         resolved = self.alphas is not None

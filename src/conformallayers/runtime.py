@@ -26,7 +26,7 @@ from .functional import (
 from .plan import Plan
 from .recurrence import Recurrence, Recurring
 from .strategies import STRATEGIES, Core, Request
-from .strategies.base import as_autocast, exact_certificate
+from .strategies.base import SQUARED, as_autocast, exact_certificate, keeps_range
 from .strategies.dense import DenseCore
 from .strategies.paths import NativeLayers, WebRequest
 from .trace import Source
@@ -34,7 +34,6 @@ from .trace import Source
 Self = TypeVar("Self", bound="Folded")
 C = TypeVar("C", bound="Conformal")
 _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
-_SQUARED = 1e15  # numbers whose square fits into float32 with room
 PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
 
 
@@ -59,16 +58,15 @@ def moderate_limits(program: Program, scale: float) -> tuple[float, float] | Non
         program: what is computed.
         scale: what M x̂ is multiplied with at the end.
     """
-    growth, largest, form = 1.0, 1.0, 0.0
+    grown, form = 1.0, 0.0
     for segment in program.segments:
-        growth *= segment.factor * math.prod(op.norm for op in segment.operators)
-        largest, form = max(largest, growth), form + segment.weight * growth**2
-    largest = max(largest, growth * math.prod(op.norm for op in program.trailing))
-    low, high = _MODERATE[0], min(_MODERATE[1], _SQUARED / largest)
+        grown *= segment.factor * math.prod(op.norm for op in segment.operators)
+        form += segment.weight * grown * grown
+    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / program.growth)
     if not low < high:
         return None
     denominator = high + form * high * max(1.0, high)
-    fits = _SQUARED**-2 * denominator < abs(scale) < low * _SQUARED**2
+    fits = SQUARED**-2 * denominator < abs(scale) < low * SQUARED**2
     return (low, high) if fits else None
 
 
@@ -134,11 +132,16 @@ def make_part(request: Request | WebRequest, strategy: str) -> Part:
     source: Source | None = None
     if isinstance(request, WebRequest):
         source = request.web.source
-    elif request.program.births:
+    elif request.program.births or not keeps_range(request):
         source = request.program.source
     if strategy == "layers" and source is not None:
         return Native(request, source)
-    return Conformal(request, strategy)
+    part = Conformal(request, strategy)
+    for name, array in part.named_buffers():
+        if array.is_floating_point() and not bool(array.isfinite().all()):
+            got, remedy = f"NaN or infinity in {name}", 'Use strategy="layers".'
+            raise refusal(f'fold(strategy="{strategy}")', "numbers within range", got, remedy)
+    return part
 
 
 class Conformal(Part):

@@ -46,7 +46,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     difference = torch.linalg.vector_norm(actual.double().flatten(1) - expected, dim=1)
     size = torch.linalg.vector_norm(expected, dim=1)
     error = torch.where(difference == 0, torch.zeros_like(size), difference / size)
-    return float(error.max())
+    return float(error.detach().max())
 
 
 def fold_error(model: nn.Module, folded: Folded, x: Tensor) -> float:

@@ -25,7 +25,7 @@ class Step:
 
     ``bound`` is the operator norm's upper bound of a linear module; ``alpha`` is set for an
     activation, whose ``bound`` is that of the layers since the activation before it. ``sources``
-    are the numbers of the steps that feed it; -1 is the input.
+    are the numbers of the steps that feed it; -1 is the input of its ConformalLayers.
     """
 
     path: str

@@ -22,6 +22,8 @@ from ..quadratic import Forms
 
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _STAGES = 3  # whose terms always count in float32
+SQUARED = 1e15  # numbers whose square fits into float32 with room
+LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 BATCH = 64  # the batch size that costs are compared at
 
 
@@ -256,6 +258,21 @@ def too_many_entries(program: Program) -> str | None:
     """Return that a matrix is too large to be written out, or None if it is not or not needed."""
     size = math.prod(program.input_shape) * math.prod(program.output_shape)
     return f"M would have {size} entries" if program.trailing and size > _LARGEST else None
+
+
+def keeps_range(request: Request) -> bool:
+    """Tell whether feature maps, and squares of them, stay in range without a look at values."""
+    limit = {torch.float16: 1e3, torch.float64: LARGEST_SQUARED}.get(request.dtype, SQUARED)
+    return request.program.growth <= limit
+
+
+def out_of_range(core: type[Core], request: Request) -> str | None:
+    """Return why a core could not hold its numbers; the layers can always be rescaled on the way."""
+    if core.name == "conv" and not keeps_range(request):
+        return "values between its layers could leave the range of the dtype"
+    if core.name != "layers" and request.program.growth > LARGEST_SQUARED:
+        return "its forms could leave the range of float64"
+    return None
 
 
 def exact_certificate(request: Request) -> Certificate | None:
