@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+import conformallayers.numpy as cln
 from conformallayers import running
 from conformallayers.strategies import STRATEGIES
 from conformallayers.testing import relative_error
@@ -87,6 +89,20 @@ def test_any_depth_folded(name: str) -> None:
         assert relative_error(folded(x), expected) < 1e-5, strategy
     with torch.no_grad():
         assert relative_error(model(x), expected) < 1e-5
+
+
+def test_deep_layers_are_saved_and_refused_elsewhere(tmp_path: Path) -> None:
+    model = orthogonal(*DEEP["projective"]).eval()
+    folded = cl.fold(model, SHAPE, strategy="layers")
+    cl.save(folded, tmp_path / "net.safetensors")
+    x = samples(SHAPE, torch.float32)
+    assert torch.equal(cl.load(tmp_path / "net.safetensors")(x), folded(x))
+    for refuses in (
+        lambda: cln.load(tmp_path / "net.safetensors"),
+        lambda: cl.export_c(folded, tmp_path),
+    ):
+        with pytest.raises(cl.ConformalError, match=r"great depth.*strategy=.dense"):
+            refuses()
 
 
 def test_maps_that_could_overflow_are_not_composed() -> None:

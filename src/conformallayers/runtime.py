@@ -97,7 +97,7 @@ class Part(nn.Module):
 
 
 class Native(Part):
-    """Layers that branch or have biases, run one by one on their frozen copies."""
+    """Layers that branch, have biases or are very many, run one by one on their frozen copies."""
 
     def __init__(self, request: Request | WebRequest, source: Source) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ class Reader:
         if isinstance(module, Conformal):
             self._part(module)
         elif isinstance(module, Native):
-            got = "layers with biases or branches that were kept"
+            got = "layers that were kept, with biases, branches or great depth"
             raise refusal("export_c(folded)", "a folded part", got, _DENSE)
         elif has_hooks(module) or "forward" in vars(module):
             got = f"{type(module).__name__} with hooks"

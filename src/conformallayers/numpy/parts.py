@@ -100,7 +100,7 @@ class Builder:
         return refusal(
             f"load({self._path})",
             "layers that run in numpy",
-            "layers with biases or branches that were kept" if native else kind,
+            "layers that were kept, with biases, branches or great depth" if native else kind,
             'Use cl.load; layers inside a ConformalLayers fold away with strategy="dense".',
         )
 
