@@ -34,7 +34,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     ),
     "LeNet": lambda: networks.LeNet(dropout=0.3, num_classes=3),
     "LeNetCL": lambda: networks.LeNetCL(alpha="learned", dtype=torch.float64),
-    "LeNetCL dropout": lambda: networks.LeNetCL(dropout=0.1, gain=2.0),
+    "LeNetCL dropout": lambda: networks.LeNetCL(hidden=9, dropout=0.1, gain=2.0),
     "LeNetCL bfloat16": lambda: networks.LeNetCL(dtype=torch.bfloat16),
     "DkNet": lambda: networks.DkNet(2, hidden=4),
     "DkNetCL": lambda: networks.DkNetCL(

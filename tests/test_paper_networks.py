@@ -91,3 +91,10 @@ def test_dropout_trains_and_vanishes(name: str) -> None:
 def test_a_share_that_is_none_is_refused(dropout: Any) -> None:
     with pytest.raises(cl.ConformalError, match="dropout: expected a number from 0 to below 1"):
         cl.networks.LeNet(dropout=dropout)
+
+
+@pytest.mark.parametrize("hidden", [0, -1, 2.5, True])
+def test_a_width_that_is_none_is_refused(hidden: Any) -> None:
+    with pytest.raises(cl.ConformalError, match=r"hidden: expected a whole number > 0"):
+        cl.networks.LeNetCL(hidden=hidden)
+    assert cl.networks.LeNetCL(hidden=7).head[2].in_features == 7

@@ -205,7 +205,8 @@ def _add_training(app: "App") -> None:
             dropout: The share of hidden units in the head of LeNet and LeNetCL that a step leaves out.
             depth: The number of convolutions of DkNet and DkNetCL.
             hidden: The width of another layer in the head, linear in DkNet and DkNetCL, with ReLU
-                in BaseReLUNet and BaseReSProNet; 0 has none.
+                in BaseReLUNet and BaseReSProNet; 0 has none. Of the first one in LeNet and LeNetCL,
+                where 0 has the paper's 120.
             pool_stride: Of the Base networks; 2 if not given.
             seed: Of the weights and the order of the images.
             threads: Of torch; as it is set up if not given.

@@ -141,7 +141,13 @@ class BaseReSProNet(Network):
         super().__init__(_conformal(stages, gain, factory), head)
 
 
-def _lenet_head(dropout: float, num_classes: int, factory: dict[str, Any]) -> nn.Sequential:
+def _lenet_head(
+    hidden: int | None, dropout: float, num_classes: int, factory: dict[str, Any]
+) -> nn.Sequential:
+    width = 120 if hidden is None else hidden
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        remedy = "None has the paper's 120."
+        raise refusal("hidden", "a whole number > 0", repr(hidden), remedy)
     number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout < 1:
         raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 has none.")
@@ -150,9 +156,9 @@ def _lenet_head(dropout: float, num_classes: int, factory: dict[str, Any]) -> nn
         return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
 
     return nn.Sequential(
-        nn.Linear(400, 120, **factory),
+        nn.Linear(400, width, **factory),
         relu(),
-        nn.Linear(120, 84, **factory),
+        nn.Linear(width, 84, **factory),
         relu(),
         nn.Linear(84, num_classes, **factory),
     )
@@ -162,10 +168,18 @@ class LeNet(Network):
     """LeNet-5 with ReLU and max pooling.
 
     Args:
+        hidden: width of the first layer of the head; None has the paper's 120.
         dropout: share of the hidden units of the head that a training step leaves out.
     """
 
-    def __init__(self, *, dropout: float = 0.0, num_classes: int = 10, **factory: Any) -> None:
+    def __init__(
+        self,
+        *,
+        hidden: int | None = None,
+        dropout: float = 0.0,
+        num_classes: int = 10,
+        **factory: Any,
+    ) -> None:
         features = nn.Sequential(
             nn.Conv2d(3, 6, 5, **factory),
             nn.ReLU(),
@@ -174,7 +188,7 @@ class LeNet(Network):
             nn.ReLU(),
             nn.MaxPool2d(2),
         )
-        super().__init__(features, _lenet_head(dropout, num_classes, factory))
+        super().__init__(features, _lenet_head(hidden, dropout, num_classes, factory))
 
 
 class LeNetCL(Network):
@@ -183,7 +197,7 @@ class LeNetCL(Network):
     Args:
         alpha, projective: of the activations.
         gain: where a learned factor behind them starts; None has none.
-        dropout: as in LeNet.
+        hidden, dropout: as in LeNet.
 
     Examples:
         >>> LeNetCL(alpha="spectral")(torch.rand(2, 3, 32, 32)).shape
@@ -196,6 +210,7 @@ class LeNetCL(Network):
         alpha: str | float | None = None,
         projective: bool = False,
         gain: float | None = None,
+        hidden: int | None = None,
         dropout: float = 0.0,
         num_classes: int = 10,
         **factory: Any,
@@ -208,7 +223,7 @@ class LeNetCL(Network):
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2),
         ]
-        head = _lenet_head(dropout, num_classes, factory)
+        head = _lenet_head(hidden, dropout, num_classes, factory)
         super().__init__(_conformal(stages, gain, factory), head)
 
 
