@@ -135,9 +135,11 @@ VARIANTS: dict[str, Variant] = {
     "better": Variant(_SMALL_BATCHES),
     # The text has stride 1 where its figure's 7200 features belong to stride 2.
     "stride1": Variant({"pool_stride": 1}, networks=NETWORKS[1]),
-    # What reaches the paper's ReLU networks; plain is the Base networks with the paper's head.
+    # What reaches the paper's ReLU networks; plain is the same with the paper's heads.
     "modern": Variant({"recipe": "modern"}, networks=FAMILIES["Base"] + FAMILIES["LeNet"]),
-    "modern-plain": Variant({"recipe": "modern", "hidden": 0}, networks=FAMILIES["Base"]),
+    "modern-plain": Variant(
+        {"recipe": "modern", "hidden": 0}, networks=FAMILIES["Base"] + FAMILIES["LeNet"]
+    ),
     **{
         name: Variant(
             {"recipe": "modern", "epochs": _ABLATION_EPOCHS}

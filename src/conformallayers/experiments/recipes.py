@@ -29,8 +29,9 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
         ("LeNet", "fashion-mnist"): {
             "epochs": 40,
             "flips": True,
-            "dropout": 0.1,
+            "shift": 1,
             "weight_decay": 0.02,
+            "hidden": 512,
         },
         ("LeNet", "cifar10"): {"epochs": 30, "flips": True, "shift": 2},
         ("Base", "digits"): {"epochs": 15, "batch_size": 64, "hidden": 64},
