@@ -266,7 +266,7 @@ def test_gain_is_a_factor_on_the_features_and_folds(
 # -- experiments ------------------------------------------------------------------------------------
 
 
-def test_ablation_is_every_combination_and_one_is_the_recipe_with_fewer_epochs() -> None:
+def test_ablation_is_every_combination_with_fewer_epochs_and_the_papers_head() -> None:
     cell = next(cell for cell in paper.CELLS if cell.name == paper.ABLATION_CELL)
     assert len(set(paper.ABLATION.values())) == 12
     whole = config_of(cell, "modern", 0)
@@ -274,10 +274,11 @@ def test_ablation_is_every_combination_and_one_is_the_recipe_with_fewer_epochs()
         config = config_of(cell, variant, 0)
         found = (config.projective, config.alpha, config.gain or 0)
         assert found == (form == "projective", alpha, gain * whole.gain)
-        same = ("projective", "alpha", "gain", "epochs")
+        same = ("projective", "alpha", "gain", "epochs", "hidden")
         update = {name: getattr(whole, name) for name in same}
         assert config.model_copy(update=update) == whole
         assert config.epochs < whole.epochs
+        assert config.hidden == 0  # the paper's head
 
 
 @pytest.mark.usefixtures("quick")

@@ -142,7 +142,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     **{
         name: Variant(
-            {"recipe": "modern", "epochs": _ABLATION_EPOCHS}
+            {"recipe": "modern", "hidden": 0, "epochs": _ABLATION_EPOCHS}
             | {"projective": form == "projective", "alpha": alpha}
             | ({} if gain else {"gain": 0.0}),
             networks=("LeNetCL",),
