@@ -105,8 +105,8 @@ class Points:
     def measured(self) -> tuple[Points, Tensor]:
         """Return the points and ``‖z‖²``, rescaled where that would leave the range of z's dtype.
 
-        Far from it in float32 are 80 layers that keep the norm, or points behind a bias whose
-        coordinate is very large.
+        In float32 it would after some 60 layers that keep the norm, or behind a bias where large
+        inputs have made the points tiny.
         """
         z, n = energy(self.z)
         m, tau, age = self.m, self.tau, self.age + 1
