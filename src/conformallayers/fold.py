@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -105,13 +106,16 @@ class Program:
         return tuple(self.segments[group[0]].rule for group in self.groups)
 
     @cached_property
+    def growths(self) -> tuple[float, ...]:
+        """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
+        steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
+        return tuple(accumulate(steps, lambda a, b: a * b))
+
+    @property
     def growth(self) -> float:
-        """A bound of ``‖z‖/‖x̂‖`` at every place, 1 at least; may be infinite."""
-        grown, largest = 1.0, 1.0
-        for segment in self.segments:
-            grown *= segment.factor * math.prod(op.norm for op in segment.operators)
-            largest = max(largest, grown)
-        return max(largest, grown * math.prod(op.norm for op in self.trailing))
+        """The largest of them, also behind the last activation, and 1 at least."""
+        last = self.growths[-1] if self.growths else 1.0
+        return max(1.0, *self.growths, last * math.prod(op.norm for op in self.trailing))
 
     @cached_property
     def recurrence(self) -> Recurrence | None:

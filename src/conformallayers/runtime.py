@@ -58,10 +58,8 @@ def moderate_limits(program: Program, scale: float) -> tuple[float, float] | Non
         program: what is computed.
         scale: what M x̂ is multiplied with at the end.
     """
-    grown, form = 1.0, 0.0
-    for segment in program.segments:
-        grown *= segment.factor * math.prod(op.norm for op in segment.operators)
-        form += segment.weight * grown * grown
+    pairs = zip(program.segments, program.growths, strict=True)
+    form = sum(segment.weight * grown * grown for segment, grown in pairs)
     low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / program.growth)
     if not low < high:
         return None
