@@ -23,10 +23,10 @@ demo: $(READY)
 	$(BIN)/conformallayers demo
 
 test: lint types
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -m 'slow or not slow'
+	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .

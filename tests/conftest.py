@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from conformallayers.runtime import Conformal
+from conformallayers.folding.folded import Conformal
 
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
 torch.set_num_threads(1)

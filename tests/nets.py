@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.strategies import STRATEGIES
 from oracle import randomise
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.strategies import STRATEGIES
 
 TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
-from conformallayers.cases import ALPHAS
-from conformallayers.graph import programs_of
+from conformallayers.folding.fold import programs_of
+from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, folds, samples
 

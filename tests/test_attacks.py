@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.certificate import Slack, rounding_slack
-from conformallayers.fold import forms_of, program_of
-from conformallayers.strategies import STRATEGIES, Request
+from conformallayers.folding.certificate import Slack, rounding_slack
+from conformallayers.folding.stages import forms_of, program_of
+from conformallayers.folding.strategies import STRATEGIES, Request
 
 
 def stack(depth: int, channels: int = 8) -> cl.ConformalLayers:

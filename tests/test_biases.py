@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.graph import programs_of
+from conformallayers.folding.fold import programs_of
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
 

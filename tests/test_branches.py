@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.cases import ALPHAS
+from conformallayers.testing.cases import ALPHAS
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, samples
 

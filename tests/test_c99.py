@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.certificate import Certificate
 from conformallayers.export.c99_arrays import Constant, form, matrix
 from conformallayers.export.c99_prune import needed, proven, room_each, room_left
+from conformallayers.folding.certificate import Certificate
 from conformallayers.testing import relative_error
 from nets import NETS, OFFSETS, SHAPE, features, net
 from oracle import randomise

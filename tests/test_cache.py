@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import conformallayers as cl
-from conformallayers.runtime import Conformal
+from conformallayers.folding.folded import Conformal
 from oracle import exact, oracle, randomise, relative_error
 from support import samples
 

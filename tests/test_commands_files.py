@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers import cli
-from conformallayers.experiments import evaluate
-from conformallayers.experiments.batches import Centre, as_input, mean_image
-from conformallayers.experiments.catalogue import LABELS, NAMES, SHAPES
-from conformallayers.experiments.data import Dataset, load
-from conformallayers.experiments.inputs import from_images, native_shape
-from conformallayers.experiments.models import fold_model, load_model, locate
-from conformallayers.experiments.train import train
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.batches import Centre, as_input, mean_image
+from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.data.inputs import from_images, native_shape
+from conformallayers.lab.training import evaluate
+from conformallayers.lab.training.saved_models import fold_model, load_model, locate
+from conformallayers.lab.training.train import train
 from nets import SHAPE, net
 from oracle import randomise, relative_error
 

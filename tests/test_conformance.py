@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.cases import ALPHAS, LINEAR_CASES, Case
-from conformallayers.kinds import _BATCH_NORMS, _KINDS
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.registry.registry import _BATCH_NORMS, _KINDS
+from conformallayers.testing.cases import ALPHAS, LINEAR_CASES, Case
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
 
@@ -161,7 +161,7 @@ def check_strategy(
 def test_every_supported_type_has_a_row() -> None:
     built = {type(case.build()) for case in LINEAR_CASES}
     homes = {name: getattr(cl, name) for name in cl.__all__}
-    files = "conformallayers.layers", "conformallayers.gains"
+    files = "conformallayers.nn.layers", "conformallayers.nn.extra_layers"
     ours = {v for v in homes.values() if getattr(v, "__module__", "") in files} - {cl.Centre}
     assert len(ours) == 18
     torch_types = {kind for kind in _KINDS if kind.__module__.startswith("torch.")}
@@ -178,7 +178,7 @@ def test_every_option_of_every_type_is_varied() -> None:
         layer = case.build()
         found.setdefault(type(layer), []).append(layer)
     for kind, layers in found.items():
-        if kind.__module__ == "conformallayers.composite":
+        if kind.__module__ == "conformallayers.nn.branches":
             continue  # they are made of modules, not of options
         for name, parameter in inspect.signature(kind).parameters.items():
             only_zeros = name == "padding_mode" and "Transpose" in kind.__name__

@@ -22,12 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import catalogue, fetch, files
-from conformallayers.experiments.batches import Batches, as_input
-from conformallayers.experiments.data import check, load
-from conformallayers.experiments.formats import read_cifar_pickle
-from conformallayers.experiments.pickles import PickleRefused, read_pickle
+from conformallayers.cli import app as cli
+from conformallayers.lab.data import catalogue, fetch
+from conformallayers.lab.data import store as files
+from conformallayers.lab.data.batches import Batches, as_input
+from conformallayers.lab.data.datasets import check, load
+from conformallayers.lab.data.formats import read_cifar_pickle
+from conformallayers.lab.data.pickles import PickleRefused, read_pickle
 
 NAMES = tuple(catalogue.FORMS["mnist"][0].checksums)
 RANDOM = np.random.default_rng(0)
@@ -190,7 +191,7 @@ def test_digits_need_no_files(tmp_path: Path) -> None:
 
 
 def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "conformallayers.experiments.digits", raising=False)
+    monkeypatch.delitem(sys.modules, "conformallayers.lab.data.digits", raising=False)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(cl.MissingExtra, match="the dataset digits needs scikit-learn: pip install"):
         load("digits")
@@ -440,7 +441,7 @@ def test_get_downloads_checked_files(pretended: Path, server: tuple[Path, str]) 
 
 def test_data_commands_do_not_need_torchvision_or_figures(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom conformallayers.experiments import data, batches, fetch\n"
+        "import sys\nfrom conformallayers.lab.data import datasets, batches, fetch\n"
         "assert not {'matplotlib', 'torchvision', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,10 +14,10 @@ pytest.importorskip("sklearn")
 import torch
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import figures
-from conformallayers.experiments.demo import DemoConfig, build_model, run_demo, train
-from conformallayers.experiments.digits import SHAPE, digits
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.digits import SHAPE, digits
+from conformallayers.lab.experiments.demo import DemoConfig, build_model, run_demo, train
+from conformallayers.lab.report import figures
 
 PICTURES = {f"{n}.{s}" for n in ("respro", "training", "folded") for s in ("png", "svg")}
 
@@ -101,7 +101,7 @@ def test_existing_file_is_refused_before_training(tmp_path, capsys):
 def test_version_does_not_import_torch():
     code = (
         "import sys\n"
-        "from conformallayers.cli import main\n"
+        "from conformallayers.cli.app import main\n"
         "try:\n    main(['--version'])\n"
         "except SystemExit as leaving:\n    assert leaving.code == 0\n"
         "assert 'torch' not in sys.modules"
@@ -112,7 +112,7 @@ def test_version_does_not_import_torch():
 
 @pytest.mark.parametrize(("module", "package"), [("sklearn", "scikit-learn"), ("rich", "rich")])
 def test_missing_extra_is_one_line(module, package, monkeypatch, capsys, tmp_path):
-    for name in [n for n in sys.modules if n.startswith("conformallayers.experiments")]:
+    for name in [n for n in sys.modules if n.startswith("conformallayers.lab")]:
         monkeypatch.delitem(sys.modules, name)
     for name in [n for n in sys.modules if n.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
@@ -127,7 +127,7 @@ def test_missing_extra_is_one_line(module, package, monkeypatch, capsys, tmp_pat
 
 
 def test_interrupt_leaves_one_line_and_no_files(tmp_path):
-    command = [sys.executable, "-c", "from conformallayers.cli import main; main()"]
+    command = [sys.executable, "-c", "from conformallayers.cli.app import main; main()"]
     process = subprocess.Popen(
         [*command, "demo", "--epochs", "100000"],
         cwd=tmp_path,

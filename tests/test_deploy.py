@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.runtime import Conformal
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.folded import Conformal
+from conformallayers.folding.strategies import STRATEGIES
 from nets import NETS, SHAPE, folds, net
 from oracle import relative_error
 from support import samples

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.certificate import Slack, holds, positive_definite, smallest_eigenvalue
-from conformallayers.fold import forms_of, program_of
+from conformallayers.folding.certificate import Slack, holds, positive_definite, smallest_eigenvalue
+from conformallayers.folding.folded import Conformal
+from conformallayers.folding.forms import _forms
+from conformallayers.folding.forms_by_row import applies, rowwise_forms
+from conformallayers.folding.operators import Operator
+from conformallayers.folding.stages import forms_of, program_of
+from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.networks import DkNetCL
-from conformallayers.operators import Operator
-from conformallayers.quadratic import _forms
-from conformallayers.rowwise import applies, rowwise_forms
-from conformallayers.runtime import Conformal
-from conformallayers.strategies import STRATEGIES
 
 
 def stack(
@@ -229,11 +229,11 @@ def test_a_model_with_several_conformal_parts_folds_each() -> None:
 
 
 def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformallayers import plan
-    from conformallayers.machine import TYPICAL
+    from conformallayers.folding import plan
+    from conformallayers.folding.machine import TYPICAL
 
     monkeypatch.setattr(plan, "machine", lambda: TYPICAL)
-    monkeypatch.setattr("conformallayers.graph.machine", lambda: TYPICAL)
+    monkeypatch.setattr("conformallayers.folding.fold.machine", lambda: TYPICAL)
     model = nn.Sequential(
         cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(3.0), cl.Conv2d(8, 8, 3), cl.ReSPro(3.0)),
         nn.Flatten(),

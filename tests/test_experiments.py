@@ -20,24 +20,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import (
-    batchsize,
-    catalogue,
-    checkpoint,
-    depth,
-    evaluate,
-    inference,
-    memory,
-    paper,
-    records,
-)
-from conformallayers.experiments.accuracy import accuracy_table, chosen, config_of, run_accuracy
-from conformallayers.experiments.batchsize import run_batches
-from conformallayers.experiments.data import load
-from conformallayers.experiments.depth import run_depth
-from conformallayers.experiments.paper import Variant
-from conformallayers.experiments.train import Stopped
+from conformallayers.cli import app as cli
+from conformallayers.lab.data import catalogue
+from conformallayers.lab.data.datasets import load
+from conformallayers.lab.experiments import batchsize, depth, inference, paper, records
+from conformallayers.lab.experiments.accuracy import accuracy_table, chosen, config_of, run_accuracy
+from conformallayers.lab.experiments.batchsize import run_batches
+from conformallayers.lab.experiments.depth import run_depth
+from conformallayers.lab.experiments.paper import Variant
+from conformallayers.lab.training import checkpoint, evaluate, memory
+from conformallayers.lab.training.train import Stopped
 
 QUIET = Console(quiet=True)
 

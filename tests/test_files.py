@@ -22,7 +22,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.export.archive import checksum
-from conformallayers.fingerprint import fingerprint
+from conformallayers.utils.fingerprint import fingerprint
 from nets import DTYPES, NETS, OFFSETS, SHAPE, Offset, features, folds, net
 from support import samples
 

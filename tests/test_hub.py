@@ -21,7 +21,7 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers import networks
-from conformallayers.hub import ARGUMENTS, config_of, model_card
+from conformallayers.hub.mixin import ARGUMENTS, config_of, model_card
 
 hub = pytest.importorskip("huggingface_hub")
 
@@ -347,7 +347,7 @@ class Forbidden:
 sys.meta_path.insert(0, Forbidden())
 import torch
 import conformallayers as cl
-from conformallayers.hub import model_card
+from conformallayers.hub.card import model_card
 
 net = cl.networks.LeNetCL()
 assert net(torch.rand(1, 3, 32, 32)).shape == (1, 10)

@@ -15,11 +15,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import inspecting
-from conformallayers.experiments.config import make_config
-from conformallayers.experiments.evaluate import trained
-from conformallayers.experiments.train import train
+from conformallayers.cli import app as cli
+from conformallayers.lab.experiments import inspect_runs as inspecting
+from conformallayers.lab.training.config import make_config
+from conformallayers.lab.training.evaluate import trained
+from conformallayers.lab.training.train import train
 from oracle import randomise
 from support import both_forms, samples
 

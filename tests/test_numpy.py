@@ -15,9 +15,9 @@ from torch import nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.cases import LINEAR_CASES, Case
-from conformallayers.runtime import Native
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.folded import Native
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.testing.cases import LINEAR_CASES, Case
 from nets import DTYPES, NETS, SHAPE, folds, net
 from oracle import randomise, relative_error
 from support import samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.resources
 import os
 import re
@@ -22,50 +21,41 @@ SOURCE = Path(cl.__file__).parent
 # A file, or a folder as one place, imports only from places before it. New files are listed here.
 ORDER = (
     "errors",
-    "_files",
-    "fingerprint",
-    "_text",
-    "_progress",
+    "utils",
     "functional",
-    "rules",
-    "gains",
-    "layers",
-    "activations",
-    "composite",
-    "bounds",
-    "remedies",
-    "kinds",
-    "operators",
-    "certificate",
-    "machine",
-    "rowwise",
-    "quadratic",
-    "recurrence",
-    "trace",
-    "fold",
-    "web",
-    "power",
-    "running",
-    "strategies",
-    "wholes",
-    "plan",
-    "runtime",
-    "cache",
-    "container",
-    "traced",
-    "graph",
-    "cases",
+    "nn.rules",
+    "nn.extra_layers",
+    "nn.layers",
+    "nn.activations",
+    "nn.branches",
+    "registry",
+    "folding.operators",
+    "folding.certificate",
+    "folding.machine",
+    "folding.forms_by_row",
+    "folding.forms",
+    "folding.recurrence",
+    "folding.trace",
+    "folding.stages",
+    "folding.branches",
+    "nn.power_iteration",
+    "nn.layerwise",
+    "folding.strategies",
+    "folding.problem",
+    "folding.plan",
+    "folding.folded",
+    "folding.cache",
+    "nn.container",
+    "nn.traced",
+    "folding.fold",
     "testing",
-    "verify",
+    "folding.verify",
     "inspection",
-    "card",
     "hub",
     "networks",
     "export",
     "numpy",
-    "experiments",
-    "predict",
-    "commands",
+    "lab",
     "cli",
     "__main__",
 )
@@ -86,8 +76,15 @@ def imported_after(statement: str) -> set[str]:
     return set(python("-c", code).split())
 
 
-def places(path: Path) -> Iterator[str]:
-    """Yield the places of the package that a file imports from, type-checking blocks included."""
+def place_of(name: str) -> str | None:
+    """Return the place in the order that a module of the package belongs to."""
+    parts = name.split(".")
+    whole = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((part for part in whole if part in ORDER), None)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Yield what a file imports from the package, in functions and for type checking too."""
     package = ("conformallayers", *path.relative_to(SOURCE).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -100,7 +97,7 @@ def places(path: Path) -> Iterator[str]:
             continue
         for parts in found:
             if parts[0] == "conformallayers" and len(parts) > 1:
-                yield parts[1]
+                yield ".".join(parts[1:])
 
 
 def sources() -> list[Path]:
@@ -109,12 +106,15 @@ def sources() -> list[Path]:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(SOURCE).as_posix())
 def test_files_import_only_from_files_before_them(path: Path) -> None:
-    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    assert own in ORDER, f"list {own} in the order of imports"
-    known = {place.stem if place.suffix == ".py" else place.name for place in SOURCE.iterdir()}
-    inside = len(path.relative_to(SOURCE).parts) > 1
-    for place in places(path):
-        if place in known and not (inside and place == own):
+    parts = [part for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__"]
+    own = place_of(".".join(parts))
+    if own is None and path.name == "__init__.py":
+        assert not list(imports(path)), "a folder of several places imports nothing itself"
+        return
+    assert own is not None, f"list {'.'.join(parts)} in the order of imports"
+    for name in imports(path):
+        place = place_of(name)
+        if place is not None and place != own:
             assert ORDER.index(place) < ORDER.index(own), f"{own} imports {place}"
 
 
@@ -146,8 +146,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     lines = [
         "import sys, warnings",
         f"sys.path.insert(0, {str(folder)!r})",
-        "import conformallayers.fold, conformallayers.trace, conformallayers as cl",
-        "assert callable(cl.fold) and callable(cl.trace)",
+        "import conformallayers as cl",
         "for name in cl.__all__: getattr(cl, name)",
         "assert callable(cl.fold) and callable(cl.trace)",
         "print(*{name.split('.')[0] for name in sys.modules})",
@@ -171,9 +170,14 @@ def test_every_public_name_is_there() -> None:
         cl.folds  # noqa: B018
 
 
-def test_functions_keep_their_names_though_files_share_them() -> None:
-    assert callable(importlib.import_module("conformallayers.fold").program_of)
-    assert cl.fold.__module__ == cl.trace.__module__ == "conformallayers.graph"
+def test_no_file_hides_a_public_function() -> None:
+    places = {path.stem for path in SOURCE.iterdir() if path.stem != "__init__"}
+    assert not {name for name in cl.__all__ if name in places and callable(getattr(cl, name))}
+    assert cl.fold.__module__ == cl.trace.__module__ == "conformallayers.folding.fold"
+
+
+def test_the_package_lists_its_public_names_alone() -> None:
+    assert sorted(dir(cl)) == sorted(cl.__all__)
 
 
 def test_types_are_shipped() -> None:

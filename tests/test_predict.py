@@ -24,15 +24,15 @@ from PIL import Image
 from torch import nn
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.predict import items as items_file
-from conformallayers.predict import run as run_file
-from conformallayers.predict.arrays import Unreadable
-from conformallayers.predict.engines import Network, Setup
-from conformallayers.predict.images import read_image
-from conformallayers.predict.items import Broken, Item, items, sorted_entries
-from conformallayers.predict.rows import likeliest, printable
-from conformallayers.predict.run import Options, in_batches, run_predict
+from conformallayers.cli import app as cli
+from conformallayers.lab.predict import items as items_file
+from conformallayers.lab.predict import run as run_file
+from conformallayers.lab.predict.arrays import Unreadable
+from conformallayers.lab.predict.engines import Network, Setup
+from conformallayers.lab.predict.images import read_image
+from conformallayers.lab.predict.items import Broken, Item, items, sorted_entries
+from conformallayers.lab.predict.rows import likeliest, printable
+from conformallayers.lab.predict.run import Options, in_batches, run_predict
 from oracle import randomise
 
 SOURCE = Path(cl.__file__).parents[1]
@@ -526,8 +526,11 @@ def test_names_follow_the_order_of_folders(tmp_path: Path) -> None:
 # -- output -------------------------------------------------------------------------------------------
 
 
-def test_table_and_csv(grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [save_grey(tmp_path / f"{name}.png", seed) for seed, name in enumerate(("a", "b,c"))]
+def test_table_and_csv(
+    grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [save_grey(Path(f"{name}.png"), seed) for seed, name in enumerate(("a", "b,c"))]
     assert run("predict", grey, *paths, "--top", 2) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["image", "1.", "2."]
@@ -617,7 +620,7 @@ class Forbidden:
             raise AssertionError(f"{name} was imported")
 
 sys.meta_path.insert(0, Forbidden())
-from conformallayers.cli import main
+from conformallayers.cli.app import main
 main()
 """
 

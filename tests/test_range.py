@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers import running
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.nn import layerwise as running
 from conformallayers.testing import relative_error
 from oracle import exact, oracle
 from support import samples

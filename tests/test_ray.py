@@ -75,9 +75,9 @@ def test_windows_standard_input_and_files_go_through(
 ) -> None:
     """More windows than one, paths from standard input, rows into a file; the cluster is gone after."""
     ray = pytest.importorskip("ray", reason="the extra ray is not installed")
-    from conformallayers.predict import sharding
-    from conformallayers.predict.engines import Setup
-    from conformallayers.predict.run import Options, Sharding, run_predict
+    from conformallayers.lab.predict import sharding
+    from conformallayers.lab.predict.engines import Setup
+    from conformallayers.lab.predict.run import Options, Sharding, run_predict
 
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     monkeypatch.setattr(sharding, "_WINDOW", 3)
@@ -116,8 +116,8 @@ def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformallayers.predict.engines import Setup
-    from conformallayers.predict.run import Sharding, run_predict
+    from conformallayers.lab.predict.engines import Setup
+    from conformallayers.lab.predict.run import Sharding, run_predict
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(cl.MissingExtra, match=r"pip install 'conformallayers\[ray\]'"):

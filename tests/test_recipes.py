@@ -19,15 +19,16 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import checkpoint, evaluate, memory, paper, recipes
-from conformallayers.experiments.accuracy import accuracy_table, config_of, run_accuracy
-from conformallayers.experiments.batches import Batches, as_input, mean_image, moved
-from conformallayers.experiments.config import DEFAULTS, TrainConfig, make_config
-from conformallayers.experiments.data import Dataset, load
-from conformallayers.experiments.recipes import FAMILIES, RECIPES, resolved
-from conformallayers.experiments.report import write_report
-from conformallayers.experiments.train import Stopped, train
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.batches import Batches, as_input, mean_image, moved
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.experiments import paper
+from conformallayers.lab.experiments.accuracy import accuracy_table, config_of, run_accuracy
+from conformallayers.lab.report.report import write_report
+from conformallayers.lab.training import checkpoint, evaluate, memory, recipes
+from conformallayers.lab.training.config import DEFAULTS, TrainConfig, make_config
+from conformallayers.lab.training.recipes import FAMILIES, RECIPES, resolved
+from conformallayers.lab.training.train import Stopped, train
 from support import stops_after
 
 QUIET = Console(quiet=True)

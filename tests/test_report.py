@@ -16,12 +16,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("pydantic")
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import batchsize, coordinates, depth, figures, paper
-from conformallayers.experiments.accuracy import config_of, file_name
-from conformallayers.experiments.inference import LAYERS, RELU
-from conformallayers.experiments.page import page, table, tag
-from conformallayers.experiments.report import write_report
+from conformallayers.cli import app as cli
+from conformallayers.lab.experiments import batchsize, coordinates, depth, paper
+from conformallayers.lab.experiments.accuracy import config_of, file_name
+from conformallayers.lab.experiments.inference import LAYERS, RELU
+from conformallayers.lab.report import figures
+from conformallayers.lab.report.page import page, table, tag
+from conformallayers.lab.report.report import write_report
 
 BENCHMARKS = Path(__file__).parents[1] / "results" / "benchmarks"
 VOID = {"meta", "img", "br"}

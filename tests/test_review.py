@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers import container
-from conformallayers.bounds import pad_copies
+from conformallayers.nn import container
+from conformallayers.registry.bounds import pad_copies
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_refusals_of_odd_arguments() -> None:
 
 
 def test_a_second_registration_reaches_the_namesake() -> None:
-    from conformallayers.kinds import _KINDS, find_kind
+    from conformallayers.registry.registry import _KINDS, find_kind
 
     before = _KINDS[nn.Linear]
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.kinds import _KINDS
+from conformallayers.registry.registry import _KINDS
 from oracle import exact, oracle, randomise, relative_error
 from support import folds, samples
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers import bounds
-from conformallayers.machine import TYPICAL
+from conformallayers.folding.machine import TYPICAL
+from conformallayers.folding.strategies import composed
 from conformallayers.networks import LeNetCL
-from conformallayers.strategies import composed
+from conformallayers.registry import bounds
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def test_the_output_can_be_viewed() -> None:
 def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer for i in range(6) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
     model = cl.ConformalLayers(*layers, cl.AdaptiveAvgPool2d(1)).eval()
-    module = importlib.import_module("conformallayers.fold")
+    module = importlib.import_module("conformallayers.folding.stages")
     monkeypatch.setattr(module, "dense_matrix", lambda *_: pytest.fail("built a large matrix"))
     with torch.no_grad():
         model(torch.rand(1, 3, 224, 224))

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.graph import programs_of
-from conformallayers.machine import TYPICAL, Machine
-from conformallayers.strategies import composed
-from conformallayers.strategies.routes import Chain, Move, best_route, kernel_of
+from conformallayers.folding.fold import programs_of
+from conformallayers.folding.machine import TYPICAL, Machine
+from conformallayers.folding.strategies import composed
+from conformallayers.folding.strategies.routes import Chain, Move, best_route, kernel_of
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.
 MACHINES = {

@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import conformallayers as cl
-from conformallayers.strategies import STRATEGIES
+from conformallayers.folding.strategies import STRATEGIES
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
 

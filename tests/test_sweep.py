@@ -17,10 +17,11 @@ pytest.importorskip("sklearn")
 import torch
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import coordinates, memory, paper, sweep
-from conformallayers.experiments.data import Dataset, load
-from conformallayers.experiments.sweep import run_sweep
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.experiments import coordinates, paper, sweep
+from conformallayers.lab.experiments.sweep import run_sweep
+from conformallayers.lab.training import memory
 
 PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
 

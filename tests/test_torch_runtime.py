@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
-from conformallayers.runtime import Conformal
+from conformallayers.folding.folded import Conformal
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import folds, samples
 
@@ -310,7 +310,7 @@ def test_floating_point_operations_are_counted() -> None:
 
 
 def test_custom_operators_are_sound() -> None:
-    from conformallayers.strategies.sparse import csr_adjoint, csr_matmul
+    from conformallayers.folding.strategies.sparse import csr_adjoint, csr_matmul
 
     crow = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
     column = torch.tensor([0, 3, 1], dtype=torch.int32)

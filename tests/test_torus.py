@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.strategies.torus import TorusCore
+from conformallayers.folding.strategies.torus import TorusCore
 
 NETWORKS = {
     "first layer padded": (

@@ -23,12 +23,12 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import conformallayers as cl
-from conformallayers import cli
-from conformallayers.experiments import checkpoint, evaluate, runs
-from conformallayers.experiments.config import NETWORKS, make_config
-from conformallayers.experiments.data import Dataset, load
-from conformallayers.experiments.train import Stopped, learning_rate, train
-from conformallayers.experiments.writing import write_whole
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.experiments.writing import write_whole
+from conformallayers.lab.training import checkpoint, evaluate, runs
+from conformallayers.lab.training.config import NETWORKS, make_config
+from conformallayers.lab.training.train import Stopped, learning_rate, train
 from support import stops_after
 
 SOURCE = Path(cl.__file__).parents[1]
@@ -188,8 +188,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WAITING = """
 import time
 from pathlib import Path
-from conformallayers.cli import main
-from conformallayers.experiments import runs, train
+from conformallayers.cli.app import main
+from conformallayers.lab.training import runs, train
 rate, write = train.learning_rate, runs.write_metrics
 def wait():
     Path("ready").touch()
@@ -431,7 +431,7 @@ def test_files_that_are_no_checkpoints_are_refused(finished: Any, tmp_path: Path
 WORKER = """
 import os
 from safetensors.torch import save_file
-from conformallayers.experiments.train import train
+from conformallayers.lab.training.train import train
 result = train("LeNetCL", "digits", out="both", epochs=2, batch_size=1346, alpha="spectral",
                learning_rate=3e-3, validation=0, threads=1, flips=True, shift=2)
 state = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}

@@ -10,8 +10,6 @@ Names are imported when they are first used, so that the parts that need no torc
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -19,24 +17,24 @@ __version__ = "0.1.0"
 _HOMES = {
     "ConformalError": "errors",
     "MissingExtra": "errors",
-    **dict.fromkeys((f"Conv{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "layers"),
-    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity"), "layers"),
-    **dict.fromkeys(("Scale", "RepeatChannels", "Centre"), "gains"),
-    **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "activations"),
-    **dict.fromkeys(("Residual", "Parallel"), "composite"),
-    "Traced": "traced",
-    "register_linear": "kinds",
-    "ConformalLayers": "container",
-    "Folded": "runtime",
-    "fold": "graph",
-    "trace": "graph",
-    "layer_by_layer": "container",
+    **dict.fromkeys((f"Conv{n}d" for n in (1, 2, 3)), "nn.layers"),
+    **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "nn.layers"),
+    **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "nn.layers"),
+    **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "nn.layers"),
+    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity"), "nn.layers"),
+    **dict.fromkeys(("Scale", "RepeatChannels", "Centre"), "nn.extra_layers"),
+    **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "nn.activations"),
+    **dict.fromkeys(("Residual", "Parallel"), "nn.branches"),
+    "Traced": "nn.traced",
+    "register_linear": "registry.registry",
+    "ConformalLayers": "nn.container",
+    "Folded": "folding.folded",
+    "fold": "folding.fold",
+    "trace": "folding.fold",
+    "layer_by_layer": "nn.container",
     "fold_error": "testing",
-    "Certificate": "certificate",
-    "verify": "verify",
+    "Certificate": "folding.certificate",
+    "verify": "folding.verify",
     "Inspection": "inspection",
     "inspect": "inspection",
     "save": "export.store",
@@ -100,19 +98,20 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import functional, networks, testing
-    from .activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
-    from .certificate import Certificate
-    from .composite import Parallel, Residual
-    from .container import ConformalLayers, layer_by_layer
     from .errors import ConformalError, MissingExtra
     from .export.c99 import CExport, export_c
     from .export.onnx import export_onnx
     from .export.store import load, save
-    from .gains import Centre, RepeatChannels, Scale
-    from .graph import fold, trace
+    from .folding.certificate import Certificate
+    from .folding.fold import fold, trace
+    from .folding.folded import Folded
+    from .folding.verify import verify
     from .inspection import Inspection, inspect
-    from .kinds import register_linear
-    from .layers import (
+    from .nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
+    from .nn.branches import Parallel, Residual
+    from .nn.container import ConformalLayers, layer_by_layer
+    from .nn.extra_layers import Centre, RepeatChannels, Scale
+    from .nn.layers import (
         AdaptiveAvgPool1d,
         AdaptiveAvgPool2d,
         AdaptiveAvgPool3d,
@@ -130,10 +129,9 @@ if TYPE_CHECKING:
         Identity,
         Linear,
     )
-    from .runtime import Folded
+    from .nn.traced import Traced
+    from .registry.registry import register_linear
     from .testing import fold_error
-    from .traced import Traced
-    from .verify import verify
 
 
 def __getattr__(name: str) -> Any:
@@ -148,15 +146,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keep ``cl.fold`` and ``cl.trace`` the functions, though files of those names exist."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+    return list(__all__)

@@ -1,5 +1,5 @@
 """Run the command line as ``python -m conformallayers``, which torchrun needs."""
 
-from .cli import main
+from .cli.app import main
 
 main()

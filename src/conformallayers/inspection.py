@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ._text import table
-from .bounds import Shape
-from .certificate import Slack
-from .container import ConformalLayers, layer_by_layer
 from .errors import checked_shape, refusal, shape_text
-from .fold import Program, forms_of, matrix_of
-from .graph import programs_of
-from .operators import freeze
-from .rules import Rule
-from .strategies.dense import too_large
-from .web import Web
+from .folding.branches import Web
+from .folding.certificate import Slack
+from .folding.fold import programs_of
+from .folding.operators import freeze
+from .folding.stages import Program, forms_of, matrix_of
+from .folding.strategies.dense import too_large
+from .nn.container import ConformalLayers, layer_by_layer
+from .nn.rules import Rule
+from .registry.bounds import Shape
+from .utils.text import table
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
 _PIECE = 256  # samples, or rows of Q, that are looked at together

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import layers as cl
-from .activations import ReSPro
-from .container import ConformalLayers
 from .errors import refusal
-from .gains import Scale
-from .hub import Published
+from .hub.mixin import Published
+from .nn import layers as cl
+from .nn.activations import ReSPro
+from .nn.container import ConformalLayers
+from .nn.extra_layers import Scale
 
 __all__ = [
     "IMAGE_SHAPE",

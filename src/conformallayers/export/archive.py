@@ -19,8 +19,8 @@ from io import FileIO
 from math import prod
 from typing import Any, NoReturn
 
-from .._files import Path, kind_of_file, replace_file
 from ..errors import ConformalError, refusal
+from ..utils.files import Path, kind_of_file, replace_file
 
 FORMAT = 1  # of the document; raised when older readers could no longer understand it
 KINDS = ("folded", "model")

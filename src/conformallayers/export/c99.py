@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from .._files import replace_files
-from .._text import count, size, table
-from ..certificate import Certificate
 from ..errors import refusal, shape_text
-from ..runtime import Folded
+from ..folding.certificate import Certificate
+from ..folding.folded import Folded
 from ..testing import relative_error
+from ..utils.files import replace_files
+from ..utils.text import count, size, table
 from .c99_arrays import Array, Constant, number
 from .c99_ops import INPUT, State
 from .c99_read import Reader

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal
-from ..layers import Flatten, Identity, Linear
-from ..operators import CONVOLUTIONS, POOLINGS, impulses, is_plain
-from ..strategies.banded import BandedCore
-from ..strategies.composed import ComposedCore
-from ..strategies.dense import DenseCore
-from ..strategies.layers import LayersCore
-from ..strategies.sparse import SparseCore
+from ..folding.operators import CONVOLUTIONS, POOLINGS, impulses, is_plain
+from ..folding.strategies.banded import BandedCore
+from ..folding.strategies.composed import ComposedCore
+from ..folding.strategies.dense import DenseCore
+from ..folding.strategies.layers import LayersCore
+from ..folding.strategies.sparse import SparseCore
+from ..nn.layers import Flatten, Identity, Linear
 from .c99_arrays import LARGEST_PLACE, Array, Constant, kernel, matrix
 from .c99_ops import Convolve, Energy, Geometry, Scaled
 

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..certificate import Certificate
 from ..errors import refusal, shape_text
-from ..gains import Centre
-from ..kinds import has_hooks
-from ..layers import Flatten, Identity, Linear
-from ..runtime import Conformal, Folded, Native
-from ..strategies.banded import BandedCore
-from ..strategies.composed import ComposedCore
-from ..strategies.dense import DenseCore
-from ..strategies.layers import LayersCore
-from ..strategies.sparse import SparseCore
+from ..folding.certificate import Certificate
+from ..folding.folded import Conformal, Folded, Native
+from ..folding.strategies.banded import BandedCore
+from ..folding.strategies.composed import ComposedCore
+from ..folding.strategies.dense import DenseCore
+from ..folding.strategies.layers import LayersCore
+from ..folding.strategies.sparse import SparseCore
+from ..nn.extra_layers import Centre
+from ..nn.layers import Flatten, Identity, Linear
+from ..registry.registry import has_hooks
 from .c99_arrays import Array, Constant, Form, Matrix, form, matrix
 from .c99_cores import Maps, dense_form, dense_matrix
 from .c99_ops import INPUT, Copy, Enter, Leave, Relu, Step, Subtract, Times, Value

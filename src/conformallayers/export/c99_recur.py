@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..recurrence import Key
-from ..rules import LARGEST
+from ..folding.recurrence import Key
+from ..nn.rules import LARGEST
 from .c99_arrays import Array, Constant, Form, number
 from .c99_ops import GROWTHS, Place, State, Step, grow
 

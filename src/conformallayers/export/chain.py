@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F
 
-from .._text import call_text
 from ..errors import refusal
-from ..gains import Centre
-from ..runtime import Folded
+from ..folding.folded import Folded
+from ..nn.extra_layers import Centre
+from ..utils.text import call_text
 
 _CALLS: dict[Any, Callable[..., nn.Module]] = {
     torch.flatten: lambda start_dim=0, end_dim=-1: nn.Flatten(start_dim, end_dim),

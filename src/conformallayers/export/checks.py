@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..composite import Join, Parallel, Residual
 from ..errors import refusal
+from ..folding.folded import Conformal, Part
+from ..folding.recurrence import Recurring
+from ..folding.strategies.circular import CircularCore
+from ..folding.strategies.composed import ComposedCore
+from ..folding.strategies.dense import DenseCore
+from ..folding.strategies.torus import TorusCore
 from ..networks import Network
-from ..recurrence import Recurring
-from ..runtime import Conformal, Part
-from ..strategies.circular import CircularCore
-from ..strategies.composed import ComposedCore
-from ..strategies.dense import DenseCore
-from ..strategies.torus import TorusCore
+from ..nn.branches import Join, Parallel, Residual
 from .archive import is_count
 
 _CHILDREN: dict[type[nn.Module], dict[str, type[nn.Module]]] = {

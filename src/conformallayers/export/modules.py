@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal
-from ..fingerprint import tensor_bytes
-from ..kinds import has_hooks
-from ..runtime import Conformal, Native, steady_allocator
-from ..strategies import Core
-from ..strategies.circular import CircularCore
-from ..strategies.torus import TorusCore
+from ..folding.folded import Conformal, Native, steady_allocator
+from ..folding.strategies import Core
+from ..folding.strategies.circular import CircularCore
+from ..folding.strategies.torus import TorusCore
+from ..registry.registry import has_hooks
+from ..utils.fingerprint import tensor_bytes
 from .checks import Memory, check_chain, check_layer, check_record
 from .types import CHAINS, DTYPES, LAYERS, NAMES, RECORDS
 from .values import decode, encode

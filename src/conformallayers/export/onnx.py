@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from .._files import Path, replace_file
-from ..certificate import Certificate
 from ..errors import ConformalError, missing_extra, refusal
-from ..runtime import Folded
+from ..folding.certificate import Certificate
+from ..folding.folded import Folded
+from ..utils.files import Path, replace_file
 from .plain import plain
 from .replacements import with_replacements
 

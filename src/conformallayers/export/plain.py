@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..folding.folded import Conformal, Folded
+from ..folding.strategies.banded import BandedCore
+from ..folding.strategies.base import wide
+from ..folding.strategies.circular import CircularCore
+from ..folding.strategies.dense import DenseCore
+from ..folding.strategies.sparse import SparseCore
+from ..folding.strategies.torus import TorusCore
 from ..functional import wide_dtype
-from ..runtime import Conformal, Folded
-from ..strategies.banded import BandedCore
-from ..strategies.base import wide
-from ..strategies.circular import CircularCore
-from ..strategies.dense import DenseCore
-from ..strategies.sparse import SparseCore
-from ..strategies.torus import TorusCore
 
 Values = tuple[Tensor, tuple[Tensor, ...]]
 

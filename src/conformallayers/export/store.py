@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 
 from .. import __version__
 from ..errors import refusal, shape_text
-from ..fingerprint import fingerprint
-from ..runtime import Folded
+from ..folding.folded import Folded
+from ..utils.fingerprint import fingerprint
 from .archive import (
     FOLDED_DTYPES,
     FORMAT,

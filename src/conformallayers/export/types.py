@@ -5,15 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from .. import activations, gains, layers, networks
-from ..composite import Join, Parallel, Residual
-from ..container import ConformalLayers
-from ..recurrence import Recurring
-from ..runtime import Conformal, Native
-from ..strategies import STRATEGIES
-from ..strategies.circular import CircularCore
-from ..strategies.paths import NativeLayers
-from ..strategies.torus import TorusCore
+from .. import networks
+from ..folding.folded import Conformal, Native
+from ..folding.recurrence import Recurring
+from ..folding.strategies import STRATEGIES
+from ..folding.strategies.circular import CircularCore
+from ..folding.strategies.paths import NativeLayers
+from ..folding.strategies.torus import TorusCore
+from ..nn import activations, layers
+from ..nn import extra_layers as gains
+from ..nn.branches import Join, Parallel, Residual
+from ..nn.container import ConformalLayers
 
 DTYPES = {
     torch.float64: "F64",

@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..activations import RadialTanh
-from ..certificate import Certificate
 from ..errors import refusal
-from ..plan import Candidate, Plan
-from ..rules import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
-from ..strategies import Cost
-from ..strategies.banded import Layout
-from ..strategies.composed import Geometry
-from ..strategies.routes import Move
+from ..folding.certificate import Certificate
+from ..folding.plan import Candidate, Plan
+from ..folding.strategies import Cost
+from ..folding.strategies.banded import Layout
+from ..folding.strategies.composed import Geometry
+from ..folding.strategies.routes import Move
+from ..nn.activations import RadialTanh
+from ..nn.rules import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 
 RULES = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RadialTanh(1.0).rule)}
 _RECORDS: dict[str, Any] = {

@@ -1,1 +1,0 @@
-"""Experiments: data, figures and measurements. They need the extra ``experiments``."""

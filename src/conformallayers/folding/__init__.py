@@ -1,0 +1,1 @@
+"""From a model to a folded network; README.md walks through it."""

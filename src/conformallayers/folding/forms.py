@@ -1,0 +1,145 @@
+"""Matrices and quadratic forms of a chain of operators, in float64 and bounded memory.
+
+A column of Q is half the gradient of the form at an impulse: two passes through the layers, never
+a Gram product over their many rows. Terms of deep layers are left out once what they could add is
+proven to be below the slack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..registry.bounds import Shape
+from ..utils.progress import progress
+from .certificate import Slack, smallest_eigenvalue
+from .forms_by_row import Stage, applies, rowwise_forms, tail
+from .operators import Operator, adjoint, apply_all, impulses
+
+CHUNK_BYTES = 256 * 2**20  # what one batch of columns may keep alive
+_SAMPLE = 48  # columns that guess how fast the terms fall off
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Quadratic forms in float64, (groups, d_in, d_in), and what they are known to lack.
+
+    ``missing`` bounds the spectral norm of the terms left out; ``depth`` counts those kept.
+    """
+
+    values: Tensor
+    missing: float
+    depth: int
+
+    @cached_property
+    def smallest(self) -> float:
+        """A proven lower bound of the smallest eigenvalue of the first form."""
+        return smallest_eigenvalue(self.values[0])
+
+
+def dense_matrix(
+    input_shape: Shape,
+    output_shape: Shape,
+    stages: Sequence[Stage],
+    trailing: Sequence[Operator],
+    device: torch.device,
+) -> Tensor:
+    """Return M = V Z_k, (d_out, d_in): by columns, or by rows where those are fewer."""
+    operators = [op for stage in stages for op in stage.operators] + list(trailing)
+    factor = math.prod(stage.factor for stage in stages)
+    like = torch.empty(0, dtype=torch.float64, device=device)
+    chunk = _chunk(input_shape, operators)
+    if math.prod(output_shape) < math.prod(input_shape):
+        parts = [adjoint(operators, g) for g in impulses(output_shape, chunk, like)]
+        rows = torch.cat([part.flatten(1) for part in parts])
+    else:
+        total = -(-math.prod(input_shape) // chunk)
+        batches = progress(impulses(input_shape, chunk, like), total, "folding M")
+        rows = torch.cat([apply_all(operators, x).flatten(1).T for x in batches], 1)
+    return rows * factor
+
+
+def dense_forms(
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+) -> Forms:
+    """Return every quadratic form, with as few terms as the slack provably allows."""
+    if len(stages) > 2 and applies(input_shape, stages):
+        return Forms(*rowwise_forms(input_shape, stages, device, slack))
+    depth = _guess_depth(input_shape, stages, device, slack)
+    while True:
+        values, last = _forms(input_shape, stages[:depth], device)
+        if depth == len(stages):
+            return Forms(values, 0.0, depth)
+        forms = Forms(values, tail(stages, depth) * last, depth)
+        if forms.missing <= slack.epsilon / 4 * (forms.smallest + 1 / slack.radius):
+            return forms
+        depth = min(len(stages), depth + 3)
+
+
+def _forms(
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device
+) -> tuple[Tensor, float]:
+    """Return the forms of all stages, and a bound of ``‖Z‖²`` of the last one."""
+    like = torch.empty(0, dtype=torch.float64, device=device)
+    d_in = math.prod(input_shape)
+    groups = 1 + max((stage.group for stage in stages), default=-1)
+    chunk = _chunk(input_shape, [op for stage in stages for op in stage.operators])
+    forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=device)
+    frobenius = columns = 0.0
+    rows: Tensor | float = 0.0
+    start = 0
+    for batch in progress(impulses(input_shape, chunk, like), -(-d_in // chunk), "folding Q"):
+        x = batch.requires_grad_()
+        energies: list[Tensor | None] = [None] * groups
+        with torch.enable_grad():
+            z = x
+            for stage in stages:
+                z = stage.apply(z)
+                n = stage.weight / 2 * z.square().sum()
+                energies[stage.group] = n if (e := energies[stage.group]) is None else e + n
+        stop = start + len(batch)
+        for group, value in enumerate(energies):
+            if value is not None:
+                (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
+                forms[group, start:stop] = part.flatten(1)
+        absolute = z.detach().flatten(1).abs()
+        frobenius += float(absolute.square().sum())
+        columns = max(columns, float(absolute.sum(1).max()))
+        rows = rows + absolute.sum(0)
+        start = stop
+    # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
+    last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if stages else 0.0
+    return (forms + forms.transpose(1, 2)) / 2, last
+
+
+def _guess_depth(
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+) -> int:
+    """Guess from a few columns how many terms the slack needs; the proof comes afterwards."""
+    if slack.epsilon == 0 or len({stage.group for stage in stages}) != 1 or len(stages) < 3:
+        return len(stages)
+    d_in = math.prod(input_shape)
+    picks = torch.linspace(0, d_in - 1, min(_SAMPLE, d_in)).long()
+    z = torch.zeros(len(picks), d_in, dtype=torch.float64, device=device)
+    z[torch.arange(len(picks)), picks] = 1
+    z = z.view(-1, *input_shape)
+    total = 0.0
+    with torch.no_grad():
+        for depth, stage in enumerate(stages, 1):
+            z = stage.apply(z)
+            mean = float(z.square().sum()) / len(picks)
+            total += stage.weight * mean
+            small = slack.epsilon / 4 * (total / 100 + 1 / slack.radius)
+            if depth < len(stages) and 3 * d_in * mean * tail(stages, depth) < small:
+                return depth
+    return len(stages)
+
+
+def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
+    kept = 3 * sum(math.prod(op.output_shape) for op in operators) + math.prod(input_shape)
+    return max(1, min(math.prod(input_shape), CHUNK_BYTES // (8 * kept)))

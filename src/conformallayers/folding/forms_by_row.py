@@ -1,0 +1,211 @@
+"""Quadratic forms of stacks of same-size convolutions, from the responses to single image rows.
+
+The response to a row spreads by a few rows per layer, and rows far from the border respond alike.
+So each level needs the responses of few rows on few rows, and a block of Q is the product of two
+of them. Terms are added level by level until the rest is proven to be below the slack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..registry.bounds import Shape
+from ..utils.progress import progress
+from .certificate import Slack, smallest_eigenvalue
+from .operators import CONVOLUTIONS, Operator, is_plain
+
+
+class Stage(NamedTuple):
+    """``z ← factor · U z``, then ``weight · ‖z‖²`` goes to the form of the given group."""
+
+    operators: tuple[Operator, ...]
+    factor: float
+    weight: float
+    group: int
+
+    def apply(self, z: Tensor) -> Tensor:
+        """Return ``factor · U z``."""
+        for operator in self.operators:
+            z = operator.apply(z)
+        return z * self.factor
+
+
+class Response(NamedTuple):
+    """What one image row gives: rows ``first`` and on of the feature map, (inputs, rows, C, …)."""
+
+    first: int
+    values: Tensor
+
+    @property
+    def last(self) -> int:
+        """The last row."""
+        return self.first + self.values.shape[1] - 1
+
+
+def tail(stages: Sequence[Stage], depth: int) -> float:
+    """Return κ with ``Σ_{l>depth} weight_l ‖z_l‖² ≤ κ ‖z_depth‖²``."""
+    total, product = 0.0, 1.0
+    for stage in stages[depth:]:
+        product *= stage.factor**2 * math.prod(op.norm for op in stage.operators) ** 2
+        total += stage.weight * product
+    return total
+
+
+def applies(input_shape: Shape, stages: Sequence[Stage]) -> bool:
+    """Tell whether every operator keeps image rows where they are."""
+    operators = [op for stage in stages for op in stage.operators]
+    return (
+        len(input_shape) >= 2
+        and bool(operators)
+        and all(_reach(op) is not None for op in operators)
+    )
+
+
+def rowwise_forms(
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+) -> tuple[Tensor, float, int]:
+    """Return the forms, (groups, d_in, d_in), a bound of what they lack, and the depth kept."""
+    height = input_shape[1]
+    size = math.prod(input_shape) // height
+    groups = 1 + max(stage.group for stage in stages)
+    blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
+    responses = {0: _impulse(input_shape, 0, device)}
+    level = 0, 0  # how far the responses spread up and down so far
+    truncates = groups == 1 and slack.epsilon > 0
+    smallest = 0.0
+    for depth, stage in enumerate(progress(stages, len(stages), "folding Q"), 1):
+        spread = [_reach(op) or (0, 0) for op in stage.operators]
+        after_stage = level[0] + sum(up for up, _ in spread), level[1] + sum(d for _, d in spread)
+        responses = {
+            row: _step(stage, _shifted(row, responses, level, height), height)
+            for row in _distinct_rows(height, *after_stage)
+        }
+        level = after_stage
+        norm = _add_products(blocks[stage.group], responses, level, stage.weight)
+        if depth == len(stages):
+            break
+        if truncates and depth >= 2:
+            # Later terms only add to Q, so an eigenvalue proven early stays a lower bound.
+            missing = tail(stages, depth) * norm
+            room = slack.epsilon / 4
+            if not smallest and missing <= room * (_mean_diagonal(blocks[0]) + 1 / slack.radius):
+                smallest = smallest_eigenvalue(_in_input_order(blocks, input_shape)[0])
+            if missing <= room * (smallest + 1 / slack.radius):
+                return _in_input_order(blocks, input_shape), missing, depth
+    return _in_input_order(blocks, input_shape), 0.0, len(stages)
+
+
+def _distinct_rows(height: int, before: int, after: int) -> list[int]:
+    """Return the rows near the border, and one that stands for all the others."""
+    if before + after + 1 >= height:
+        return list(range(height))
+    return [*range(before + 1), *range(height - after, height)]
+
+
+def _shifted(
+    row: int, responses: dict[int, Response], level: tuple[int, int], height: int
+) -> Response:
+    """Return the response of any row: its own near the border, a shifted one elsewhere."""
+    if row in responses:
+        return responses[row]
+    middle = next(r for r in responses if level[0] <= r < height - level[1])
+    return Response(responses[middle].first + row - middle, responses[middle].values)
+
+
+def _add_products(
+    blocks: Tensor, responses: dict[int, Response], level: tuple[int, int], weight: float
+) -> float:
+    """Add ``weight · Zᵀ Z`` to the blocks of Q, computing products that only shift once.
+
+    Returns:
+        A bound of ‖Z‖²: the largest absolute row sum of Zᵀ Z.
+    """
+    height = len(blocks)
+    known: dict[tuple[int, int, int], Tensor] = {}
+    sums = blocks.new_zeros(blocks.shape[:2])
+    for i in range(height):
+        for j in range(i, min(height, i + sum(level) + 1)):
+            key = _class(i, level, height), _class(j, level, height), j - i
+            if key not in known:
+                pair = (_shifted(row, responses, level, height) for row in (i, j))
+                known[key] = _product(*pair)
+            block = known[key]
+            blocks[i, :, j, :].add_(block, alpha=weight)
+            sums[i] += block.abs().sum(1)
+            if i != j:
+                blocks[j, :, i, :].add_(block.T, alpha=weight)
+                sums[j] += block.abs().sum(0)
+    return float(sums.max())
+
+
+def _class(row: int, level: tuple[int, int], height: int) -> int:
+    """Return the row itself near the border, -1 for all rows that respond alike."""
+    return row if row < level[0] or row >= height - level[1] else -1
+
+
+def _product(a: Response, b: Response) -> Tensor:
+    """Return the inner products of two responses over the rows that both reach."""
+    first, last = max(a.first, b.first), min(a.last, b.last)
+    if last < first:
+        return a.values.new_zeros(a.values.shape[0], b.values.shape[0])
+    left = a.values[:, first - a.first : last - a.first + 1].flatten(1)
+    right = b.values[:, first - b.first : last - b.first + 1].flatten(1)
+    return left @ right.T
+
+
+def _impulse(input_shape: Shape, row: int, device: torch.device) -> Response:
+    """Return one impulse for every coefficient of an image row."""
+    narrow = (1, input_shape[0], *input_shape[2:])
+    size = math.prod(narrow)
+    return Response(row, torch.eye(size, dtype=torch.float64, device=device).view(size, *narrow))
+
+
+def _step(stage: Stage, response: Response, height: int) -> Response:
+    """Run a stage on the rows that a response can reach: beyond them all is zero anyway."""
+    first, z = response.first, response.values.transpose(1, 2)
+    for operator in stage.operators:
+        up, down = _reach(operator) or (0, 0)
+        top = min(up, first)
+        bottom = min(down, height - first - z.shape[2])
+        pads = [0, 0] * (z.dim() - 3) + [top, bottom]
+        z = operator.apply(F.pad(z, pads))
+        first -= top
+    # Rows before channels: a range of rows is then a matrix without copying.
+    return Response(first, (z * stage.factor).transpose(1, 2).contiguous())
+
+
+def _reach(operator: Operator) -> tuple[int, int] | None:
+    """Return how many rows up and down an operator spreads a row; None if it does other things."""
+    module: Any = operator.module
+    if operator.multiple:
+        return 0, 0
+    if not is_plain(module, CONVOLUTIONS) or module.padding_mode != "zeros":
+        return None
+    if module.stride[0] != 1 or operator.input_shape[1] != operator.output_shape[1]:
+        return None
+    span = module.dilation[0] * (module.kernel_size[0] - 1)
+    before = span // 2 if isinstance(module.padding, str) else module.padding[0]
+    return span - before, before
+
+
+def _mean_diagonal(blocks: Tensor) -> float:
+    size = blocks.shape[0] * blocks.shape[1]
+    return float(blocks.reshape(size, size).diagonal().mean())
+
+
+def _in_input_order(blocks: Tensor, input_shape: Shape) -> Tensor:
+    """Reorder (row, channel, …) to (channel, row, …) on both sides."""
+    size = math.prod(input_shape)
+    order = torch.arange(size, device=blocks.device).view(input_shape).movedim(1, 0).flatten()
+    forms = torch.empty(blocks.shape[0], size, size, dtype=blocks.dtype, device=blocks.device)
+    for form, block in zip(forms, blocks, strict=True):
+        rows = torch.empty(size, size, dtype=blocks.dtype, device=blocks.device)
+        rows[order] = block.reshape(size, size)
+        form[:, order] = rows
+    return forms

@@ -1,0 +1,309 @@
+"""Linear operators: frozen copies of modules, their adjoints, and chains of them.
+
+An operator is a value: evaluation semantics, no parameters, no hooks, no tie to the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+
+from ..errors import refusal
+from ..nn.extra_layers import ChannelScale, RepeatChannels
+from ..registry.bounds import Shape, channel_factor
+from ..registry.registry import computes_like, find_kind, is_affine
+
+# Hooks that compute the weight before each forward; their work is done once, at freezing.
+_WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
+
+
+def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """Copy a module for evaluation: parametrisations resolved, parameters turned into buffers.
+
+    Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
+    copy; other hooks are left behind, see :func:`refuse_hooks`.
+
+    Args:
+        module: any module; it is not changed.
+        dtype: cast floating-point tensors to this dtype.
+
+    Returns:
+        A new module in evaluation mode without parameters or hooks.
+    """
+    memo: dict[int, Any] = {}
+    for child in module.modules():
+        for value in vars(child).values():  # tensors kept as attributes may have a graph
+            if isinstance(value, Tensor):
+                memo[id(value)] = value.detach().clone()
+    with torch.no_grad():
+        frozen = copy.deepcopy(module, memo).eval()  # some computed weights differ in training
+        for child in list(frozen.modules()):
+            _resolve(child)
+        for child in frozen.modules():
+            for name, parameter in list(child._parameters.items()):
+                if parameter is not None:
+                    del child._parameters[name]
+                    child.register_buffer(name, parameter.detach().clone())
+    return frozen if dtype is None else frozen.to(dtype)
+
+
+def refuse_hooks(path: str, module: nn.Module) -> None:
+    """Refuse a module whose hooks may change its output: a folded copy would lose them."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    unknown = [hook for hook in hooks if not _computes_weight(hook)]
+    if unknown:
+        raise refusal(
+            f"{type(module).__name__} at position {path}" if path else type(module).__name__,
+            "a module without forward hooks",
+            f"{len(unknown)} of them, which a folded copy would lose",
+            "Remove them first: handle.remove().",
+        )
+
+
+def _computes_weight(hook: Any) -> bool:
+    return isinstance(hook, BasePruningMethod) or type(hook).__name__ in _WEIGHT_HOOKS
+
+
+def _resolve(module: nn.Module) -> None:
+    """Turn computed weights into plain ones, and drop the hooks."""
+    if parametrize.is_parametrized(module):
+        # Not remove_parametrizations: it deletes properties of the class, which the copy shares
+        # with the model itself.
+        names: Any = module.parametrizations
+        values = {name: getattr(module, name).detach().clone() for name in names}
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module._modules["parametrizations"]
+        for name, value in values.items():
+            module.register_buffer(name, value)
+    for hook in list(module._forward_pre_hooks.values()):
+        if _computes_weight(hook):
+            _run_weight_hook(module, hook)
+    module._forward_pre_hooks.clear()
+    module._forward_hooks.clear()
+
+
+def _run_weight_hook(module: nn.Module, hook: Any) -> None:
+    hook(module, ())
+    name: str = getattr(hook, "_tensor_name", None) or hook.name
+    weight = module.__dict__.pop(name).detach()
+    for table in (module._parameters, module._buffers):
+        for part in [part for part in table if part.startswith(name + "_")]:
+            del table[part]
+    module.register_buffer(name, weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """One linear map between samples of fixed shapes, made from a frozen module.
+
+    Args:
+        module: the frozen module, without a bias.
+        input_shape, output_shape: of one sample.
+        bias: float64, of the output's shape; what is added to U x for a coordinate of 1.
+    """
+
+    module: nn.Module
+    input_shape: Shape
+    output_shape: Shape
+    bias: Tensor | None = None
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
+        result: Tensor = self.module(x)
+        return result
+
+    @cached_property
+    def norm(self) -> float:
+        """A proven upper bound of the operator norm."""
+        return _operator_norm(self)
+
+    @property
+    def multiple(self) -> bool:
+        """Whether it multiplies the whole sample by one number."""
+        kind = find_kind(self.module)
+        return kind is not None and kind.multiple
+
+    def multiply_adds(self) -> int:
+        """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
+        weight = getattr(self.module, "weight", None)
+        outputs = _size(self.output_shape)
+        if not isinstance(weight, Tensor):
+            kernel = getattr(self.module, "kernel_size", 1)
+            size = _size(kernel) if isinstance(kernel, (tuple, list)) else int(kernel)
+            return outputs * size if size > 1 else 0
+        if "Transpose" in type(self.module).__name__:
+            return _size(self.input_shape) * weight[0].numel()
+        return outputs * weight[0].numel()
+
+
+def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> Operator:
+    """Split an affine module into a linear operator in float64 and its bias."""
+    module = freeze(module, torch.float64)
+    bias = None
+    if is_affine(module):
+        device = next((b.device for b in module.buffers()), None)
+        with torch.no_grad():
+            bias = module(torch.zeros(1, *input_shape, dtype=torch.float64, device=device))[0]
+        module = _without_bias(module)
+    return Operator(module, input_shape, output_shape, bias)
+
+
+def _without_bias(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return ChannelScale(channel_factor(module))
+    for name, child in list(module.named_children()):
+        setattr(module, name, _without_bias(child))
+    if module._buffers.get("bias") is not None:
+        module._buffers["bias"] = None
+    return module
+
+
+def merged(before: Operator, after: Operator) -> Operator | None:
+    """Return one layer for two that follow each other, or None where torch has none for them.
+
+    A convolution takes factors of its channels into its weight, channels that are repeated before
+    it as well, and a margin of zeros before it as its own padding.
+    """
+    if isinstance(after.module, ChannelScale):
+        return _scaled_channels(before, after)
+    if not is_plain(after.module, CONVOLUTIONS) or before.bias is not None:
+        return None
+    module: Any = copy.deepcopy(after.module)
+    if isinstance(before.module, RepeatChannels) and module.groups == 1:
+        times = before.module.times
+        module.weight = module.weight.unflatten(1, (times, -1)).sum(1)
+        module.in_channels //= times
+    elif (margin := _margin(before.module)) and _pads_with_zeros(module, len(margin)):
+        module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
+        # What the layer itself keeps for other modes, last axis first.
+        twice = [n for n in reversed(module.padding) for _ in range(2)]
+        module._reversed_padding_repeated_twice = twice
+    else:
+        return None
+    return Operator(module, before.input_shape, after.output_shape, after.bias)
+
+
+def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
+    module: Any = copy.deepcopy(before.module)
+    multiplies = is_plain(module, (nn.Linear,)) and len(before.output_shape) == 1
+    if not (is_plain(module, CONVOLUTIONS) or multiplies):
+        return None
+    factor = cast(ChannelScale, after.module).factor
+    module.weight = module.weight * factor.view(-1, *[1] * (module.weight.dim() - 1))
+    bias = after.bias
+    if before.bias is not None:
+        pushed = after.apply(before.bias.unsqueeze(0))[0]
+        bias = pushed if bias is None else pushed + bias
+    return Operator(module, before.input_shape, before.output_shape, bias)
+
+
+def _margin(module: Any) -> tuple[int, ...] | None:
+    """Return the margin of zeros that a module adds on each axis, if it is the same on both sides."""
+    if not isinstance(module, nn.modules.padding._ConstantPadNd) or find_kind(module) is None:
+        return None
+    pads = tuple(module.padding)
+    before, after = pads[0::2], pads[1::2]
+    same = before == after and min(before) >= 0
+    return tuple(reversed(before)) if same else None
+
+
+def _pads_with_zeros(module: Any, axes: int) -> bool:
+    own = module.padding
+    return module.padding_mode == "zeros" and not isinstance(own, str) and len(own) == axes
+
+
+def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
+    """Apply operators one after the other."""
+    for operator in operators:
+        x = operator.apply(x)
+    return x
+
+
+def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
+    """Return Uᵀ g of the chain: (B, *output_shape) → (B, *input_shape)."""
+    if not operators:
+        return g
+    with torch.enable_grad():  # linear: the gradient is the same at every point
+        shape = (g.shape[0], *operators[0].input_shape)
+        x = torch.zeros(shape, dtype=g.dtype, device=g.device, requires_grad=True)
+        (result,) = torch.autograd.grad(apply_all(operators, x), x, g)
+    return result
+
+
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+POOLINGS = nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d
+
+
+def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    """Tell whether a module is one of torch's kinds and computes what that kind computes."""
+    return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
+
+
+def window(operator: Operator, axis: int) -> tuple[int, int, int]:
+    """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
+    found = []
+    for name in ("kernel_size", "stride", "dilation"):
+        value: Any = getattr(operator.module, name, 1)
+        many = isinstance(value, (tuple, list))
+        found.append(int(value[min(axis, len(value) - 1)] if many else value))
+    return found[0], found[1], found[2]
+
+
+def _operator_norm(operator: Operator) -> float:
+    """Return a proven upper bound of an operator's norm.
+
+    A convolution that pads with zeros is a part of one on the infinite plane, whose norm is the
+    largest norm of its transfer matrix over all frequencies. A trigonometric polynomial of degree
+    d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
+    """
+    module: Any = operator.module
+    kind = find_kind(module)
+    if kind is None:
+        return math.inf
+    bound = float(kind.bound(module, operator.input_shape))
+    convolves = is_plain(module, CONVOLUTIONS)
+    if not convolves or module.padding_mode != "zeros" or module.groups != 1:
+        return bound
+    weight = module.weight.detach().double()
+    sizes = [1 if n == 1 else 8 * n for n in weight.shape[2:]]
+    transfer = torch.fft.rfftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
+    transfer = transfer.flatten(2).permute(2, 0, 1)  # (frequencies, C_out, C_in)
+    gram = transfer.mH @ transfer if weight.shape[0] >= weight.shape[1] else transfer @ transfer.mH
+    power = 1
+    scale = torch.ones(len(gram), dtype=torch.float64, device=weight.device)
+    for _ in range(5):  # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring
+        trace = gram.diagonal(dim1=1, dim2=2).real.sum(1).clamp_min(1e-300)
+        gram = gram / trace[:, None, None]
+        scale = scale * trace ** (1 / power)
+        gram, power = gram @ gram, 2 * power
+    trace = gram.diagonal(dim1=1, dim2=2).real.sum(1)
+    largest = float((scale * trace ** (1 / power)).max()) ** 0.5
+    for size, kernel in zip(sizes, weight.shape[2:], strict=True):
+        largest /= math.cos(math.pi * (kernel - 1) / 2 / size)
+    return float(min(bound, largest * (1 + 1e-9)))
+
+
+def impulses(shape: Shape, chunk: int, like: Tensor) -> Iterator[Tensor]:
+    """Yield the identity as batches of at most ``chunk`` samples of the given shape."""
+    size = _size(shape)
+    for start in range(0, size, chunk):
+        rows = torch.arange(start, min(start + chunk, size), device=like.device)
+        identity = torch.zeros(len(rows), size, dtype=like.dtype, device=like.device)
+        identity[torch.arange(len(rows), device=like.device), rows] = 1
+        yield identity.view(-1, *shape)
+
+
+def _size(shape: Sequence[int]) -> int:
+    total = 1
+    for n in shape:
+        total *= int(n)
+    return total

@@ -1,0 +1,322 @@
+"""Routes: how to get the energies and the result of a chain of layers with the least work.
+
+Layers that slide a window compose into one convolution. The energy of a map does not need the map:
+several neighbouring outputs are one patch of the input times one matrix, and an orthogonal change
+of basis of that matrix may have fewer rows, or hold the average-pooled map in its first ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...registry.bounds import Shape
+from ..machine import Machine
+from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain, window
+from ..stages import Program
+from .base import Cost
+
+_LANES = 16  # output channels that a convolution computes at a time
+_WINDOW = 4096  # coefficients that a composed kernel may read
+_MATRIX = 2**22  # entries of a matrix behind the last activation
+_SPAN = 5  # activations whose energies may be had from one map
+_PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
+
+
+class Window(NamedTuple):
+    """What one output of a chain reads, per axis: its size, its stride, zeros around the input."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    def patch(self, phase: int) -> int:
+        """Return the places that so many neighbouring outputs per axis read together."""
+        return math.prod(w + (phase - 1) * s for w, s in zip(self.size, self.stride, strict=True))
+
+
+@dataclass(frozen=True)
+class Move:
+    """One step of a route: read the map at ``start``, give the energy or the map at ``stop``.
+
+    ``levels`` are the activations whose factors the step multiplies with; ``energy`` is the one
+    whose energy it gives. A step that does not ``keep`` leaves the map where it was.
+    """
+
+    how: How
+    start: int
+    stop: int
+    levels: tuple[int, int]
+    energy: int | None = None
+    keep: bool = True
+    phase: int = 1
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether it ends the route with one matrix."""
+        return self.how in ("matrix", "matrix of x")
+
+
+class Chain:
+    """The operators of a program in one line, with the positions of its activations."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._windows: dict[tuple[int, int], Window | None] = {}
+        self.operators = program.operators
+        self.axes = len(program.input_shape) - 1
+        self.ends: list[int] = []
+        position = 0
+        for segment in program.segments:
+            position += len(segment.operators)
+            self.ends.append(position)
+
+    def shape(self, position: int) -> Shape:
+        """Return the shape of the map at a position."""
+        return self.operators[position - 1].output_shape if position else self.program.input_shape
+
+    def factor(self, levels: tuple[int, int]) -> float:
+        """Return the product of the factors of a range of activations."""
+        return math.prod(segment.factor for segment in self.program.segments[slice(*levels)])
+
+    def window(self, start: int, stop: int) -> Window | None:
+        """Return the window of a part that composes into one convolution, or None."""
+        if (start, stop) not in self._windows:
+            self._windows[start, stop] = self._window(start, stop)
+        return self._windows[start, stop]
+
+    def _window(self, start: int, stop: int) -> Window | None:
+        operators = self.operators[start:stop]
+        slides = any(hasattr(operator.module, "kernel_size") for operator in operators)
+        if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
+            return None
+        size, stride = [1] * self.axes, [1] * self.axes
+        padding: tuple[int, ...] | None = None
+        for operator in operators:
+            pads = _padding(operator, self.axes)
+            if pads is None or (padding is not None and any(pads)):
+                return None  # zeros behind the first layer are no zeros of the input
+            if not hasattr(operator.module, "kernel_size"):
+                continue
+            padding = pads if padding is None else padding
+            for axis in range(self.axes):
+                kernel, step, dilation = window(operator, axis)
+                size[axis] += (kernel - 1) * dilation * stride[axis]
+                stride[axis] *= step
+        if math.prod(size) * self.shape(start)[0] > _WINDOW:
+            return None
+        return Window(tuple(size), tuple(stride), padding or (0,) * self.axes)
+
+    def phases(self, stop: int) -> list[int]:
+        """Return how many neighbours, per axis, may share a patch."""
+        return [p for p in _PHASES if all(n % p == 0 for n in self.shape(stop)[1:])]
+
+    def pools(self, position: int, phase: int) -> bool:
+        """Tell whether the layer at a position takes the mean of disjoint windows of that size."""
+        if position >= len(self.operators):
+            return False
+        operator = self.operators[position]
+        return (
+            is_plain(operator.module, POOLINGS)
+            and all(window(operator, axis) == (phase, phase, 1) for axis in range(self.axes))
+            and _padding(operator, self.axes) == (0,) * self.axes
+            and getattr(operator.module, "divisor_override", None) is None
+        )
+
+    def patches(self, move: Move) -> int:
+        """Return the channels of a step that computes several outputs from one patch."""
+        seen = self.window(move.start, move.stop)
+        channels = self.shape(move.stop)[0]
+        if seen is None or move.phase == 1:
+            return channels
+        patch = seen.patch(move.phase) * self.shape(move.start)[0]
+        outputs: int = channels * move.phase**self.axes
+        if move.how == "pooled":
+            return channels + min(outputs - channels, patch)
+        return min(outputs, patch)
+
+
+def best_route(program: Program, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
+    """Return the steps that take the least time, and what they cost."""
+    chain = Chain(program)
+    last = len(chain.ends)
+
+    @cache
+    def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
+        found: list[tuple[float, Cost, tuple[Move, ...]]] = []
+        for move in _moves(chain, position, level, energy):
+            cost = _cost(chain, move, itemsize)
+            seconds = cost.seconds(machine)
+            if move.energy is None:
+                found.append((seconds, cost, (move,)))
+                continue
+            # A pooled map is one layer further than the energy that came with it.
+            reached = (move.stop + (move.how == "pooled"), energy + 1)
+            rest = best(*(reached if move.keep else (position, level)), energy + 1)
+            found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
+        return min(found, key=lambda item: item[0])
+
+    for energy in reversed(range(last)):  # bottom up, or a deep network would recurse too deep
+        best(chain.ends[energy], energy + 1, energy + 1)
+    _, cost, moves = best(0, 0, 0)
+    return moves, cost
+
+
+def _moves(chain: Chain, position: int, level: int, energy: int) -> Iterator[Move]:
+    """Yield what can be done next, with the map of a position at hand."""
+    total = len(chain.operators)
+    if energy == len(chain.ends):
+        levels = level, energy
+        yield Move("layers", position, total, levels)
+        outputs = math.prod(chain.shape(total))
+        for how, start in (("matrix", position), ("matrix of x", 0)):
+            entries = math.prod(chain.shape(start)) * outputs
+            if position < total and entries <= _MATRIX and chain.ends:
+                yield Move(how, start, total, levels)  # type: ignore[arg-type]
+        return
+    stop, levels = chain.ends[energy], (level, energy + 1)
+    yield Move("layers", position, stop, levels, energy)
+    if chain.window(position, stop) is None:
+        return
+    yield Move("conv", position, stop, levels, energy)
+    if energy - level >= _SPAN:
+        return
+    yield Move("conv", position, stop, levels, energy, keep=False)
+    for phase in chain.phases(stop):
+        yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
+        if chain.pools(stop, phase):
+            yield Move("pooled", position, stop, levels, energy, phase=phase)
+
+
+def _cost(chain: Chain, move: Move, itemsize: int) -> Cost:
+    """Return what one step takes."""
+    inputs, outputs = chain.shape(move.start), chain.shape(move.stop)
+    if move.multiplies:
+        size = math.prod(inputs) * math.prod(outputs)
+        return Cost(gemm=size, stream=math.prod(inputs), calls=3, bytes=size * itemsize)
+    energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
+    if move.how == "layers":
+        operators = chain.operators[move.start : move.stop]
+        return sum((layer_cost(operator, itemsize) for operator in operators), energy)
+    seen = chain.window(move.start, move.stop)
+    if seen is None:
+        return Cost()
+    channels = chain.patches(move)
+    patch = inputs[0] * seen.patch(move.phase)
+    positions = math.prod(outputs[1:]) // move.phase**chain.axes
+    idle = (-channels % _LANES) * patch * positions
+    return Cost(
+        conv=channels * patch * positions,
+        idle=idle,
+        stream=3 * channels * positions,
+        calls=6,
+        bytes=channels * patch * itemsize,
+    )
+
+
+def layer_cost(operator: Operator, itemsize: int) -> Cost:
+    """Return what a layer takes as it is."""
+    work = operator.multiply_adds()
+    stream = math.prod(operator.output_shape)
+    size = sum(t.numel() * itemsize for t in operator.module.buffers())
+    if isinstance(operator.module, nn.Linear):
+        return Cost(gemm=work, stream=stream, calls=2, bytes=size)
+    if is_plain(operator.module, CONVOLUTIONS):
+        channels = operator.output_shape[0]
+        idle = work / channels * (-channels % _LANES)
+        return Cost(conv=work, idle=idle, stream=2 * stream, calls=2, bytes=size)
+    return Cost(conv=work, stream=2 * stream, calls=2, bytes=size)
+
+
+def kernel_of(chain: Chain, move: Move) -> Tensor:
+    """Return the kernel of a step in float64, (channels, C_in, *window), all factors included."""
+    seen = chain.window(move.start, move.stop)
+    if seen is None:
+        raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
+    operators = chain.operators[move.start : move.stop]
+    kernel = _compose(operators, chain.shape(move.start)[0], seen) * chain.factor(move.levels)
+    if move.phase == 1:
+        return kernel
+    shifted = []
+    for offsets in product(range(move.phase), repeat=chain.axes):
+        pads: list[int] = []
+        for offset, stride in zip(reversed(offsets), reversed(seen.stride), strict=True):
+            pads += [offset * stride, (move.phase - 1 - offset) * stride]
+        shifted.append(F.pad(kernel, pads))
+    stacked = torch.stack(shifted)  # (phases, C, C_in, *window)
+    if move.how == "patches":
+        return fewest(stacked.flatten(0, 1))
+    turned = torch.tensordot(_means_first(len(shifted)).to(stacked), stacked, dims=1)
+    return torch.cat([turned[0], fewest(turned[1:].flatten(0, 1))])
+
+
+def fewest(kernel: Tensor) -> Tensor:
+    """Return a kernel of the same energy with no more channels than coefficients."""
+    rows = kernel.flatten(1)
+    if rows.shape[0] <= rows.shape[1]:
+        return kernel
+    reduced: Tensor = torch.linalg.qr(rows, mode="r").R
+    return reduced.view(-1, *kernel.shape[1:])
+
+
+def _means_first(count: int) -> Tensor:
+    """Return an orthogonal matrix whose first row is constant."""
+    basis = torch.eye(count, dtype=torch.float64)
+    basis[:, 0] = 1
+    turned: Tensor = torch.linalg.qr(basis).Q.T.contiguous()
+    return turned * torch.sign(turned[:, :1])
+
+
+def _compose(operators: Sequence[Operator], channels: int, seen: Window) -> Tensor:
+    """Return the kernel of a chain: its response to an impulse at each place of its window."""
+    shape = (channels, *seen.size)
+    bare = [_without_padding(operator) for operator in operators]
+    device = next((t.device for op in operators for t in op.module.buffers()), None)
+    identity = torch.eye(math.prod(shape), dtype=torch.float64, device=device)
+    columns = [apply_all(bare, part.view(-1, *shape)) for part in identity.split(256)]
+    response: Tensor = torch.cat(columns).flatten(1)  # (C_in · window, C_l)
+    return response.T.reshape(-1, *shape).contiguous()
+
+
+def _without_padding(operator: Operator) -> Operator:
+    if not is_plain(operator.module, CONVOLUTIONS):
+        return operator
+    module: Any = copy.copy(operator.module)
+    module.padding = (0,) * len(module.kernel_size)
+    return Operator(module, operator.input_shape, operator.output_shape)
+
+
+def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
+    """Return the zeros around each axis, or None for what is no sliding window."""
+    module: Any = operator.module
+    if is_plain(module, CONVOLUTIONS):
+        if isinstance(module.padding, str):
+            spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+            if module.padding == "valid":
+                return (0,) * axes
+            if any(span % 2 for span in spans):
+                return None
+            pads = tuple(span // 2 for span in spans)
+        else:
+            pads = _each(module.padding, axes)
+        return pads if module.padding_mode == "zeros" or not any(pads) else None
+    if is_plain(module, POOLINGS):
+        plain = not any(_each(module.padding, axes)) and not module.ceil_mode
+        return (0,) * axes if plain else None
+    return (0,) * axes if operator.multiple else None
+
+
+def _each(value: Any, axes: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    return values * axes if len(values) == 1 else values

@@ -1,0 +1,212 @@
+"""Modules → Steps: one pass that fixes every shape, bound and α of a network for one input shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import ConformalError, refusal, shape_text
+from ..functional import Scalar
+from ..nn.activations import RadialActivation
+from ..nn.branches import Composite, Flow, Join, branches, joined_bound
+from ..registry.bounds import Shape
+from ..registry.registry import (
+    Kind,
+    check_batch_axis,
+    check_input,
+    kind_of,
+    modules_in,
+    shape_after,
+)
+from ..utils.text import table
+from .operators import freeze
+
+
+@dataclass(frozen=True)
+class Step:
+    """One module of the network on samples of a fixed shape.
+
+    ``bound`` is the operator norm's upper bound of a linear module; ``alpha`` is set for an
+    activation, whose ``bound`` is that of the layers since the activation before it. ``sources``
+    are the numbers of the steps that feed it; -1 is the input of its ConformalLayers.
+    """
+
+    path: str
+    module: nn.Module
+    input_shape: Shape
+    output_shape: Shape
+    bound: float
+    alpha: float | None = None
+    sources: tuple[int, ...] = (-1,)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The steps of a network; prints as a table of path, op, shapes, alpha and bound."""
+
+    input_shape: Shape
+    steps: tuple[Step, ...]
+
+    @property
+    def chain(self) -> bool:
+        """Whether every step is fed by the one before it."""
+        return all(step.sources == (index - 1,) for index, step in enumerate(self.steps))
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape of one output sample."""
+        return self.steps[-1].output_shape if self.steps else self.input_shape
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """The radii of the activations, in order."""
+        return tuple(step.alpha for step in self.steps if step.alpha is not None)
+
+    def __str__(self) -> str:
+        header = ["path", "op", "input", "output", "alpha", "bound"]
+        rows = [
+            [
+                step.path,
+                _operation(step.module),
+                shape_text(step.input_shape),
+                shape_text(step.output_shape),
+                "" if step.alpha is None else f"{step.alpha:.4g}",
+                f"{step.bound:.4g}",
+            ]
+            for step in self.steps
+        ]
+        if not self.chain:
+            header.append("from")
+            names = [*(step.path for step in self.steps), "input"]
+            for row, step in zip(rows, self.steps, strict=True):
+                row.append(", ".join(names[source] for source in step.sources))
+        return table(header, rows)
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Source:
+    """The modules that something was folded from, to be run one by one.
+
+    Args:
+        layers: those of the ConformalLayers, with their paths.
+        alphas: the radii of the activations in the order a point passes them.
+        before, behind: modules around it that belong to the fold.
+    """
+
+    layers: tuple[tuple[str, nn.Module], ...]
+    alphas: tuple[float, ...]
+    before: tuple[nn.Module, ...] = ()
+    behind: tuple[nn.Module, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value between two steps: where it comes from, its shape, and bounds as in an activation."""
+
+    step: int
+    shape: Shape
+    bound: float = 1.0
+    base: float = 1.0  # of what entered the layers since the last activation or join
+
+
+class _Tracing(Flow[_Place]):
+    """Note a step for every module that is passed."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def run(self, path: str, module: nn.Module, value: _Place) -> _Place:
+        for name, child in modules_in(path, module):
+            value = self.step(name, child, value)
+        return value
+
+    def join(self, path: str, values: list[_Place], join: Join) -> _Place:
+        if len(values) == 1:
+            return values[0]
+        try:
+            merged = join.shape([value.shape for value in values])
+        except ConformalError as error:
+            raise ConformalError(f"{path}: {error}") from error
+        bound = float(joined_bound([value.bound for value in values], join))
+        sources = tuple(value.step for value in values)
+        shapes_in = values[0].shape
+        self.steps.append(Step(path, join, shapes_in, merged, bound, None, sources))
+        return _Place(len(self.steps) - 1, merged, bound, bound)
+
+    def step(self, path: str, module: nn.Module, value: _Place) -> _Place:
+        """Pass a layer, an activation or a composite."""
+        if isinstance(module, Composite) and branches(module):
+            return module.flow(path, value, self)
+        if isinstance(module, RadialActivation):
+            alpha = _number(module.resolve(value.bound, value.base), path, module)
+            self._note(path, module, value, value.shape, value.bound, alpha)
+            return _Place(len(self.steps) - 1, value.shape)
+        kind = kind_of(path, module)
+        shape = _output_shape(path, module, kind, value.shape)
+        own = _number(kind.bound(module, value.shape), path, module)
+        self._note(path, module, value, shape, own)
+        return _Place(len(self.steps) - 1, shape, value.bound * own, value.base)
+
+    def _note(
+        self,
+        path: str,
+        module: nn.Module,
+        value: _Place,
+        shape: Shape,
+        bound: float,
+        alpha: float | None = None,
+    ) -> None:
+        self.steps.append(Step(path, module, value.shape, shape, bound, alpha, (value.step,)))
+
+
+def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) -> Trace:
+    """Follow a sample of ``input_shape`` through (path, module) pairs that were checked before.
+
+    Nothing is computed on data: shapes come from the meta device, bounds from the weights. The
+    steps hold frozen copies, so the trace does not change when the model does.
+    """
+    tracing, place = _Tracing(), _Place(-1, input_shape)
+    with torch.no_grad():
+        for path, module in modules:
+            place = tracing.step(path, freeze(module), place)
+    return Trace(input_shape, tuple(tracing.steps))
+
+
+def _output_shape(path: str, module: nn.Module, kind: Kind, shape: Shape) -> Shape:
+    """Return the shape of one output sample, or refuse the input by name and position."""
+    batch = 2  # more than 1, so that a module that merges the batch axis is seen
+    check_input(path, module, kind, (batch, *shape), traced=True)
+    try:
+        result = shape_after(module, shape, batch)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise refusal(
+            f"{type(module).__name__} at position {path}",
+            "an input it can process",
+            f"samples of shape {shape_text(shape)} ({str(error).splitlines()[0]})",
+            "Change the layer's sizes or the input shape.",
+        ) from error
+    check_batch_axis(path, module, result, batch)
+    return tuple(result[1:])
+
+
+def _number(value: Scalar, path: str, module: nn.Module) -> float:
+    number = float(value)
+    if not math.isfinite(number) or number < 0:
+        raise refusal(
+            f"{type(module).__name__} at position {path}",
+            "a finite bound >= 0",
+            f"{number}",
+            "Look for NaN or infinity in its weights.",
+        )
+    return number
+
+
+def _operation(module: nn.Module) -> str:
+    text = repr(module)
+    return text if "\n" not in text and len(text) <= 90 else f"{type(module).__name__}(…)"

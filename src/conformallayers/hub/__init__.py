@@ -1,0 +1,1 @@
+"""Publish networks on the Hugging Face Hub, with a model card."""

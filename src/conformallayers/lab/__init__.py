@@ -1,0 +1,1 @@
+"""Applications: data, training, experiments, reports, predictions."""

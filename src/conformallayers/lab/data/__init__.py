@@ -1,0 +1,1 @@
+"""Image sets: find, fetch, check and read them."""

@@ -1,0 +1,182 @@
+"""Batches of images from memory, in an order that seed and epoch alone decide."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import refusal
+from ...networks import IMAGE_SHAPE
+from ...nn.extra_layers import Centre as Centre  # its home until files could hold it
+
+_CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
+
+
+def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bring images to 3×32×32 with values in [0, 1].
+
+    Images are enlarged by the largest whole factor that fits, every pixel repeated, and then
+    padded with zeros: 28×28 gets a margin of 2, 8×8 becomes 32×32. Grey is repeated to three
+    channels by a view; nothing is copied for it.
+
+    Shape:
+        (B, 1 or 3, H, W), unsigned bytes → (B, 3, 32, 32)
+
+    Examples:
+        >>> x = as_input(torch.full((2, 1, 28, 28), 255, dtype=torch.uint8))
+        >>> x.shape, x.stride(1), float(x[0, 2].sum())
+        (torch.Size([2, 3, 32, 32]), 0, 784.0)
+    """
+    return _whole(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
+
+
+def mean_image(images: Tensor) -> Tensor:
+    """Return the mean of images as a network would see it, in float64.
+
+    Shape:
+        (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32)
+    """
+    return as_input(images.mean(0, keepdim=True, dtype=torch.float64), torch.float64)
+
+
+def moved(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Mirror some images left to right and shift each by whole pixels; what comes in is black.
+
+    Args:
+        images: (B, C, 32, 32).
+        flipped: (B,), bool.
+        down, right: (B,), whole numbers; an image goes down and to the right by them.
+
+    Examples:
+        >>> image = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
+        >>> image[0, 0, 5, 0] = 9
+        >>> one = torch.ones(1, dtype=torch.long)
+        >>> moved(image, one > 0, one, -one).nonzero().tolist()
+        [[0, 0, 6, 30]]
+    """
+    reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
+    places = torch.arange(_SIDE, device=images.device)
+    rows, columns = places - down[:, None], places - right[:, None]
+    columns = torch.where(flipped[:, None], _SIDE - 1 - columns, columns)
+    padded = F.pad(images, (reach,) * 4)
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
+    taken = padded[sample, :, rows[:, :, None] + reach, columns[:, None, :] + reach]
+    return taken.permute(0, 3, 1, 2)
+
+
+def _whole(images: Tensor) -> Tensor:
+    """Enlarge and pad images to 32×32 as they are."""
+    height, width = images.shape[2:]
+    factor = _SIDE // max(height, width)
+    if factor > 1:
+        images = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+        height, width = factor * height, factor * width
+    if (height, width) != (_SIDE, _SIDE):
+        top, left = (_SIDE - height) // 2, (_SIDE - width) // 2
+        images = F.pad(images, (left, _SIDE - width - left, top, _SIDE - height - top))
+    return images
+
+
+def seed_of(seed: int, epoch: int, purpose: str = "") -> int:
+    """Return the seed of an epoch for one purpose; epoch 1 of seed 0 is not epoch 0 of seed 1."""
+    text = f"{seed} {epoch} {purpose}".rstrip()
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Go through images once, in batches of (B, 3, 32, 32) with values in [0, 1], and labels (B,).
+
+    Args:
+        images: (N, 1 or 3, H, W), unsigned bytes, at most 32×32.
+        labels: (N,).
+        batch_size: of all ranks together; the last batch may be smaller.
+        shuffle: take a new order for every epoch, else that of the images.
+        seed, epoch: decide the order, and how an image is moved.
+        flips: mirror half of the images left to right, others in every epoch.
+        shift: move every image by up to so many pixels of 32 along both axes.
+        device: where the batches are wanted.
+        rank, world: of ``world`` processes, the one with this rank takes its part of every batch.
+
+    Examples:
+        >>> images, labels = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5)
+        >>> batches = Batches(images, labels, batch_size=2)
+        >>> [y.tolist() for _, y in batches]
+        [[0, 1], [2, 3], [4]]
+        >>> shuffled = Batches(images, labels, batch_size=5, shuffle=True)
+        >>> [y.tolist() for _, y in shuffled] == [y.tolist() for _, y in shuffled.at(1)]
+        False
+    """
+
+    images: Tensor
+    labels: Tensor
+    batch_size: int
+    shuffle: bool = False
+    seed: int = 0
+    epoch: int = 0
+    flips: bool = False
+    shift: int = 0
+    device: torch.device | str = "cpu"
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.images.shape)
+        fits = len(shape) == 4 and shape[1] in (1, _CHANNELS) and min(shape[2:], default=0) >= 1
+        if not fits or max(shape[2:]) > _SIDE or self.images.dtype != torch.uint8:
+            expected = f"images (N, 1 or 3, H, W) of unsigned bytes, at most {_SIDE}×{_SIDE}"
+            raise refusal("Batches", expected, f"{self.images.dtype} of {shape}", "Convert them.")
+        if tuple(self.labels.shape) != shape[:1]:
+            got = f"{tuple(self.labels.shape)}"
+            raise refusal("Batches", f"labels of shape ({shape[0]},)", got, "Give one per image.")
+        if self.batch_size < 1 or not 0 <= self.rank < self.world:
+            expected = "batch_size > 0 and 0 ≤ rank < world"
+            got = f"{self.batch_size}, {self.rank} and {self.world}"
+            raise refusal("Batches", expected, got, "One process is rank 0 of world 1.")
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def at(self, epoch: int) -> Batches:
+        """Return the batches of another epoch."""
+        return replace(self, epoch=epoch)
+
+    def size(self, index: int) -> int:
+        """Return how many images all ranks together have in a batch."""
+        return min(self.batch_size, len(self.labels) - index * self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self._order()
+        moves = self._moves() if self.flips or self.shift else None
+        for index in range(len(self)):
+            start = index * self.batch_size
+            # Parts differ by one image at most; a rank may get none of a small last batch.
+            first, last = (self.size(index) * n // self.world for n in (self.rank, self.rank + 1))
+            rows: Tensor | slice = slice(start + first, start + last)
+            if order is not None:
+                rows = order[rows]
+            images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
+            if moves is not None:
+                flipped, down, right = moves[:, rows].to(self.device)
+                images = moved(_whole(images), flipped > 0, down, right)
+            yield as_input(images), labels
+
+    def _order(self) -> Tensor | None:
+        if not self.shuffle:
+            return None
+        return torch.randperm(len(self.labels), generator=self._generator())
+
+    def _moves(self) -> Tensor:
+        """Return whether each image is mirrored and how far it goes, (3, N), for all ranks alike."""
+        generator, count = self._generator("moves"), len(self.labels)
+        flipped = torch.randint(0, 1 + self.flips, (1, count), generator=generator)
+        reach = torch.randint(-self.shift, self.shift + 1, (2, count), generator=generator)
+        return torch.cat([flipped, reach])
+
+    def _generator(self, purpose: str = "") -> torch.Generator:
+        return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, purpose))

@@ -1,0 +1,104 @@
+"""The byte formats of image sets: idx (MNIST), and the binary and python forms of CIFAR-10.
+
+Each reader takes decompressed bytes and the name to use in a refusal, and checks all it can see.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ConformalError, refusal
+from .catalogue import CLASSES
+from .pickles import Bytes, PickleRefused, read_pickle
+
+_UBYTE = 8  # the code of unsigned bytes in the third byte of an idx file
+_AGAIN = "Get the file again: it is damaged, or another one under this name."
+CIFAR_SHAPE = (3, 32, 32)
+_PIXELS = math.prod(CIFAR_SHAPE)
+
+
+def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
+    """Return the array of an idx file of unsigned bytes, (N, *item_shape).
+
+    Args:
+        data: the file's bytes.
+        where: names it in a refusal.
+        item_shape: of one item: (28, 28) for images, () for labels.
+
+    Examples:
+        >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "labels", ())
+        array([7, 9], dtype=uint8)
+    """
+    axes = 1 + len(item_shape)
+    magic = bytes([0, 0, _UBYTE, axes])
+    if data[:4] != magic:
+        raise refusal(where, f"the idx magic {magic.hex()}", _shown(data[:4]), _AGAIN)
+    start = 4 + 4 * axes
+    if len(data) < start:
+        raise _truncated(where, start, len(data))
+    count, *sizes = struct.unpack(f">{axes}I", data[4:start])
+    if tuple(sizes) != item_shape or not count:
+        expected = " × ".join(["N", *map(str, item_shape)])
+        got = " × ".join(map(str, [count, *sizes]))
+        raise refusal(where, f"{expected} bytes with N > 0", f"{got} in its header", _AGAIN)
+    if len(data) != start + count * math.prod(item_shape):
+        raise _truncated(where, start + count * math.prod(item_shape), len(data))
+    return np.frombuffer(data, np.uint8, offset=start).reshape(count, *item_shape)
+
+
+def read_cifar_binary(data: bytes, where: str) -> tuple[Bytes, Bytes]:
+    """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*.bin``."""
+    record = 1 + _PIXELS
+    if not data or len(data) % record:
+        whole = max(1, -(-len(data) // record)) * record
+        raise _truncated(where, whole, len(data), f"a multiple of {record} bytes such as {whole}")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, record)
+    return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), checked_labels(rows[:, 0], where)
+
+
+def read_cifar_pickle(data: bytes, where: str) -> tuple[Bytes, Bytes]:
+    """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*``; nothing is executed."""
+    try:
+        found = read_pickle(data)
+    except PickleRefused as error:
+        raise refusal(where, "a pickle of arrays, lists and text", str(error), _AGAIN) from error
+    entries: dict[Any, Any] = found if isinstance(found, dict) else {}
+    images, labels = entries.get("data"), entries.get("labels")
+    if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
+        expected, got = f"an entry data of shape (N, {_PIXELS})", getattr(images, "shape", "none")
+        raise refusal(where, expected, str(got), _AGAIN)
+    if not isinstance(labels, list) or not all(type(n) is int for n in labels):
+        raise refusal(where, "an entry labels with a list of whole numbers", "none", _AGAIN)
+    check_counts(len(images), len(labels), where)
+    return images.reshape(-1, *CIFAR_SHAPE), checked_labels(np.array(labels, object), where)
+
+
+def checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
+    """Return the labels as bytes, or refuse one that is no class."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
+    if len(wrong):
+        place = int(wrong[0])
+        got = f"{int(labels[place])} at position {place}"
+        raise refusal(where, f"labels from 0 to {CLASSES - 1}", got, _AGAIN)
+    return labels.astype(np.uint8)
+
+
+def check_counts(images: int, labels: int, where: str) -> None:
+    """Refuse images and labels that differ in number, or are none."""
+    if images != labels or not images:
+        remedy = "Both must come from the same set; get them again."
+        raise refusal(where, "as many labels as images", f"{images} and {labels}", remedy)
+
+
+def _truncated(where: str, expected: int, got: int, text: str | None = None) -> ConformalError:
+    state = "truncated" if got < expected else "too long"
+    return refusal(where, text or f"{expected} bytes", f"{got}: it is {state}", _AGAIN)
+
+
+def _shown(start: bytes) -> str:
+    return start.hex() or "an empty file"

@@ -1,0 +1,276 @@
+"""The demo: train a conformal network on digits, fold it, compare the two paths, draw pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+import conformallayers as cl
+
+from ...errors import refusal
+from ..data.digits import CLASSES, SHAPE, Digits, digits
+from ..report import figures
+from ..training.measure import interleaved
+
+BATCHES = (1, 64)
+
+
+class DemoConfig(BaseModel):
+    """What the demo does; saved beside its results."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: PositiveInt = 20
+    seed: NonNegativeInt = 0
+    batch_size: PositiveInt = 64
+    learning_rate: PositiveFloat = 3e-3
+    label_smoothing: float = 0.2
+    depth: PositiveInt = 6
+    channels: PositiveInt = 16
+    alpha: str | float | None = "spectral"
+    gain: float = 10.0
+    hidden: PositiveInt = 128
+    threads: PositiveInt = 1  # layers this small gain nothing from more
+
+
+class History(BaseModel):
+    """The training loss and the test accuracy of each epoch."""
+
+    losses: list[float] = []
+    accuracies: list[float] = []
+
+
+def build_model(config: DemoConfig) -> nn.Sequential:
+    """Return convolutions with ReSPro and a learned gain, then a head of two linear layers.
+
+    Shape:
+        (B, 1, 8, 8) → (B, 10)
+    """
+    layers: list[nn.Module] = []
+    for index in range(config.depth):
+        layers.append(cl.Conv2d(config.channels if index else 1, config.channels, 3, padding=1))
+        layers.append(cl.ReSPro(config.alpha))
+    layers.append(cl.Scale(config.gain))
+    width = config.channels * SHAPE[1] * SHAPE[2]
+    return nn.Sequential(
+        OrderedDict(
+            features=cl.ConformalLayers(*layers),
+            flatten=nn.Flatten(),
+            hidden=nn.Linear(width, config.hidden),
+            relu=nn.ReLU(),
+            output=nn.Linear(config.hidden, CLASSES),
+        )
+    )
+
+
+def train(
+    model: nn.Module,
+    data: Digits,
+    config: DemoConfig,
+    after_epoch: Callable[[History], None] | None = None,
+) -> History:
+    """Train with Adam and a one-cycle learning rate; evaluate after every epoch."""
+    count = len(data.train_labels)
+    optimiser = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimiser, config.learning_rate, total_steps=config.epochs * -(-count // config.batch_size)
+    )
+    loss_of = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+    history = History()
+    for _ in range(config.epochs):
+        model.train()
+        total = 0.0
+        for rows in torch.randperm(count).split(config.batch_size):
+            scores = model(data.train_images[rows])
+            loss = loss_of(scores, data.train_labels[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+            total += float(loss.detach()) * len(rows)
+        history.losses.append(total / count)
+        model.eval()
+        with torch.no_grad():
+            history.accuracies.append(accuracy(model(data.test_images), data.test_labels))
+        if after_epoch is not None:
+            after_epoch(history)
+    return history
+
+
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Return the share of samples whose largest score is the label's."""
+    return float((scores.argmax(1) == labels).double().mean())
+
+
+def relu_twin(model: nn.Sequential) -> nn.Sequential:
+    """Return the same stack with ReLU for ReSPro: what one would run instead, for its time."""
+    features: Any = model.features
+    layers = [nn.ReLU() if isinstance(layer, cl.ReSPro) else layer for layer in features]
+    return nn.Sequential(*layers, *list(model)[1:]).eval()
+
+
+def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, Any]:
+    """Run both paths on the test images; return accuracies, differences and times."""
+    paths = {"layers": model.eval(), "folded": folded, "relu": relu_twin(model)}
+    times: dict[str, Any] = {}
+    with torch.no_grad(), cl.layer_by_layer():
+        layered, direct = model(data.test_images), folded(data.test_images)
+        for batch in BATCHES:
+            x = data.test_images[:batch]
+            seconds = interleaved({name: partial(path, x) for name, path in paths.items()})
+            times[str(batch)] = {name: value / batch for name, value in seconds.items()}
+            times[str(batch)]["ratio"] = seconds["layers"] / seconds["folded"]
+    return {
+        "accuracy": {
+            "layers": accuracy(layered, data.test_labels),
+            "folded": accuracy(direct, data.test_labels),
+        },
+        "largest_relative_difference": cl.testing.relative_error(direct, layered),
+        "largest_absolute_difference": float((direct - layered).abs().max()),
+        "seconds_per_image": times,
+        "strategy": folded.strategy,
+    }
+
+
+def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> dict[str, Any]:
+    """Run the demo and write its folder: pictures and ``metrics.json``.
+
+    Files are finished elsewhere and moved; an interrupted run leaves the folder as it was.
+
+    Args:
+        out: the folder; made if it is not there.
+        config: what to do.
+        console: where to print; None takes the terminal.
+
+    Returns:
+        What ``metrics.json`` holds.
+    """
+    console = console or Console()
+    started = time.monotonic()
+    with _staging(out) as folder, _seeded(config):
+        data = digits()
+        model = build_model(config)
+        history = _train_with_bar(model, data, config, console)
+        trained = time.monotonic() - started
+        folded = cl.fold(model, SHAPE)
+        console.print(f"\nFolded {config.depth} convolutions and {config.depth} activations:")
+        console.print(str(folded.explain()), markup=False, highlight=False, soft_wrap=True)
+        results = compare(model, folded, data)
+        _draw(model, history, config, folder)
+        metrics: dict[str, Any] = {
+            "config": config.model_dump(),
+            "versions": {
+                "conformallayers": cl.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            "samples": {"train": len(data.train_labels), "test": len(data.test_labels)},
+            **results,
+            "history": history.model_dump(),
+            "seconds": {"training": trained, "total": time.monotonic() - started},
+        }
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
+        names = _publish(folder, out)
+    console.print(_summary(metrics))
+    console.print(f"Wrote {', '.join(names)} to {out}/", highlight=False, soft_wrap=True)
+    return metrics
+
+
+def _train_with_bar(
+    model: nn.Module, data: Digits, config: DemoConfig, console: Console
+) -> History:
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("epochs   loss {task.fields[loss]}   accuracy {task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=config.epochs, loss="…", accuracy="…")
+
+        def after_epoch(history: History) -> None:
+            shown = f"{100 * history.accuracies[-1]:.1f} %"
+            loss = f"{history.losses[-1]:.3f}"
+            progress.update(task, advance=1, loss=loss, accuracy=shown)
+
+        return train(model, data, config, after_epoch)
+
+
+def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Path) -> None:
+    linear_part = model[:3]  # up to the first layer of the head: what M and Q replace
+    dense: Any = cl.fold(linear_part, SHAPE, strategy="dense").body
+    title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
+    drawn = {
+        "respro": figures.respro_surface(),
+        "training": figures.training_curve(history.losses, history.accuracies),
+        "folded": figures.folded_arrays(dense.core.matrix, dense.core.forms[0], title),
+    }
+    for name, figure in drawn.items():
+        figures.save(figure, folder, name)
+
+
+def _summary(metrics: dict[str, Any]) -> Table:
+    table = Table(title=f"On {metrics['samples']['test']} test images", title_justify="left")
+    table.add_column("")
+    for name in ("layer by layer", "folded", "ratio", "with ReLU"):
+        table.add_column(name, justify="right")
+    shares = metrics["accuracy"]
+    table.add_row("accuracy", f"{100 * shares['layers']:.2f} %", f"{100 * shares['folded']:.2f} %")
+    for batch, times in metrics["seconds_per_image"].items():
+        layers, folded, relu = (f"{1e6 * times[p]:.1f} µs" for p in ("layers", "folded", "relu"))
+        ratio = f"{times['ratio']:.1f}"
+        table.add_row(f"time an image, batch {batch}", layers, folded, ratio, relu)
+    table.add_section()
+    for kind in ("relative", "absolute"):
+        table.add_row(f"largest {kind} gap", "", f"{metrics[f'largest_{kind}_difference']:.1e}")
+    table.caption = "with ReLU: the time of the same stack with ReLU for ReSPro, untrained"
+    return table
+
+
+@contextmanager
+def _staging(out: Path) -> Iterator[Path]:
+    """Give a folder beside ``out`` for unfinished files; it is gone at the end in any case."""
+    if out.exists() and not out.is_dir():
+        raise refusal("demo --out", "a folder", f"the file {out}", "Name another folder.")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.absolute().parent) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _seeded(config: DemoConfig) -> Iterator[None]:
+    """Set the seed and the number of threads, and put both back afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        torch.set_num_threads(config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _publish(folder: Path, out: Path) -> list[str]:
+    """Move finished files to ``out``; return their names."""
+    out.mkdir(exist_ok=True)
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        os.replace(folder / name, out / name)
+    return names

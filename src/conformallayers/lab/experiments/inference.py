@@ -1,0 +1,104 @@
+"""One path of D3ModNet at one batch size, timed and weighed in a process of its own.
+
+``python -m conformallayers.lab.experiments.inference`` reads options as JSON and prints a row.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from ... import networks
+from ...folding.fold import fold
+from ...nn.container import layer_by_layer
+from ..training.measure import quartiles
+from ..training.memory import peak, settle
+
+Row = dict[str, Any]
+RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
+FOLDED = "D3ModNetCL, folded: "  # and the strategy
+
+
+def measure_alone(path: str, batch: int, **options: Any) -> Row:
+    """Return the row of a path, measured in a new process; ``failed`` says why there is none.
+
+    Args:
+        path: RELU, LAYERS, or FOLDED and a strategy.
+        batch: the number of images.
+        **options: executions, seconds, seed and threads of :func:`measure_here`.
+    """
+    wanted = json.dumps({"path": path, "batch": batch, **options})
+    command = [sys.executable, "-m", "conformallayers.lab.experiments.inference", wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        row: Row = json.loads(done.stdout.splitlines()[-1])
+        return row
+    lines = done.stderr.strip().splitlines()
+    reason = lines[-1] if lines else f"the process ended with {done.returncode}"
+    return {"path": path, "batch": batch, "failed": reason[:200]}
+
+
+def measure_here(
+    path: str,
+    batch: int,
+    *,
+    executions: int,
+    seconds: float,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Row:
+    """Return time and memory of a path in this process.
+
+    The memory is what the process grows by at most: after the imports, the network, its fold and
+    one image to warm up are there. It has the batch itself, what lies between the layers, and the
+    scores.
+
+    Args:
+        path, batch: as in :func:`measure_alone`.
+        executions: timed calls.
+        seconds: fewer calls, but one, when they take longer than this.
+        seed: of weights and images.
+        threads: of torch; None leaves them.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    model = _network(path)
+    with torch.inference_mode(), layer_by_layer():
+        model(torch.rand(1, *networks.IMAGE_SHAPE))
+        before = settle()
+        x = torch.rand(batch, *networks.IMAGE_SHAPE)
+        model(x)
+        times: list[float] = []
+        while len(times) < executions and (not times or sum(times) < seconds):
+            started = time.perf_counter()
+            model(x)
+            times.append(time.perf_counter() - started)
+        grown = peak() - before
+    median, low, high = (round(1e3 * value, 4) for value in quartiles(times))
+    return {
+        "path": path,
+        "batch": batch,
+        "milliseconds": {"median": median, "low": low, "high": high},
+        "executions": len(times),
+        "peak_bytes": grown,
+    }
+
+
+def _network(path: str) -> nn.Module:
+    if path == RELU:
+        return networks.D3ModNet().eval()
+    model = networks.D3ModNetCL().eval()
+    if path == LAYERS:
+        return model
+    return fold(model, networks.IMAGE_SHAPE, strategy=path.removeprefix(FOLDED))
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_here(**json.loads(sys.argv[1]))))

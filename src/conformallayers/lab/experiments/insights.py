@@ -1,0 +1,157 @@
+"""Figures of an inspection: spectrum, terms, receptive field, eigenimages and templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from ...inspection import Form, Inspection, Terms
+from ..report.figures import BLUE, ORANGE, STYLE, plain_ticks
+
+_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_COLUMNS = 8  # images beside each other
+_IMAGES = 16  # at most in a figure, per form
+
+
+def drawn(found: Inspection, untrained: Inspection, title: str, classes: int) -> dict[str, Figure]:
+    """Return every figure by the name of its file; those of a second part end in its number."""
+    figures: dict[str, Figure] = {}
+    for number, (part, before) in enumerate(zip(found.parts, untrained.parts, strict=True), 1):
+        end = "" if number == 1 else f"-{number}"
+        if part.terms is not None:
+            figures[f"terms{end}"] = terms_figure(part.terms, title)
+        if part.forms:
+            figures[f"spectrum{end}"] = spectrum_figure(part.forms, before.forms, title)
+            if part.forms[0].falloff is not None:
+                figures[f"receptive-field{end}"] = falloff_figure(part.forms, title)
+        if len(part.input_shape) == 3:
+            if part.forms:
+                about = f"{title}: first eigenvectors of Q, with eigenvalues"
+                figures[f"eigenimages{end}"] = image_figure(*_leading(part.forms), about)
+            rows, labels = _strongest(part.templates)
+            unit = "class" if len(part.templates) == classes else "unit of the next layer"
+            about = f"{title}: rows of M, one for each {unit}"
+            figures[f"templates{end}"] = image_figure(rows, labels, about)
+    return figures
+
+
+def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str) -> Figure:
+    """Draw the eigenvalues of each form before and after training, on a logarithmic axis."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes()
+        for pair, colour in zip(
+            zip(forms, untrained, strict=True), _colours(len(forms)), strict=True
+        ):
+            for form, style, when in zip(pair, "-:", ("", ", untrained"), strict=True):
+                label = f"{_name(form)}{when}: effective rank {form.effective_rank:.0f}"
+                values = form.eigenvalues.cpu().numpy()
+                axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)
+        values = np.concatenate([form.eigenvalues.cpu().numpy() for form in (*forms, *untrained)])
+        largest, smallest = values.max(initial=0) or 1.0, values[values > 0].min(initial=1)
+        axes.set(xlabel="number", ylabel="eigenvalue of Q", yscale="log", title=title)
+        axes.set_ylim(max(smallest / 2, largest * 1e-8), largest * 2)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
+def terms_figure(terms: Terms, title: str) -> Figure:
+    """Draw the mean share of each term of the denominator, and its spread over the samples."""
+    shares = 100 * terms.shares.cpu()
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes()
+        places = range(len(terms.names))
+        mean, spread = shares.mean(0).numpy(), shares.std(0, correction=0).numpy()
+        colours = [ORANGE, *[BLUE] * (len(terms.names) - 1)]
+        axes.bar(places, mean, yerr=spread, color=colours, capsize=4)
+        axes.set_xticks(places, terms.names, rotation=90 if len(terms.names) > 6 else 0)
+        axes.set(ylabel="share of the denominator (%)", ylim=(0, None))
+        axes.set(title=f"{title}: mean and spread over {len(shares)} images")
+        axes.grid(alpha=0.3, axis="y")
+        axes.set_axisbelow(True)
+    return figure
+
+
+def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
+    """Draw how the energy of Q's rows falls off with distance, on a logarithmic axis."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _axes()
+        for form, colour in zip(forms, _colours(len(forms)), strict=True):
+            if form.falloff is None:
+                continue
+            values = 100 * form.falloff.cpu().numpy()
+            last = int(np.nonzero(values > 1e-10)[0].max(initial=0))
+            label = f"{_name(form)}: 99 % within {form.reach}"
+            axes.plot(values[: last + 1], color=colour, marker="o", markersize=4, label=label)
+        axes.set(xlabel="distance (pixels)", ylabel="share of Q's energy (%)", yscale="log")
+        axes.set(title=title)
+        plain_ticks(axes.yaxis)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
+def image_figure(images: Sequence[Tensor], labels: Sequence[str], title: str) -> Figure:
+    """Draw signed images (C, H, W): the sum over channels, each divided by its largest value."""
+    rows = -(-len(images) // _COLUMNS)
+    columns = min(_COLUMNS, len(images))
+    with matplotlib.rc_context({**STYLE, "font.size": 8}):
+        figure = Figure(figsize=(1.15 * columns + 0.6, 1.3 * rows + 0.5), layout="compressed")
+        grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+        shown: Any = None
+        for axes in grid:
+            axes.set_axis_off()
+        for axes, image, label in zip(grid, images, labels, strict=False):
+            values = image.sum(0).cpu().numpy()
+            peak = abs(values).max() or 1.0
+            shown = axes.imshow(values / peak, cmap="PuOr", vmin=-1, vmax=1)
+            axes.set_title(label, fontsize=8, pad=2)
+        bar = figure.colorbar(shown, ax=list(grid), shrink=0.8)
+        bar.set_label("value / largest value")
+        figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _axes() -> tuple[Figure, Any]:
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _colours(count: int) -> list[Any]:
+    if count <= len(_COLOURS):
+        return list(_COLOURS[:count])
+    return list(matplotlib.colormaps["cividis"](np.linspace(0, 0.9, count)))
+
+
+def _name(form: Form) -> str:
+    first, last = form.layers[0], form.layers[-1]
+    return first if first == last else f"{first} to {last}"
+
+
+def _leading(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]]:
+    """Return the first eigenvectors with their eigenvalues: a row for each form if there are many."""
+    count = _IMAGES if len(forms) == 1 else _COLUMNS
+    images, labels = [], []
+    for number, form in enumerate(forms, 1):
+        name = "" if len(forms) == 1 else f"Q{number}: "
+        shown = form.eigenimages[:count]
+        images += list(shown)
+        labels += [f"{name}{float(value):.2g}" for value in form.eigenvalues[: len(shown)]]
+    return images, labels
+
+
+def _strongest(templates: Tensor) -> tuple[list[Tensor], list[str]]:
+    """Return all templates with their numbers, or those of largest norm where they are many."""
+    norms = templates.flatten(1).norm(dim=1)
+    order = range(len(templates))
+    if len(templates) > _IMAGES:
+        order = norms.argsort(descending=True)[:_IMAGES].tolist()
+    return [templates[i] for i in order], [str(i) for i in order]

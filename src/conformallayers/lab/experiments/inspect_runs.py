@@ -1,0 +1,246 @@
+"""Look into a trained network: inspect.json and figures of its forms, terms and templates."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from ...errors import refusal
+from ...inspection import Form, Part, Terms, inspect
+from ...networks import IMAGE_SHAPE
+from ...nn.container import layer_by_layer
+from ..data.batches import as_input
+from ..data.datasets import Dataset, load
+from ..report.figures import save
+from ..training.config import TrainConfig
+from ..training.evaluate import checkpoint_of, trained
+from .insights import drawn
+from .records import Row, command_line, kept, provenance
+from .writing import write_json
+
+RECORD = "inspect.json"
+_SAMPLES = 1000  # images, unless others are asked for
+_TOP = (1, 10, 100)  # eigenvalues whose share is written
+_BATCH = 500
+
+
+def run_inspect(
+    run: str | os.PathLike[str],
+    dataset: str | Dataset | None = None,
+    *,
+    samples: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    threads: int | None = None,
+    data_root: Path | None = None,
+    verify: bool = True,
+    say: Callable[[str], object] = print,
+) -> Row:
+    """Inspect a checkpoint on the first test images of a set; write a folder and return its record.
+
+    Files are made beside the folder and moved into it at the end, inspect.json last.
+
+    Args:
+        run: the folder of a run, or a checkpoint.
+        dataset: its name, or the set; None takes the one it was trained on.
+        samples: how many images; None takes 1000, or all if there are fewer.
+        out: the folder; None takes ``results/inspect/`` and the name of the run's folder.
+        resume: leave a folder alone that holds the record of the same checkpoint and options.
+        threads: of torch; None leaves them.
+        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        say: is told what was found.
+    """
+    path = checkpoint_of(run, "inspect")
+    out = out or Path("results/inspect") / path.absolute().parent.name
+    if out.exists() and not out.is_dir():
+        raise refusal("inspect --out", "a folder", f"the file {out}", "Name another folder.")
+    config, model, epoch = trained(path)
+    name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
+    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    options: Row = {"dataset": name, "samples": samples, "checkpoint": checksum}
+    record = kept(out / RECORD, options, resume)
+    if record:
+        say(f"{out}/{RECORD} is there already.")
+        return record
+    if not isinstance(dataset, Dataset):
+        dataset = load(name, data_root, verify=verify)
+    most = len(dataset.test_labels)
+    count = min(_SAMPLES, most) if samples is None else samples
+    if not 1 <= count <= most:
+        expected, remedy = f"a whole number from 1 to {most}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
+        found = inspect(model, IMAGE_SHAPE, x)
+        untrained = inspect(_initial(config), IMAGE_SHAPE, x)
+        say(str(found))
+        shown = {"dataset": name, "samples": samples, "threads": threads}
+        record = {
+            **provenance(command_line(["inspect", str(run)], shown)),
+            "options": options,
+            "images": count,
+            "network": config.network,
+            "epoch": epoch,
+            "trained": config.command({}),
+            "image_frequency": _summary(frequencies(x)),
+            "parts": [
+                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
+                for part in found.parts
+            ],
+            "untrained": [_part_row(part, labels) for part in untrained.parts],
+        }
+        title = f"{config.network}, {name}"
+        _write(out, drawn(found, untrained, title, dataset.classes), record)
+    finally:
+        torch.set_num_threads(before)
+    return record
+
+
+def _initial(config: TrainConfig) -> nn.Module:
+    """Return the network as its training began."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return config.build()
+
+
+def _write(out: Path, figures: dict[str, Figure], record: Row) -> None:
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.absolute().parent) as staging:
+        folder = Path(staging)
+        written = [path for name, figure in figures.items() for path in save(figure, folder, name)]
+        write_json(folder / RECORD, record)
+        out.mkdir(exist_ok=True)
+        for path in [*written, folder / RECORD]:
+            os.replace(path, out / path.name)
+
+
+def _part_row(part: Part, labels: Tensor) -> Row:
+    row: Row = {
+        "path": part.path,
+        "input_shape": list(part.input_shape),
+        "output_shape": list(part.output_shape),
+        "forms": [_form_row(form) for form in part.forms],
+        "template_norms": _numbers(part.templates.flatten(1).norm(dim=1)),
+    }
+    return row if part.terms is None else {**row, "terms": _term_rows(part.terms, labels)}
+
+
+def _form_row(form: Form) -> Row:
+    return {
+        "layers": list(form.layers),
+        "rule": form.rule.name,
+        "trace": form.trace,
+        "effective_rank": form.effective_rank,
+        "top_shares": {str(count): form.share(count) for count in _TOP},
+        "reach": form.reach,
+        "falloff": None if form.falloff is None else _numbers(form.falloff),
+        "eigenimage_frequencies": _numbers(frequencies(form.eigenimages)),
+        "eigenimage_grey_shares": _numbers(_grey_shares(form.eigenimages)),
+        "eigenvalues": _numbers(form.eigenvalues),
+    }
+
+
+def _term_rows(terms: Terms, labels: Tensor) -> list[Row]:
+    rows: list[Row] = []
+    for index, name in enumerate(terms.names):
+        rows.append({"term": name, "share": _summary(terms.shares[:, index])})
+        if index:
+            gains = terms.gains[:, index - 1]
+            rows[-1]["gain"] = {**_summary(gains), **by_class(gains, labels)}
+    return rows
+
+
+def by_class(values: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the mean of each class, and the share of the variance that lies between classes.
+
+    Examples:
+        >>> by_class(torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.tensor([0, 0, 1, 1]))
+        {'by_class': {'0': 2.0, '1': 6.0}, 'between_classes': 0.8}
+    """
+    means = torch.zeros_like(values)
+    found = {}
+    for label in labels.unique().tolist():
+        mean = values[labels == label].mean()
+        means[labels == label] = mean
+        found[str(label)] = float(f"{float(mean):.6g}")
+    between, total = (float(v.var(correction=0)) for v in (means, values))
+    return {"by_class": found, "between_classes": between / total if total else 0.0}
+
+
+def frequencies(images: Tensor) -> Tensor:
+    """Return the mean frequency of images in cycles per pixel, weighted by energy: (N, C, H, W) → (N,).
+
+    Examples:
+        >>> stripes = torch.tensor([[1.0, -1.0], [1.0, 1.0]]).repeat(1, 4)  # of width 1, none
+        >>> frequencies(stripes[:, None, None, :].expand(-1, 1, 8, -1))
+        tensor([0.5000, 0.0000])
+    """
+    energy: Tensor = torch.fft.fft2(images).abs().square().sum(1)
+    down, across = (torch.fft.fftfreq(n, dtype=energy.dtype) for n in images.shape[2:])
+    radius = (down[:, None].square() + across.square()).sqrt()
+    mean: Tensor = (energy * radius).sum((1, 2)) / energy.sum((1, 2))
+    return mean
+
+
+def _grey_shares(images: Tensor) -> Tensor:
+    """Return the share of the energy of images that grey images have a part in."""
+    grey = images.mean(1).square().sum((1, 2)) * images.shape[1]
+    return grey / images.square().sum((1, 2, 3))
+
+
+def _summary(values: Tensor) -> dict[str, float]:
+    return {"mean": float(values.mean()), "spread": float(values.std(correction=0))}
+
+
+def _numbers(values: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the accuracy as trained, with a multiple of I for every Q, and with a constant D.
+
+    The multiple is the mean of ``xᵀQx / ‖x‖²``, the constant that of D, over the images. All else
+    stays: only what the conformal part is divided by is replaced.
+    """
+    terms = part.terms
+    if terms is None:
+        raise refusal("accuracies(part=...)", "terms", "none", "Inspect the model with data=x.")
+    isotropic = terms.norms
+    rules = {path: form.rule for form in part.forms for path in form.layers}
+    for path, gain in zip(terms.names[1:], terms.gains.mean(0), strict=True):
+        isotropic = rules[path].advance(isotropic, gain * terms.norms**2, 1.0)
+    exact = terms.denominators
+    factors = {
+        "network": torch.ones_like(exact),
+        "multiple_of_identity": exact / isotropic,
+        "constant_denominator": exact / exact.mean(),
+    }
+    return {name: _accuracy(model, part.path, x, labels, f) for name, f in factors.items()}
+
+
+def _accuracy(model: nn.Module, path: str, x: Tensor, labels: Tensor, factors: Tensor) -> float:
+    """Return the accuracy of a model one part of which gives ``factors`` times as much."""
+    rest = iter(factors.split(_BATCH))
+
+    def scaled(module: nn.Module, inputs: Any, y: Tensor) -> Tensor:
+        result: Tensor = y * next(rest).view(-1, *[1] * (y.dim() - 1))
+        return result
+
+    copied = copy.deepcopy(model).double().eval()
+    copied.get_submodule(path).register_forward_hook(scaled)
+    right = 0
+    with torch.no_grad(), layer_by_layer():
+        for images, wanted in zip(x.split(_BATCH), labels.split(_BATCH), strict=True):
+            right += int((copied(images.double()).argmax(1) == wanted).sum())
+    return right / len(labels)

@@ -1,0 +1,146 @@
+"""Images by Pillow, as a network takes them, or one sentence about what is wrong with them."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import missing_extra, shape_text
+from .arrays import Array, Unreadable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"),
+)
+# How the images begin that standard input may bring; not those that a path could begin like.
+_MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that runs a program
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_SIXTEEN = ("I;16", "I;16B", "I;16L")
+_PIXELS = 2**26  # of the largest image that is decoded
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # of EXIF: width and height change places
+
+
+def is_image(head: bytes) -> bool:
+    """Tell by the first twelve bytes whether an image follows."""
+    return head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+
+
+def read_image(
+    source: str | bytes, shape: tuple[int, ...], white: float = 1.0, resize: bool = False
+) -> Array:
+    """Return an image as (C, H, W), float32, black 0 and white ``white``.
+
+    Args:
+        source: the path of a file, or its bytes.
+        shape: what the network takes.
+        white: of a white pixel.
+        resize: scale an image of another size; otherwise it is refused.
+
+    Raises:
+        Unreadable: it is no image, broken, too large, or not what the network takes.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise Unreadable(f"an image where the model takes {shape_text(shape)}; give .npy files")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as those about odd metadata
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            file = io.BytesIO(source) if isinstance(source, bytes) else _checked(source)
+            with Image.open(file, formats=_formats()) as image:
+                return _pixels(image, shape, resize) * np.float32(white)
+        except Unreadable:
+            raise
+        except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+            raise Unreadable("too many pixels") from error
+        except UnidentifiedImageError as error:
+            raise Unreadable(f"no image of {', '.join(_FORMATS)}") from error
+        except OSError as error:
+            reason = error.strerror or f"a damaged image ({_line(error)})"
+            raise Unreadable(reason) from error
+        except Exception as error:  # decoders of damaged files raise anything
+            raise Unreadable(f"a damaged image ({_line(error)})") from error
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    from PIL import Image
+
+    Image.init()  # or only the usual ones are known
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def need_pillow() -> None:
+    """Refuse to begin without Pillow."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("pillow", "experiments", "reading images") from error
+
+
+def _checked(path: str) -> str:
+    """Refuse what is no file: opening a pipe would wait for ever."""
+    if os.path.isfile(path):
+        return path
+    if os.path.islink(path) and not os.path.exists(path):
+        raise Unreadable("a link to nothing")
+    raise Unreadable("no regular file" if os.path.exists(path) else "no such file")
+
+
+def _pixels(image: Image, shape: tuple[int, ...], resize: bool) -> Array:
+    """Return the pixels, (C, H, W), with values in [0, 1]."""
+    from PIL import ImageOps
+
+    channels, height, width = shape
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise Unreadable("several images in one file")
+    size = image.size[::-1] if image.getexif().get(_ORIENTATION) in _TURNED else image.size
+    if size != (width, height) and not resize:
+        found = f"{size[0]}×{size[1]} pixels where the model takes {width}×{height}"
+        raise Unreadable(f"{found}; --resize scales them")
+    if size[0] * size[1] > _PIXELS:
+        raise Unreadable(f"too many pixels: {size[0]}×{size[1]}")
+    if image.mode not in (*_MODES, *_SIXTEEN):
+        raise Unreadable(f"pixels of mode {image.mode}, whose white is not known")
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in _SIXTEEN:
+        grey = _resized(_floats(np.asarray(upright)), (width, height))
+        return np.repeat(np.asarray(grey, np.float32)[None], channels, 0)
+    plain = _resized(_opaque(upright).convert("L" if channels == 1 else "RGB"), (width, height))
+    values = np.asarray(plain, np.float32).reshape(height, width, channels)
+    return np.ascontiguousarray(values.transpose(2, 0, 1)) / np.float32(255)
+
+
+def _floats(values: Array) -> Image:
+    from PIL import Image
+
+    return Image.fromarray(values.astype(np.float32) / np.float32(65535))
+
+
+def _resized(image: Image, size: tuple[int, int]) -> Image:
+    """Scale with a filter that is as wide as the step, so that fine patterns do not alias."""
+    from PIL.Image import Resampling
+
+    return image if image.size == size else image.resize(size, Resampling.BILINEAR)
+
+
+def _opaque(image: Image) -> Image:
+    """Return an image without an alpha channel; refuse one that something shines through."""
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        if np.asarray(image.getchannel("A")).min() < 255:
+            raise Unreadable("transparent pixels, whose colour is not known")
+    return image.convert("RGB") if image.mode not in ("1", "L") else image
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,125 @@
+"""Pictures of the demo, and what all pictures share. Colours are read without telling red from green: Okabe-Ito and PuOr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+from torch import Tensor
+
+from ...nn.activations import ReSPro
+from ..experiments.writing import write_whole
+
+BLUE, ORANGE = "#0072B2", "#D55E00"
+_FLOOR = -1.7  # where the contour lines of a surface lie
+STYLE: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "conformallayers",  # equal figures, equal files
+}
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG, without a date; return the two paths."""
+    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    with matplotlib.rc_context(STYLE):
+        for path in paths:
+            options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
+            write_whole(path, partial(figure.savefig, **options))
+    return paths
+
+
+def plain_ticks(*axes: Any) -> None:
+    """Put plain numbers at the ticks of logarithmic axes."""
+    for axis in axes:
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+
+
+def respro_surface(alpha: float = 3.0) -> Figure:
+    """Draw both coordinates of ``y = 2αx/(α² + ‖x‖²)`` over the disc ‖x‖ ≤ α."""
+    radius, angle = np.meshgrid(np.linspace(0, alpha, 16), np.linspace(0, 2 * np.pi, 61))
+    x1, x2 = radius * np.cos(angle), radius * np.sin(angle)
+    points = torch.from_numpy(np.stack([x1.ravel(), x2.ravel()], axis=1))
+    y = ReSPro(alpha)(points).numpy().reshape(*x1.shape, 2)
+    colours: Any = {"cmap": "cividis", "vmin": -1, "vmax": 1}
+    ticks = [-alpha, 0, alpha]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 4.5))
+        for index in range(2):
+            axes: Any = figure.add_axes((0.01 + 0.5 * index, 0.03, 0.47, 0.86), projection="3d")
+            height = y[..., index]
+            axes.plot_surface(
+                x1, x2, height, rstride=3, cstride=1, linewidth=0.3, edgecolor="white", **colours
+            )
+            axes.contour(x1, x2, height, 9, offset=_FLOOR, **colours)
+            axes.set(xlabel="$x_1$", ylabel="$x_2$", xticks=ticks, yticks=ticks)
+            axes.set(zlim=(_FLOOR, 1), zticks=[-1, -0.5, 0, 0.5, 1])
+            formula = r"$y_{0} = 2\alpha\,x_{0}\,/\,(\alpha^2 + \|x\|^2)$".replace(
+                "{0}", str(index + 1)
+            )
+            figure.text(0.25 + 0.5 * index, 0.86, formula, ha="center", fontsize=11)
+            axes.view_init(elev=22, azim=-128)
+            axes.set_box_aspect((1, 1, 0.85), zoom=0.98)
+        figure.suptitle(f"ReSPro for α = {alpha:g}, over ‖x‖ ≤ {alpha:g}")
+    return figure
+
+
+def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
+    """Draw the training loss and the test accuracy (0 to 1) of each epoch, one above the other."""
+    epochs = range(1, len(losses) + 1)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        above.plot(epochs, losses, color=BLUE, marker="o", markersize=4)
+        above.set(ylabel="training loss\n(smoothed labels)")
+        below.plot(epochs, [100 * a for a in accuracies], color=ORANGE, marker="s", markersize=4)
+        below.set(ylabel="test accuracy (%)", xlabel="epoch")
+        below.annotate(
+            f"{100 * accuracies[-1]:.1f} %",
+            (len(losses), 100 * accuracies[-1]),
+            xytext=(0, -16),
+            textcoords="offset points",
+            ha="center",
+        )
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        figure.suptitle("Training, layer by layer")
+    return figure
+
+
+def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
+    """Draw M (d_out, d_in) and Q (d_in, d_in), each divided by its largest entry.
+
+    Args:
+        matrix: M.
+        form: Q.
+        layers: what was folded, for the title.
+    """
+    with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure(figsize=(9, 5), layout="compressed")
+        widths = [matrix.shape[1] / matrix.shape[0], 1]  # equal heights
+        left, right = figure.subplots(1, 2, width_ratios=widths)
+        image = left.imshow(_relative(matrix), cmap="PuOr", vmin=-1, vmax=1)
+        right.imshow(_relative(form), cmap="PuOr", vmin=-1, vmax=1)
+        left.set(title="M: one row an output", xlabel="input pixel", ylabel="output")
+        right.set(title="Q: the denominator's form", xlabel="input pixel", ylabel="input pixel")
+        bar = figure.colorbar(image, ax=[left, right], shrink=0.85)
+        bar.set_label("entry / largest entry")
+        figure.suptitle(f"{layers} as one map: y = M x / (‖x‖ + xᵀ Q x) + b")
+    return figure
+
+
+def _relative(array: Tensor) -> Any:
+    values = array.detach().double().cpu()
+    return (values / values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)).numpy()

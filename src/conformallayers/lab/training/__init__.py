@@ -1,0 +1,1 @@
+"""Train, checkpoint, resume and evaluate."""

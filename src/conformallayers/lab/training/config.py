@@ -1,0 +1,200 @@
+"""What a training run does: options checked once, before anything is read or written."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import shlex
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from ... import networks
+from ...errors import ConformalError, refusal
+from ...nn.extra_layers import Centre
+from .recipes import recipe
+
+NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
+_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
+_NAMES = ("network", "dataset")
+_NONE_AT_ZERO = ("hidden", "gain", "dropout")  # 0 has none even where a recipe has one
+_FILLED = {"pool_stride": 2, "alpha": "young"}  # what None stands for where the option applies
+
+
+class TrainConfig(BaseModel):
+    """The options of a run; saved beside its results, and compared when it is resumed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    network: str
+    dataset: str
+    depth: PositiveInt | None = None
+    recipe: str | None = None
+    hidden: NonNegativeInt | None = None
+    pool_stride: PositiveInt | None = None
+    alpha: str | float | None = None
+    projective: bool = False
+    gain: NonNegativeFloat | None = None
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    flips: bool = False
+    shift: int = Field(default=0, ge=0, le=16)
+    centre: bool = False
+    optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    learning_rate: PositiveFloat = 1e-3
+    batch_size: PositiveInt = 256
+    epochs: PositiveInt = 10
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    schedule: Literal["constant", "one-cycle"] = "constant"
+    validation: NonNegativeFloat = 0.0
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    threads: PositiveInt | None = None
+    device: str = "cpu"
+
+    @field_validator("alpha", mode="before")
+    @classmethod
+    def _number_if_it_is_one(cls, value: Any) -> Any:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            return value
+        return number if math.isfinite(number) else str(value)  # which the network refuses
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_there(cls, value: str) -> str:
+        try:
+            torch.empty(1, device=value)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            got = f"{value!r} ({reason})"
+            raise refusal("train --device", "a device of this machine", got, "Try cpu.") from error
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_fit_the_network(cls, values: dict[str, Any]) -> dict[str, Any]:
+        name = values.get("network")
+        if name not in NETWORKS:
+            raise refusal("train", f"a network of {', '.join(NETWORKS)}", repr(name), "Name one.")
+        accepted = inspect.signature(getattr(networks, name)).parameters
+        for option in _OF_NETWORKS:
+            if option in accepted:
+                if values.get(option) is None and option in _FILLED:
+                    values = {**values, option: _FILLED[option]}
+            elif not _unset(values.get(option)):
+                raise _refused(option, f"no such option for {name}", repr(values[option]))
+        if "depth" in accepted and values.get("depth") is None:
+            raise _refused("depth", f"the number of convolutions of {name}", "none")
+        optimizer = values.get("optimizer", "adam")
+        if values.get("momentum") and optimizer in ("adam", "adamw"):
+            expected = f"none for {optimizer}, which has its own"
+            raise _refused("momentum", expected, repr(values["momentum"]))
+        return values
+
+    def build(self) -> torch.nn.Module:
+        """Return the network with random weights, behind a Centre if one is asked for."""
+        network = getattr(networks, self.network)
+        chosen = {name: getattr(self, name) for name in _OF_NETWORKS}
+        given = {
+            key: value
+            for key, value in chosen.items()
+            if not (_unset(value) or (key in _NONE_AT_ZERO and not value))
+        }
+        module: torch.nn.Module = network(**given)
+        if self.centre:
+            return torch.nn.Sequential(
+                OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module)
+            )
+        return module
+
+    def command(self, extra: Mapping[str, Any]) -> str:
+        """Return the command line of the run; ``extra`` has what does not change its outcome."""
+        words = ["conformallayers", "train", self.network, self.dataset]
+        usual = {**DEFAULTS, **_FILLED}
+        if self.recipe:
+            usual |= recipe(self.recipe, self.network, self.dataset)
+        options = self.model_dump(exclude=set(_NAMES))
+        options = {key: value for key, value in options.items() if value not in (None, usual[key])}
+        options |= {key: value for key, value in extra.items() if not _unset(value)}
+        for name, value in options.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", _shown(value)]
+        return shlex.join(words)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is written unless told otherwise."""
+        depth = f"-depth{self.depth}" if self.depth else ""
+        return Path("runs") / f"{self.network}{depth}-{self.dataset}-seed{self.seed}"
+
+
+# What an option is in a record that was written before there was such an option.
+DEFAULTS = {n: field.default for n, field in TrainConfig.model_fields.items() if n not in _NAMES}
+
+
+def make_config(**options: Any) -> TrainConfig:
+    """Check the options of a run; the first that is wrong is refused in one line.
+
+    Examples:
+        >>> make_config(network="LeNetCL", dataset="digits", alpha="0.5").alpha
+        0.5
+        >>> make_config(network="LeNetCL", dataset="digits", epochs=0)
+        Traceback (most recent call last):
+        ...
+        conformallayers.errors.ConformalError: train --epochs: expected a value greater than 0, got 0. See conformallayers train --help.
+    """
+    try:
+        config = TrainConfig(**options)
+        with torch.device("meta"):
+            config.build()  # the modules check what is theirs, such as alpha
+    except ValidationError as error:
+        raise _one_line(error) from None
+    return config
+
+
+def _one_line(error: ValidationError) -> ConformalError:
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConformalError):
+        return cause
+    name = str(first["loc"][0]) if first["loc"] else "options"
+    if first["type"] == "extra_forbidden":
+        return _refused(name, "an option of train", "another")
+    expected = first["msg"].removeprefix("Input should be ")
+    if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction
+        expected = expected.partition(",")[0]
+    elif not expected.startswith("'"):
+        expected = f"a value {expected}"
+    return _refused(name, expected, repr(first["input"]))
+
+
+def _refused(option: str, expected: str, got: str) -> ConformalError:
+    flag = f"train --{option.replace('_', '-')}"
+    return refusal(flag, expected, got, "See conformallayers train --help.")
+
+
+def _unset(value: Any) -> bool:
+    return value is None or value is False
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -1,0 +1,165 @@
+"""Measure the accuracy of a trained network: layer by layer, and folded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import refusal, shape_text
+from ...folding.fold import fold
+from ...folding.folded import Folded
+from ...networks import IMAGE_SHAPE
+from ...nn.container import ConformalLayers, layer_by_layer
+from ..data.batches import Batches
+from ..data.datasets import Dataset, load
+from ..data.inputs import native_shape
+from . import checkpoint
+from .config import TrainConfig, make_config
+from .distributed import Ranks
+from .saved_models import CHECKPOINT as CHECKPOINT
+from .saved_models import WHITE, Loaded, load_model, white_of
+
+_BATCH = 1000
+
+
+def accuracy(
+    model: Callable[[Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    device: str = "cpu",
+    among: Ranks | None = None,
+) -> float:
+    """Return the share of images whose largest score is the label's, all ranks together.
+
+    Args:
+        model: takes (B, 3, 32, 32); what it does with its layers is up to the caller.
+        images: (N, C, H, W), unsigned bytes.
+        labels: (N,).
+        device: of the model.
+        among: the processes that share the work.
+    """
+    among = among or Ranks()
+    batches = Batches(images, labels, _BATCH, device=device, rank=among.rank, world=among.world)
+    right = 0
+    with torch.inference_mode():
+        for x, y in batches:
+            right += int((model(x).argmax(1) == y).sum())
+    return among.total(right, device=device)[0] / len(labels)
+
+
+def both_ways(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    device: str = "cpu",
+    among: Ranks | None = None,
+) -> dict[str, Any]:
+    """Return the accuracy layer by layer and folded, and the strategy of the fold.
+
+    A network without ConformalLayers does not fold: its two last entries are None.
+    """
+    model = model.eval()
+    with layer_by_layer():
+        layers = accuracy(model, images, labels, device, among)
+    found: dict[str, Any] = {"layers": layers, "folded": None, "strategy": None}
+    if any(isinstance(module, ConformalLayers) for module in model.modules()):
+        folded = fold(model, IMAGE_SHAPE)
+        found["folded"] = accuracy(folded, images, labels, device, among)
+        found["strategy"] = folded.strategy
+    return found
+
+
+def evaluate(
+    run: str | os.PathLike[str],
+    dataset: str | Dataset | None = None,
+    *,
+    data_root: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Measure a trained network, or a fold, on the test images of a set.
+
+    Args:
+        run: the folder of a run, a checkpoint, or a file of :func:`conformallayers.save`.
+        dataset: its name, or the set; None takes the one it was trained on.
+        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        device: where to run.
+
+    Returns:
+        network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``;
+        None where there is none.
+    """
+    model = load_model(run, "evaluate", device)
+    if not isinstance(dataset, Dataset):
+        name = dataset or model.dataset
+        if name is None:
+            remedy = "Name one: --dataset mnist."
+            raise refusal("evaluate --dataset", "the set of the test images", "none", remedy)
+        dataset = load(name, data_root, verify=verify)
+    return {
+        "network": model.about.get("network", type(model.module).__name__),
+        "dataset": dataset.name,
+        "epoch": model.about.get("epoch"),
+        "images": len(dataset.test_labels),
+        **_measured(model, dataset, device),
+    }
+
+
+def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
+    images, labels = dataset.test_images, dataset.test_labels
+    module, white = model.module, white_of(model.about, model.path)
+    if not isinstance(module, Folded):
+        if native_shape(module) != IMAGE_SHAPE or white != WHITE:
+            got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
+            raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
+        return both_ways(module, images, labels, device)
+
+    def run(x: Tensor) -> Tensor:
+        result: Tensor = module((white * x).to(module.dtype))
+        return result
+
+    if module.input_shape == IMAGE_SHAPE:
+        share = accuracy(run, images, labels, device)
+    elif module.input_shape == tuple(images.shape[1:]):
+        share = _as_stored(run, images, labels, device)
+    else:
+        expected = f"a fold for {shape_text(tuple(images.shape[1:]))} or {shape_text(IMAGE_SHAPE)}"
+        got, remedy = shape_text(module.input_shape), "Fold it for these images."
+        raise refusal(f"evaluate {model.path}", expected, got, remedy)
+    return {"layers": None, "folded": share, "strategy": module.strategy}
+
+
+def _as_stored(
+    run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, device: str
+) -> float:
+    """Return the accuracy of a fold that takes images as they are stored."""
+    right = 0
+    with torch.inference_mode():
+        for x, y in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
+            scores = run(x.to(device, torch.float32).div_(255))
+            right += int((scores.argmax(1) == y.to(device)).sum())
+    return right / len(labels)
+
+
+def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:
+    """Return the checkpoint of a run's folder, or the file itself; refuse what is not there."""
+    path = Path(run)
+    path = path / CHECKPOINT if path.is_dir() else path
+    if not path.is_file():
+        remedy = "Name a folder or checkpoint that conformallayers train has written."
+        raise refusal(command, f"the checkpoint {path}", "no such file", remedy)
+    return path
+
+
+def trained(path: Path, device: str = "cpu") -> tuple[TrainConfig, nn.Module, int]:
+    """Return the configuration, the network and the epoch of a checkpoint."""
+    found = checkpoint.load(path)
+    config = make_config(**{**found.state["config"], "device": device})
+    model = config.build().to(device)
+    checkpoint.restore(found, model, where=str(path))
+    return config, model, found.state["epoch"]

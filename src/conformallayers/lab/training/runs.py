@@ -1,0 +1,89 @@
+"""The folder of a training run: what is in it, how it is begun, and how it is gone on with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ...errors import refusal
+from ..experiments.writing import PARTIAL, write_csv, write_json
+from . import checkpoint
+from .checkpoint import Checkpoint
+from .config import DEFAULTS, TrainConfig
+from .evaluate import CHECKPOINT
+
+CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
+_PACKAGE = Path(__file__).parents[1]
+
+
+def begin(folder: Path, config: TrainConfig, resume: bool) -> None:
+    """Make the folder and write the configuration; refuse one that something else lies in."""
+    if folder.exists() and not folder.is_dir():
+        raise refusal("train --out", "a folder", f"the file {folder}", "Name another folder.")
+    # A process that was killed may have left an unfinished file.
+    if folder.is_dir() and any(not p.name.startswith(PARTIAL) for p in folder.iterdir()):
+        if not resume:
+            remedy = "Go on with that run by --resume, or name another folder by --out."
+            raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
+        _compare(folder, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, config.model_dump())
+
+
+def latest(folder: Path, data: str) -> Checkpoint | None:
+    """Return the last checkpoint, None if there is none; refuse one of other training images."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    found = checkpoint.load(path)
+    if found.state["data"] != data:
+        got = f"others (md5 {data}, the run has {found.state['data']})"
+        remedy = "Name the data root of the run, or begin another one."
+        raise refusal("train --resume", "the training images of the run", got, remedy)
+    return found
+
+
+def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:
+    """Write one row for each epoch; the checkpoint holds the same, and this follows it."""
+    write_csv(folder / METRICS, history)
+
+
+def commit() -> str | None:
+    """Return the commit of this code, marked if files have changed; None outside a checkout."""
+    tracked = _git("ls-files", "--error-unmatch", "__init__.py")
+    head = _git("rev-parse", "HEAD") if tracked else None
+    if head is None:
+        return None
+    return head + ("-changed" if _git("status", "--porcelain", "--untracked-files=no", ".") else "")
+
+
+def _compare(folder: Path, config: TrainConfig) -> None:
+    path = folder / CONFIG
+    try:
+        before = {**DEFAULTS, **json.loads(path.read_text("utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        remedy = "Name the folder of a run by --out."
+        raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
+    for name, value in config.model_dump().items():
+        if before.get(name) != value:
+            # A constant rate does not know how many epochs there will be.
+            if (
+                name == "epochs"
+                and config.schedule == "constant"
+                and before.get(name, value) < value
+            ):
+                continue
+            flag = f"train --resume, --{name.replace('_', '-')}"
+            remedy = f"Give the options of the run in {folder}, or begin another one by --out."
+            raise refusal(flag, f"{before.get(name)!r} as before", repr(value), remedy)
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(_PACKAGE), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,206 @@
+"""MODEL on the command line: a file of cl.save, the folder of a run, or a training checkpoint.
+
+What can be said without torch is said without it, for predictions by the numpy runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import refusal
+from ...export.archive import open_archive, read_notes, unbuildable
+from ..data.catalogue import LABELS, SHAPES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ...folding.folded import Folded
+
+CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT_FORMAT = "conformallayers training checkpoint 1"
+WHITE = 1.0  # what a white pixel is for a network, unless its file says otherwise
+GREY = (1, 28, 28)  # of images, where no data set tells
+_HEADER_LIMIT = 100_000_000
+_KINDS = "a file of cl.save, the folder of a run, or a training checkpoint"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network and what is known of it.
+
+    Args:
+        module: a :class:`Folded`, or a model in evaluation mode.
+        path: of its file.
+        labels: a name for every output, or None.
+        about: what the file says beside the network: network, dataset, epoch, white.
+    """
+
+    module: nn.Module
+    path: Path
+    labels: tuple[str, ...] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set it was trained on, if that is a known one."""
+        name = self.about.get("dataset")
+        return name if name in SHAPES else None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample, as its images are stored; None where nobody knows."""
+        from ...folding.folded import Folded
+        from ..data.inputs import native_shape
+
+        if isinstance(self.module, Folded):
+            return self.module.input_shape
+        native = native_shape(self.module)
+        if native is not None and self.dataset is not None:
+            return SHAPES[self.dataset]
+        return native
+
+    @property
+    def folds(self) -> bool:
+        """Whether there is something to fold."""
+        from ...folding.folded import Folded
+        from ...nn.container import ConformalLayers
+
+        parts = self.module.modules()
+        folded = isinstance(self.module, Folded)
+        return not folded and any(isinstance(part, ConformalLayers) for part in parts)
+
+
+def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
+    """Return the file of a model, and what it is: ``"saved"`` or ``"checkpoint"``.
+
+    Args:
+        model: as the user named it.
+        command: that the user has called, for messages.
+    """
+    path = Path(model)
+    if path.is_dir():
+        path = path / CHECKPOINT
+        if not path.is_file():
+            got = f"a folder without {CHECKPOINT}"
+            raise refusal(f"{command} {model}", _KINDS, got, "Name the file itself.")
+    if not path.is_file():
+        raise refusal(f"{command} {model}", _KINDS, "no such file", "Check the path.")
+    meta = _metadata(path)
+    if meta and meta.get("format") == CHECKPOINT_FORMAT:
+        return path, "checkpoint"
+    if meta and "conformallayers" in meta:
+        return path, "saved"
+    got = "a file that is none of them" if meta is None else "another safetensors file"
+    remedy = "Write one with cl.save, conformallayers fold or conformallayers train."
+    raise refusal(f"{command} {model}", _KINDS, got, remedy)
+
+
+def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
+    """Load a model with torch, whichever way it is stored; see :func:`locate`."""
+    path, kind = locate(model, command)
+    if kind == "checkpoint":
+        from .evaluate import trained
+
+        config, module, epoch = trained(path, device)
+        about = {"network": config.network, "dataset": config.dataset, "epoch": epoch}
+        labels = LABELS.get(config.dataset)
+        return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
+    from ...export.store import load
+    from ...folding.folded import Folded
+
+    module = load(path).eval().to(device)
+    if isinstance(module, Folded):
+        return Loaded(module, path, module.labels, module.about or {})
+    document = open_archive(path).document
+    try:
+        names, notes = read_notes(document, None)
+    except ValueError as error:
+        raise unbuildable(os.fspath(path), error) from error
+    return Loaded(module, path, names, notes or {})
+
+
+def ready(model: Loaded, command: str) -> nn.Module:
+    """Return what runs on images as they are stored: a fold, or a model with nothing to fold."""
+    from ...folding.folded import Folded
+    from ..data.inputs import from_images
+
+    if isinstance(model.module, Folded):
+        return model.module
+    if model.folds:
+        return fold_model(model, command)
+    return from_images(model.module, _known(model.shape, command), command)
+
+
+def fold_model(
+    model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
+) -> Folded:
+    """Fold a model for images of a shape.
+
+    Args:
+        model: what was loaded.
+        command: that the user has called, for messages.
+        shape: of one sample; None takes that of the images it was trained on.
+        **options: of :func:`conformallayers.fold`.
+    """
+    from ...folding.fold import fold
+    from ..data.inputs import from_images
+
+    if not model.folds:
+        got = f"{type(model.module).__name__} in {model.path}"
+        remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
+        raise refusal(command, "a network with ConformalLayers", got, remedy)
+    shape = _known(shape or model.shape, command)
+    return fold(from_images(model.module, shape, command), shape, **options)
+
+
+def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
+    if shape is None:
+        got, remedy = "none", "Give it to conformallayers fold: --input-shape 1 28 28."
+        raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)
+    return shape
+
+
+def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> float:
+    """Return what a white pixel is for a network, by the notes of its file."""
+    white = (about or {}).get("white", WHITE)
+    if isinstance(white, bool) or not isinstance(white, (int, float)) or not white:
+        raise refusal(f"{path}", "a number for white", repr(white), "Save it again.")
+    return float(white)
+
+
+def checked_labels(
+    labels: tuple[str, ...] | None, outputs: int, where: str
+) -> tuple[str, ...] | None:
+    """Refuse labels that are not as many as the outputs."""
+    if labels is None or len(labels) == outputs:
+        return labels
+    remedy = "Give one name for every output, in their order."
+    raise refusal(where, f"{outputs} labels", f"{len(labels)}", remedy)
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Read one label a line."""
+    try:
+        return tuple(path.read_text("utf-8").rstrip("\n").split("\n"))
+    except UnicodeDecodeError as error:
+        expected, remedy = "a text file, one label a line", "Save it as UTF-8."
+        raise refusal(f"--labels {path}", expected, "bytes that are no UTF-8", remedy) from error
+
+
+def _metadata(path: Path) -> dict[str, Any] | None:
+    """Return the metadata of a safetensors file, None where it is none."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(path.stat().st_size - 8, _HEADER_LIMIT):
+                return None
+            found = json.loads(file.read(length))
+    except (ValueError, RecursionError):
+        return None
+    meta = found.get("__metadata__", {}) if isinstance(found, dict) else None
+    return meta if isinstance(meta, dict) else None

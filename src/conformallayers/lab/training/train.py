@@ -1,0 +1,348 @@
+"""Train a network of the paper: seeded, resumable at every epoch, on one process or several."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+from torch.nn import functional as F
+
+from ...errors import refusal
+from ...nn.container import layer_by_layer
+from ...nn.extra_layers import Centre
+from ..data.batches import Batches, mean_image, seed_of
+from ..data.datasets import Dataset, load
+from ..experiments.writing import write_json
+from . import checkpoint, runs
+from .config import TrainConfig, make_config
+from .distributed import Ranks, ranks
+from .evaluate import CHECKPOINT, accuracy, both_ways
+from .recipes import resolved
+
+# The shape of the one-cycle schedule, as torch.optim.lr_scheduler.OneCycleLR has it.
+_WARM_UP, _FIRST, _LAST = 0.3, 25.0, 1e4
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised when a run is interrupted; says how to go on with it."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run.
+
+    Args:
+        row: what ``result.json`` holds: accuracies, options, time, versions.
+        history: loss and accuracies of each epoch, as in ``metrics.csv``.
+        folder: of the run.
+        model: the trained network.
+    """
+
+    row: dict[str, Any]
+    history: list[dict[str, Any]]
+    folder: Path
+    model: nn.Module
+
+    @property
+    def accuracy(self) -> float:
+        """The share of test images that the folded network gets right (the layers, if none)."""
+        value: float = self.row["accuracy"]
+        return value
+
+
+@dataclass
+class _Run:
+    """Everything a run needs while it goes on."""
+
+    config: TrainConfig
+    folder: Path
+    command: str
+    among: Ranks
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    held: Dataset | None
+    data: str
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def train(
+    network: str,
+    dataset: str | Dataset,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    data_root: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+    console: Console | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Train a network and measure it on the test images, layer by layer and folded.
+
+    The test images are used once, at the end. Every epoch leaves a checkpoint; a run that was
+    killed and resumed ends in the same weights, bit by bit, on the same machine and threads.
+    Under ``torchrun`` the processes share every batch.
+
+    Args:
+        network: a class of :mod:`conformallayers.networks`, by its name.
+        dataset: a name that :func:`conformallayers.lab.data.datasets.load` knows, or a set.
+        out: the folder of the run; None takes one below ``runs`` named after it.
+        resume: go on with the run in that folder, or begin it if there is none.
+        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        console: where to show progress; None takes the terminal.
+        **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; with
+            ``recipe``, those not given are the recipe's.
+    """
+    name = dataset if isinstance(dataset, str) else dataset.name
+    config = make_config(**resolved({"network": network, "dataset": name, **options}))
+    folder = config.folder if out is None else Path(out)
+    extra = {"out": out, "data_root": data_root, "no_check": not verify}
+    console = console or Console()
+    with _settings(config), ranks(config.device) as among:
+        source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
+        train_set, held = source.split(config.validation) if config.validation else (source, None)
+        run = _prepare(config, folder, config.command(extra), train_set, held, among)
+        if among.first:
+            runs.begin(folder, config, resume)
+        among.wait()
+        try:
+            if resume:
+                _restore(run)
+            _epochs(run, console if among.first else Console(quiet=True))
+            return _finish(run, source)
+        except KeyboardInterrupt as stop:
+            done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
+            raise Stopped(f"{done} To go on: {run.command} --resume") from stop
+
+
+def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
+    """Train without writing anything; yield loss and accuracies of each epoch.
+
+    Args:
+        config: the options; ``validation`` is not looked at.
+        train_set: its training images are used.
+        held: its test images give the validation accuracy.
+    """
+    with _settings(config):
+        run = _prepare(config, config.folder, "", train_set, held, Ranks())
+        for epoch in range(config.epochs):
+            row: dict[str, Any] = {"epoch": epoch + 1}
+            for _ in _steps(run, run.model, epoch, row):
+                pass
+            yield row
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """Return the learning rate of a step out of so many.
+
+    Examples:
+        >>> config = make_config(
+        ...     network="LeNet", dataset="digits", schedule="one-cycle", learning_rate=0.25
+        ... )
+        >>> [round(learning_rate(config, step, 11), 4) for step in (0, 1, 10)]
+        [0.01, 0.1056, 0.0]
+    """
+    peak = config.learning_rate
+    if config.schedule == "constant":
+        return peak
+    turn = _WARM_UP * steps - 1
+    first, last = peak / _FIRST, peak / _FIRST / _LAST
+    if step <= turn:
+        return _between(first, peak, step / turn)
+    return _between(peak, last, (step - turn) / (steps - 1 - turn))
+
+
+def _between(start: float, end: float, share: float) -> float:
+    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+
+
+def _prepare(
+    config: TrainConfig,
+    folder: Path,
+    command: str,
+    train_set: Dataset,
+    held: Dataset | None,
+    among: Ranks,
+) -> _Run:
+    torch.manual_seed(config.seed)
+    model = config.build().to(config.device)
+    for module in model.modules():
+        if isinstance(module, Centre):
+            module.fit(mean_image(train_set.train_images))
+    batches = Batches(
+        train_set.train_images,
+        train_set.train_labels,
+        config.batch_size,
+        shuffle=True,
+        seed=config.seed,
+        flips=config.flips,
+        shift=config.shift,
+        device=config.device,
+        rank=among.rank,
+        world=among.world,
+    )
+    data = hashlib.md5(usedforsecurity=False)
+    for tensor in (train_set.train_images, train_set.train_labels):
+        data.update(tensor.numpy(force=True).tobytes())
+    optimizer = _optimizer(config, model)
+    return _Run(config, folder, command, among, model, optimizer, batches, held, data.hexdigest())
+
+
+def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, rate, weight_decay=decay)
+    if config.optimizer == "adamw":
+        # Matrices and kernels decay, biases, gains and radii do not; a group each keeps the order.
+        decays = ((p, decay if p.dim() > 1 else 0.0) for p in parameters)
+        return torch.optim.AdamW([{"params": [p], "weight_decay": d} for p, d in decays], rate)
+    if config.optimizer == "rmsprop":
+        return torch.optim.RMSprop(parameters, rate, weight_decay=decay, momentum=momentum)
+    return torch.optim.SGD(parameters, rate, weight_decay=decay, momentum=momentum)
+
+
+def _restore(run: _Run) -> None:
+    found = runs.latest(run.folder, run.data)
+    if found is not None:
+        checkpoint.restore(found, run.model, run.optimizer, str(run.folder / CHECKPOINT))
+        run.history = found.state["history"]
+
+
+def _epochs(run: _Run, console: Console) -> None:
+    """Run the epochs that are left, each followed by its checkpoint."""
+    model = run.among.wrap(run.model)
+    total = run.config.epochs
+    columns = (
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeRemainingColumn(),
+    )
+    steps = total * len(run.batches)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        done = len(run.history)
+        task = progress.add_task(
+            "", total=steps, completed=done * len(run.batches), epoch=f"{done}/{total}", shown=""
+        )
+        for epoch in range(done, total):
+            row = {"epoch": epoch + 1}
+            for loss in _steps(run, model, epoch, row):
+                progress.update(task, advance=1, shown=f"loss {loss:.3f}")
+            _save(run, [*run.history, row])
+            line = _line(row)
+            progress.update(task, epoch=f"{epoch + 1}/{total}", shown=line)
+            if not console.is_terminal:
+                console.print(f"epoch {epoch + 1}/{total}   {line}", highlight=False)
+
+
+def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
+    """Train for one epoch, yield the loss of every batch, and fill in the row at the end."""
+    started = time.perf_counter()
+    config, batches, among = run.config, run.batches.at(epoch), run.among
+    # For dropout: an epoch has its own numbers, whether or not the run was resumed before it.
+    torch.manual_seed(seed_of(config.seed, epoch, f"rank {among.rank}"))
+    model.train()
+    total, right = 0.0, 0
+    for index, (images, labels) in enumerate(batches):
+        rate = learning_rate(config, epoch * len(batches) + index, config.epochs * len(batches))
+        for group in run.optimizer.param_groups:
+            group["lr"] = rate
+        scores = model(images)
+        loss = F.cross_entropy(scores, labels, reduction="sum")
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            where = f"train, epoch {epoch + 1}, batch {index + 1}"
+            remedy = f"Lower --learning-rate; {run.folder} holds the run up to epoch {epoch}."
+            raise refusal(where, "a finite loss", str(value), remedy)
+        run.optimizer.zero_grad()
+        # Gradients are averaged over the ranks, whose parts of a batch may differ in size.
+        (loss * (among.world / batches.size(index))).backward()
+        run.optimizer.step()
+        total += value
+        right += int((scores.detach().argmax(1) == labels).sum())
+        yield value / max(1, len(labels))
+    total, correct = among.total(total, right, device=config.device)
+    count = len(batches.labels)
+    row |= {"loss": total / count, "train_accuracy": correct / count}
+    if run.held is not None:
+        run.model.eval()
+        with layer_by_layer():
+            held = run.held.test_images, run.held.test_labels
+            row["validation_accuracy"] = accuracy(run.model, *held, config.device, among)
+    row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
+
+
+def _save(run: _Run, history: list[dict[str, Any]]) -> None:
+    state = {
+        "config": run.config.model_dump(),
+        "epoch": len(history),
+        "history": history,
+        "data": run.data,
+    }
+    if run.among.first:
+        checkpoint.save(run.folder / CHECKPOINT, run.model, run.optimizer, state)
+    run.history = history
+    if run.among.first:
+        runs.write_metrics(run.folder, history)
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = [f"loss {row['loss']:.3f}", f"accuracy {100 * row['train_accuracy']:.2f} %"]
+    if "validation_accuracy" in row:
+        parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
+    return "   ".join(parts)
+
+
+def _finish(run: _Run, source: Dataset) -> TrainResult:
+    """Measure the trained network on the test images and write the result."""
+    config, last = run.config, run.history[-1]
+    test = source.test_images, source.test_labels
+    found = both_ways(run.model, *test, config.device, run.among)
+    row: dict[str, Any] = {
+        "network": config.network,
+        "dataset": config.dataset,
+        "accuracy": found["layers"] if found["folded"] is None else found["folded"],
+        "accuracy_folded": found["folded"],
+        "accuracy_layers": found["layers"],
+        "accuracy_validation": last.get("validation_accuracy"),
+        "accuracy_train": last["train_accuracy"],
+        "loss": last["loss"],
+        "strategy": found["strategy"],
+        **config.model_dump(exclude={"network", "dataset", "threads"}),
+        "seconds": sum(epoch["seconds"] for epoch in run.history),
+        "command": run.command,
+        "commit": runs.commit(),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "processes": run.among.world,
+        "samples": {"train": len(run.batches.labels), "test": len(source.test_labels)},
+        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
+    }
+    if run.among.first:
+        runs.write_metrics(run.folder, run.history)
+        write_json(run.folder / runs.RESULT, row)
+    return TrainResult(row, run.history, run.folder, run.model)
+
+
+@contextmanager
+def _settings(config: TrainConfig) -> Iterator[None]:
+    """Set the number of threads; put it and torch's generator back afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(config.threads or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""Modules users put into a model: layers, activations, branches, the container."""

@@ -1,0 +1,214 @@
+"""Modules that branch: residual connections and parallel branches.
+
+Two points are added or concatenated as points: ``x ← x₁ + (t₁/t₂)·x₂`` keeps the coordinate of the
+first. A module here says only how its values flow; what a value is, a batch, a shape, a bound or a
+symbol, is the business of whoever follows it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import refusal
+from ..functional import Scalar
+from .activations import RadialActivation
+
+T = TypeVar("T")
+How = Literal["sum", "concatenate"]
+
+
+class Flow(Protocol[T]):
+    """What is done at the modules and joins that values pass."""
+
+    def run(self, path: str, module: nn.Module, value: T) -> T:
+        """Pass a module: a layer, an activation, an ``nn.Sequential`` or another composite."""
+        ...
+
+    def join(self, path: str, values: list[T], join: Join) -> T:
+        """Add or concatenate values; the first one gives the coordinate."""
+        ...
+
+
+class Join(nn.Module):
+    """The end of branches: the sum of their points, or the points behind each other on an axis."""
+
+    def __init__(self, how: How, dim: int = 1) -> None:
+        super().__init__()
+        self.how, self.dim = how, dim
+
+    def merge(self, parts: list[Tensor]) -> Tensor:
+        """Return the sum, or the concatenation; nothing is broadcast."""
+        shapes = [tuple(part.shape) for part in parts]
+        if self.how == "concatenate":
+            self._check_axes(shapes)
+            return torch.cat(parts, self.dim)
+        if any(shape != shapes[0] for shape in shapes):
+            remedy = "A sum does not broadcast; a shortcut can change the shape of a skip."
+            raise refusal("a sum of branches", "one shape", _listed(shapes), remedy)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _check_axes(self, shapes: list[tuple[int, ...]]) -> None:
+        rank = len(shapes[0])
+        axis = self.dim % rank if -rank <= self.dim < rank else 0
+        others = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
+        if axis == 0 or any(other != others[0] for other in others):  # no set: sizes may be symbols
+            expected = f"shapes that differ on axis {self.dim} alone, not that of the batch"
+            remedy = "Make the branches fit, or join them on another axis."
+            raise refusal("a concatenation of branches", expected, _listed(shapes), remedy)
+
+    def shape(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the shape of a joined sample."""
+        parts = [torch.empty(1, *shape, device="meta") for shape in shapes]
+        return tuple(self.merge(parts).shape[1:])
+
+    def extra_repr(self) -> str:
+        """Show how, and the axis."""
+        return self.how if self.how == "sum" else f"concatenate, dim={self.dim}"
+
+
+class Composite(nn.Module):
+    """The base of modules that branch."""
+
+    def flow(self, path: str, value: T, through: Flow[T]) -> T:
+        """Let a value pass the branches."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how values flow")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map points; activations inside need α as a number."""
+        result: Tensor = self.flow("", input, _Plain())
+        return result
+
+
+class _Plain(Flow[Tensor]):
+    """Values are batches of points."""
+
+    def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
+        result: Tensor = module(value)
+        return result
+
+    def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
+        return join.merge(values)
+
+
+def branches(module: nn.Module) -> bool:
+    """Tell whether a module branches with activations inside, so that it is no linear layer."""
+    return isinstance(module, Composite) and any(
+        isinstance(child, RadialActivation) for child in module.modules()
+    )
+
+
+def joined_bound(bounds: list[Scalar], join: Join | None) -> Scalar:
+    """Return the bound of a sum or a concatenation; 1 where nothing was joined."""
+    if join is None:
+        return 1.0
+    squares = join.how == "concatenate"
+    total: Scalar = 0.0
+    for bound in bounds:
+        total = total + (bound**2 if squares else bound)
+    return total**0.5 if squares else total
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    return " and ".join(str(shape) for shape in shapes)
+
+
+class Residual(Composite):
+    """Add to a point what a few layers make of it; the coordinate is that of the skip.
+
+    Args:
+        *modules: the layers, as in :class:`ConformalLayers`; or one ``OrderedDict`` of them.
+        shortcut: what stands in the skip, such as a convolution that changes the number of
+            channels; None is nothing.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> block = cl.Residual(cl.Conv2d(8, 8, 3, padding=1), cl.ReSPro())
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(), block)
+        >>> model(torch.rand(2, 1, 6, 6)).shape
+        torch.Size([2, 8, 4, 4])
+    """
+
+    def __init__(self, *modules: Any, shortcut: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body = _sequence("Residual", modules)
+        self.shortcut = nn.Identity() if shortcut is None else checked_module("Residual", shortcut)
+        self.join = Join("sum")
+
+    def flow(self, path: str, value: T, through: Flow[T]) -> T:
+        """Add what the body gives to the skip."""
+        skip = through.run(below(path, "shortcut"), self.shortcut, value)
+        return through.join(
+            path, [skip, through.run(below(path, "body"), self.body, value)], self.join
+        )
+
+
+class Parallel(Composite):
+    """Send a point through several branches and add or concatenate what they give.
+
+    The coordinate is that of the first branch.
+
+    Args:
+        *modules: the branches: layers, composites, or ``nn.Sequential`` of them.
+        join: ``"sum"`` or ``"concatenate"``.
+        dim: the axis to concatenate on, not that of the batch.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> wide = cl.Parallel(cl.Conv2d(1, 4, 1), cl.Conv2d(1, 4, 3, padding=1), join="concatenate")
+        >>> cl.ConformalLayers(wide, cl.ReSPro())(torch.rand(2, 1, 6, 6)).shape
+        torch.Size([2, 8, 6, 6])
+    """
+
+    def __init__(self, *modules: nn.Module, join: How = "sum", dim: int = 1) -> None:
+        super().__init__()
+        if join not in ("sum", "concatenate"):
+            remedy = "Give one of them."
+            raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
+            remedy = "1 is that of the channels."
+            raise refusal(
+                "Parallel(dim=...)", "an axis behind that of the batch", repr(dim), remedy
+            )
+        if not modules:
+            raise refusal("Parallel", "at least one branch", "none", "Give modules.")
+        self.branches = nn.ModuleList(checked_module("Parallel", module) for module in modules)
+        self.join = Join(join, dim)
+
+    def flow(self, path: str, value: T, through: Flow[T]) -> T:
+        """Join what the branches give."""
+        values = [
+            through.run(below(path, f"branches.{index}"), branch, value)
+            for index, branch in enumerate(self.branches)
+        ]
+        return through.join(path, values, self.join)
+
+
+def below(path: str, name: str) -> str:
+    """Return the path of a child."""
+    return f"{path}.{name}" if path else name
+
+
+def checked_module(owner: str, module: Any) -> nn.Module:
+    """Return a module, or refuse what is none."""
+    if not isinstance(module, nn.Module):
+        raise refusal(owner, "modules", repr(module), "Pass layers, or nn.Sequential of layers.")
+    return module
+
+
+def _sequence(owner: str, modules: tuple[Any, ...]) -> nn.Sequential:
+    if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+        return nn.Sequential(modules[0])
+    return nn.Sequential(*(checked_module(owner, module) for module in modules))

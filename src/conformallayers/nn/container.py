@@ -1,0 +1,261 @@
+"""ConformalLayers: an nn.Sequential whose layers train one by one and evaluate as one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConformalError, refusal
+from ..folding.cache import FoldCache, must_run
+from ..folding.certificate import rounding_slack
+from ..folding.folded import Part, make_part
+from ..folding.plan import make_plan
+from ..folding.problem import program_or_web, request_of
+from ..folding.trace import Trace, trace_modules
+from ..functional import autocasts, transformed
+from ..registry.registry import check_module, flatten_modules, modules_in
+from .layerwise import run_layers
+
+Self = TypeVar("Self", bound="ConformalLayers")
+
+# Multiply-adds that the first call in eval() may spend on folding: about half a second.
+_EVAL_EFFORT = 4e9
+_LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Make every ConformalLayers in this context run its layers one by one, folding nothing.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()).eval()
+        >>> with cl.layer_by_layer(), torch.no_grad():
+        ...     model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
+    """
+    token = _LAYER_BY_LAYER.set(True)
+    try:
+        yield
+    finally:
+        _LAYER_BY_LAYER.reset(token)
+
+
+class ConformalLayers(nn.Sequential):
+    """Chain linear layers and :class:`ReSPro` activations, as ``nn.Sequential`` chains modules.
+
+    In training mode the layers run one by one. In evaluation mode, without gradients to trainable
+    parameters, the first call for an input shape folds them into one linear map and one quadratic
+    form; later calls reuse the fold until a parameter, a buffer or the list of layers changes.
+    Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
+    gives NaN, and no other sample is touched.
+
+    Args:
+        *modules: layers of supported kinds, or one ``OrderedDict`` of them.
+
+    Shape:
+        (B, ...) → (B, ...); always with a batch axis.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(
+        ...     cl.Conv2d(3, 32, 3), cl.ReSPro(), cl.AvgPool2d(2), cl.Flatten()
+        ... )
+        >>> model(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 7200])
+        >>> model.append(torch.nn.ReLU())
+        Traceback (most recent call last):
+        ...
+        conformallayers.errors.ConformalError: ConformalLayers at position 4: expected a linear layer or cl.ReSPro, got ReLU. Use cl.ReSPro(), the activation that folds, or put it into the head.
+    """
+
+    _cache: FoldCache
+    _lock: threading.Lock
+
+    def __init__(self, *modules: Any) -> None:
+        nn.Module.__init__(self)
+        self._reset_cache()
+        named: Iterable[tuple[str, Any]]
+        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
+            named = modules[0].items()
+        else:
+            named = ((str(index), module) for index, module in enumerate(modules))
+        for name, module in named:
+            self.add_module(name, module)
+
+    # -- nn.Sequential's interface; every change drops the fold ---------------------------------
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a layer under a name; refuse what does not fold."""
+        self._check(name, module)
+        super().add_module(name, module)
+        self.unfold()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        modules = self.__dict__.get("_modules")
+        if modules is not None and (isinstance(value, nn.Module) or name in modules):
+            self._check(name, value)
+            self.unfold()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.unfold()
+
+    @overload
+    def __getitem__(self: Self, idx: slice) -> Self: ...
+    @overload
+    def __getitem__(self, idx: int) -> nn.Module: ...
+    def __getitem__(self: Self, idx: slice | int) -> Self | nn.Module:
+        if isinstance(idx, slice):
+            return self.__class__(OrderedDict(list(self._modules.items())[idx]))
+        item: nn.Module = super().__getitem__(idx)
+        return item
+
+    def insert(self: Self, index: int, module: nn.Module) -> Self:
+        """Insert a layer; refuse what does not fold."""
+        self._check(str(index), module)
+        super().insert(index, module)
+        self.unfold()
+        return self
+
+    def __add__(self: Self, other: Iterable[nn.Module]) -> Self:
+        return self.__class__(*self, *other)
+
+    def __mul__(self: Self, other: int) -> Self:
+        return self.__class__(*(list(self) * other))
+
+    __rmul__ = __mul__
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map a batch; fold first where that is allowed and worth it."""
+        self._check_batch(input)
+        if torch.compiler.is_compiling():
+            return self._run_layers(input)
+        if self.training or transformed() or _LAYER_BY_LAYER.get():
+            return self._run_layers_or_explain(input)
+        if self._would_lose_gradients():
+            self.unfold()  # an optimiser's step may follow, and fused ones leave no trace
+            return self._run_layers_or_explain(input)
+        folded = self._cache.find(input)
+        if folded is None:
+            busy = any(must_run(module) for module in self.modules() if module is not self)
+            if busy or input.device.type == "meta":
+                return self._run_layers_or_explain(input)
+            with self._lock:
+                folded = self._cache.find(input) or self._fold(input)
+        result: Tensor = folded(input)
+        return result
+
+    def unfold(self) -> None:
+        """Forget the fold. Needed only after writing to a weight through ``.data``."""
+        self._cache.clear()
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Switch the mode; training forgets the fold."""
+        if mode:
+            self.unfold()
+        return super().train(mode)
+
+    def _run_layers_or_explain(self, input: Tensor) -> Tensor:
+        try:
+            return self._run_layers(input)
+        except ConformalError:
+            raise
+        except (RuntimeError, ValueError):
+            self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
+            raise
+
+    def _run_layers(self, input: Tensor) -> Tensor:
+        """Run the layers one by one in the balanced scaling (see ``fold.py`` for the letters)."""
+        return run_layers(flatten_modules(self), input, self.training)
+
+    def _would_lose_gradients(self) -> bool:
+        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+
+    # -- folding --------------------------------------------------------------------------------
+
+    def trace(self, input_shape: tuple[int, ...]) -> Trace:
+        """Return the steps for an input shape; :func:`conformallayers.trace` checks it first."""
+        return trace_modules(flatten_modules(self), input_shape)
+
+    def _fold(self, input: Tensor) -> Part:
+        begun = self._cache.begin(self)
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                program = program_or_web(self, "", tuple(input.shape[1:]))
+            except ConformalError:
+                self._run_layers_or_explain(input)  # refuses it too, and shows the batch
+                raise
+            request = request_of(program, rounding_slack(input.dtype), input.dtype, input.device)
+            folded = make_part(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
+        self._cache.store(begun, input, folded)
+        return folded
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def _check(self, name: str, module: Any) -> None:
+        if not isinstance(module, nn.Module):
+            raise refusal(
+                f"ConformalLayers at position {name}",
+                "a linear layer or cl.ReSPro",
+                repr(module),
+                "Pass modules, or one OrderedDict of modules.",
+            )
+        passed = [a for path, child in modules_in(name, module) for a in check_module(path, child)]
+        spectral = [act for act in passed if getattr(act, "alpha", None) == "spectral"]
+        others = {
+            m for key, part in self._modules.items() if key != name and part for m in part.modules()
+        }
+        if len(set(spectral)) < len(spectral) or others & set(spectral):
+            raise refusal(
+                f"ConformalLayers at position {name}",
+                f'a {type(spectral[0]).__name__}(alpha="spectral") of its own',
+                "one that stands elsewhere too",
+                "Make a second one: each keeps the norm of the layers before it.",
+            )
+
+    def _check_batch(self, input: Tensor) -> None:
+        if not isinstance(input, Tensor) or not input.is_floating_point():
+            tensor = isinstance(input, Tensor)
+            got = str(input.dtype) if tensor else type(input).__name__
+            remedy = "Convert it with x.float()." if tensor else "Use torch.as_tensor(x)."
+            raise refusal("ConformalLayers", "a floating-point tensor", got, remedy)
+        parameter = next(self.parameters(), None)
+        if parameter is not None and parameter.dtype != input.dtype and not autocasts(input):
+            raise refusal(
+                "ConformalLayers",
+                f"an input of the parameters' dtype {parameter.dtype}",
+                str(input.dtype),
+                "Convert the input, or the model with model.to(x.dtype).",
+            )
+        if input.dim() < 2 or 0 in input.shape[1:]:
+            raise refusal(
+                "ConformalLayers",
+                "a batch of samples, each with at least one coefficient",
+                f"an input of shape {tuple(input.shape)}",
+                "Add the batch axis with x.unsqueeze(0).",
+            )
+
+    # -- state ----------------------------------------------------------------------------------
+
+    def _reset_cache(self) -> None:
+        # Set past __setattr__: neither is part of the module's state.
+        self.__dict__["_cache"] = FoldCache()
+        self.__dict__["_lock"] = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._reset_cache()

@@ -1,0 +1,147 @@
+"""Modules that torch.nn has not: factors, repeated channels, and the mean that is taken off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import checked_shape, refusal, shape_text
+
+_Device = torch.device | str | int | None
+
+
+class Scale(nn.Module):
+    """Multiply by one learned number.
+
+    Args:
+        gain: the value to start from.
+        device, dtype: where and how the gain is kept.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> Scale(2.0)(torch.ones(1, 2)).tolist()
+        [[2.0, 2.0]]
+    """
+
+    def __init__(
+        self, gain: float = 1.0, *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        if isinstance(gain, bool) or not isinstance(gain, (int, float)) or not math.isfinite(gain):
+            raise refusal("Scale(gain=...)", "a finite number", repr(gain), "1.0 changes nothing.")
+        self.initial = float(gain)
+        self.gain = nn.Parameter(torch.empty((), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the gain back to the value it started from."""
+        nn.init.constant_(self.gain, self.initial)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``gain · input``."""
+        return input * self.gain
+
+    def extra_repr(self) -> str:
+        """Show the starting value if it is not 1."""
+        return "" if self.initial == 1.0 else f"gain={self.initial:g}"
+
+
+class RepeatChannels(nn.Module):
+    """Repeat the channels of every sample: a grey image becomes one of three equal channels.
+
+    Args:
+        times: how often.
+
+    Shape:
+        (B, C, ...) → (B, times·C, ...)
+
+    Examples:
+        >>> RepeatChannels(3)(torch.rand(2, 1, 4, 4)).shape
+        torch.Size([2, 3, 4, 4])
+    """
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+            remedy = "3 makes a colour image of a grey one."
+            raise refusal("RepeatChannels(times=...)", "a whole number > 0", repr(times), remedy)
+        self.times = times
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the channels one after the other, ``times`` times."""
+        repeats = [1] * input.dim()
+        repeats[1] = self.times
+        return input.repeat(repeats)
+
+    def extra_repr(self) -> str:
+        """Show the number."""
+        return f"times={self.times}"
+
+
+class ChannelScale(nn.Module):
+    """Multiply each channel by a number: what is linear of a batch normalisation.
+
+    Args:
+        factor: one number a channel.
+
+    Shape:
+        (B, C, ...) → (B, C, ...)
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the scaled channels."""
+        return input * self.factor.view(-1, *[1] * (input.dim() - 2))
+
+
+class Centre(nn.Module):
+    """Subtract a mean sample, which is a buffer; stands before a network, not inside its layers.
+
+    Args:
+        shape: of one sample.
+        device, dtype: where and how the mean is kept.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> centre = Centre((2,))
+        >>> centre.fit(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+        >>> centre(torch.ones(1, 2)).tolist()
+        [[-1.0, -1.0]]
+    """
+
+    mean: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], *, device: _Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.shape = checked_shape(shape, "Centre(shape=...)")
+        self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
+
+    def fit(self, samples: Tensor) -> None:
+        """Take the mean of samples, (N, ...)."""
+        if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
+            expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
+            remedy = "Give them with the batch axis."
+            raise refusal("Centre.fit", expected, f"{tuple(samples.shape)}", remedy)
+        self.mean.copy_(samples.mean(0, dtype=torch.float64))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input − mean``."""
+        return input - self.mean
+
+    def extra_repr(self) -> str:
+        """Show the shape."""
+        return shape_text(self.shape)

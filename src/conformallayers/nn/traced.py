@@ -1,0 +1,157 @@
+"""Graphs of ordinary modules as composites: what torch.fx draws, points flow through."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeVar
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+from ..errors import refusal
+from ..registry.registry import find_kind
+from ..utils.text import call_text
+from .activations import RadialActivation
+from .branches import Composite, Flow, Join, below, checked_module
+from .container import ConformalLayers
+
+T = TypeVar("T")
+
+
+class Traced(Composite):
+    """Follow the graph of an ordinary module: layers, ``+``, ``torch.cat`` and ``flatten``.
+
+    ``a + b`` keeps the coordinate of a, ``torch.cat([a, b], 1)`` that of a as well.
+
+    Args:
+        module: traceable by torch.fx, with one input and one output.
+
+    Shape:
+        (B, ...) → (B, ...)
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> class Block(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.first, self.second = cl.Linear(4, 4), cl.Linear(4, 4)
+        ...         self.activation = cl.ReSPro(projective=True)
+        ...     def forward(self, x):
+        ...         return x + self.second(self.activation(self.first(x)))
+        >>> cl.ConformalLayers(cl.Traced(Block()), cl.ReSPro())(torch.ones(2, 4)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        name = type(checked_module("Traced", module)).__name__
+        if isinstance(module, RadialActivation) or find_kind(module) is not None:
+            remedy = "Put it into the ConformalLayers as it is."
+            raise refusal(f"Traced({name})", "a module with layers inside", "a layer", remedy)
+        for path, part in module.named_modules():
+            if isinstance(part, ConformalLayers):
+                got = (
+                    f"a ConformalLayers at {path or 'its root'}, which makes and ends points itself"
+                )
+                remedy = "Put its layers there without it, in an nn.Sequential."
+                raise refusal(f"Traced({name})", "layers that points pass", got, remedy)
+        try:
+            graph = _Tracer().trace(module)
+        except Exception as error:
+            got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+            remedy = "Keep its forward free of branches on values."
+            raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
+        for node in graph.nodes:
+            node.type = None  # pickle cannot take annotations that are text
+        self.body = fx.GraphModule(module, graph)
+        self.body.graph.eliminate_dead_code()
+        self.body.recompile()  # what pickle keeps is the code
+        graph = self.body.graph
+        for node in graph.nodes:
+            _check_node(name, node)
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        if len(inputs) != 1 or not isinstance(_output(graph), fx.Node):
+            remedy = "Let it take and return one tensor."
+            raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
+
+    def flow(self, path: str, value: T, through: Flow[T]) -> T:
+        """Follow the graph."""
+        found: dict[Any, T] = {}
+        for node in self.body.graph.nodes:
+            where = below(path, f"body.{node.target if node.op == 'call_module' else node.name}")
+            if node.op == "placeholder":
+                found[node] = value
+            elif node.op == "call_module":
+                found[node] = through.run(
+                    where, self.body.get_submodule(str(node.target)), found[node.args[0]]
+                )
+            elif node.target in _SUMS:
+                values = [found[argument] for argument in node.args]
+                found[node] = through.join(where, values, Join("sum"))
+            elif node.target is torch.cat:
+                values = [found[argument] for argument in _cat_parts(node)]
+                found[node] = through.join(where, values, Join("concatenate", _cat_axis(node)))
+            elif node.op != "output":
+                found[node] = through.run(
+                    where, nn.Flatten(*node.args[1:], **node.kwargs), found[node.args[0]]
+                )
+        return found[_output(self.body.graph)]
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = isinstance(m, RadialActivation) or find_kind(m) is not None
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+_SUMS = (operator.add, torch.add)
+
+
+def _check_node(name: str, node: fx.Node) -> None:
+    """Refuse what no point can flow through."""
+    nodes = [argument for argument in node.args if isinstance(argument, fx.Node)]
+    if node.op in ("placeholder", "output"):
+        good = True
+    elif node.op == "call_module":
+        good = len(node.args) == 1 and len(nodes) == 1 and not node.kwargs
+    elif node.target in _SUMS:
+        good = len(nodes) == len(node.args) == 2 and not node.kwargs
+    elif node.target is torch.cat:
+        parts = _cat_parts(node)
+        many = isinstance(parts, (list, tuple)) and len(parts) > 0
+        many = many and all(isinstance(part, fx.Node) for part in parts)
+        good = many and isinstance(_cat_axis(node), int) and _cat_axis(node) != 0
+    else:
+        flattens = node.target is torch.flatten or (
+            node.op == "call_method" and node.target == "flatten"
+        )
+        start: Any = node.kwargs.get("start_dim", node.args[1] if len(node.args) > 1 else 0)
+        good = bool(flattens and len(nodes) == 1 and start != 0)
+    if not good:
+        raise refusal(
+            f"Traced({name}) at {node.name}",
+            "modules, sums of two values, torch.cat behind the batch axis, flatten(1)",
+            call_text(node),
+            _remedy(node),
+        )
+
+
+def _remedy(node: fx.Node) -> str:
+    if node.op == "get_attr" or (node.target in _SUMS and not node.kwargs):
+        return "Give a constant that is added to a layer, as its bias: cl.Linear(..., bias=True)."
+    if node.target in (torch.relu, F.relu, "relu", torch.tanh, "tanh", F.gelu):
+        return "Use an activation that folds, such as cl.ReSPro(), or put it into the head."
+    return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."
+
+
+def _cat_parts(node: fx.Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("tensors", ())
+
+
+def _cat_axis(node: fx.Node) -> Any:
+    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+
+
+def _output(graph: fx.Graph) -> Any:
+    return next(node.args[0] for node in graph.nodes if node.op == "output")

@@ -1,0 +1,463 @@
+"""Operations on features: products, convolutions, windows, shapes, and functions of single numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .fields import (
+    constant,
+    flag,
+    name,
+    number,
+    optional,
+    pairs,
+    positives,
+    setting,
+    several,
+    sizes,
+    whole,
+    word,
+)
+from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
+
+# name → how many parameters it has
+FUNCTIONS = {
+    "relu": 0,
+    "relu6": 0,
+    "leaky_relu": 1,  # slope
+    "elu": 1,  # alpha
+    "celu": 1,  # alpha
+    "selu": 0,
+    "gelu": 0,
+    "gelu_tanh": 0,
+    "silu": 0,
+    "mish": 0,
+    "sigmoid": 0,
+    "tanh": 0,
+    "softplus": 2,  # beta, threshold
+    "hardtanh": 2,  # min, max
+    "hardswish": 0,
+    "hardsigmoid": 0,
+}
+MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
+WIDE, WORKING = "wide", "working"
+
+
+@operation("matmul")
+@dataclass(frozen=True, kw_only=True)
+class Matmul(Operation):
+    """``y = x Wᵀ + b`` along the last axis: (..., n) → (..., m), weight (m, n), bias (m,)."""
+
+    weight: str = constant("weight")
+    bias: str | None = constant("bias", optional=True)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Replace the last axis."""
+        (x,), weight = inputs, constant(self.weight)
+        expect(len(weight) == 2 and x and x[-1] == weight[1], f"matmul of {x} with {weight}")
+        if self.bias is not None:
+            expect_shape(constant(self.bias), weight[:1], "the bias")
+        return ((*x[:-1], weight[0]),)
+
+
+@operation("conv")
+@dataclass(frozen=True, kw_only=True)
+class Conv(Operation):
+    """Convolve (C, ...) with a kernel (C_out, C/groups, ...), zeros around the input."""
+
+    weight: str = constant("weight")
+    bias: str | None = constant("bias", optional=True)
+    stride: tuple[int, ...] = setting("stride", positives)
+    padding: tuple[int, ...] = setting("padding", sizes)
+    dilation: tuple[int, ...] = setting("dilation", positives)
+    groups: int = setting("groups", whole(1), 1)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Count the windows of each axis."""
+        (x,), weight = inputs, constant(self.weight)
+        _expect_axes(x, self.stride, self.padding, self.dilation)
+        channels, rest = weight[0], weight[1:]
+        fits = len(weight) == len(x) + 1 and channels % self.groups == 0 and 0 not in weight
+        expect(fits and x[0] == rest[0] * self.groups, f"conv of {x} with a kernel {weight}")
+        if self.bias is not None:
+            expect_shape(constant(self.bias), weight[:1], "the bias")
+        every = zip(x[1:], rest[1:], self.stride, self.padding, self.dilation, strict=True)
+        spatial = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in every)
+        expect(all(n > 0 for n in spatial), f"conv of {x} with a kernel {weight}")
+        return ((channels, *spatial),)
+
+
+@operation("conv_transpose")
+@dataclass(frozen=True, kw_only=True)
+class ConvTranspose(Operation):
+    """Convolve transposed: (C, ...) with a kernel (C, C_out/groups, ...)."""
+
+    weight: str = constant("weight")
+    bias: str | None = constant("bias", optional=True)
+    stride: tuple[int, ...] = setting("stride", positives)
+    padding: tuple[int, ...] = setting("padding", sizes)
+    output_padding: tuple[int, ...] = setting("output_padding", sizes)
+    dilation: tuple[int, ...] = setting("dilation", positives)
+    groups: int = setting("groups", whole(1), 1)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Spread the windows of each axis."""
+        (x,), weight = inputs, constant(self.weight)
+        _expect_axes(x, self.stride, self.padding, self.dilation, self.output_padding)
+        fits = len(weight) == len(x) + 1 and 0 not in weight and x[0] % self.groups == 0
+        expect(fits and x[0] == weight[0], f"transposed conv of {x} with a kernel {weight}")
+        channels = weight[1] * self.groups
+        if self.bias is not None:
+            expect_shape(constant(self.bias), (channels,), "the bias")
+        every = zip(
+            x[1:],
+            weight[2:],
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.output_padding,
+            strict=True,
+        )
+        expect(
+            all(
+                o < max(s, d)
+                for s, d, o in zip(self.stride, self.dilation, self.output_padding, strict=True)
+            ),
+            "an output padding as large as stride and dilation",
+        )
+        spatial = tuple((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in every)
+        expect(all(n > 0 for n in spatial), f"transposed conv of {x} with a kernel {weight}")
+        return ((channels, *spatial),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pool(Operation):
+    kernel: tuple[int, ...] = setting("kernel", positives)
+    stride: tuple[int, ...] = setting("stride", positives)
+    padding: tuple[int, ...] = setting("padding", sizes)
+    ceil_mode: bool = setting("ceil_mode", flag, False)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Count the windows of each axis, as torch does with ``ceil_mode``."""
+        (x,) = inputs
+        _expect_axes(x, self.kernel, self.stride, self.padding)
+        dilation = getattr(self, "dilation", (1,) * len(self.kernel))
+        _expect_axes(x, dilation)
+        found = []
+        for n, k, s, p, d in zip(
+            x[1:], self.kernel, self.stride, self.padding, dilation, strict=True
+        ):
+            expect(2 * p <= k, "a padding of more than half the window")
+            found.append(windows(n, d * (k - 1) + 1, s, p, self.ceil_mode))
+        expect(all(n > 0 for n in found), f"windows of {self.kernel} in {x}")
+        return ((x[0], *found),)
+
+
+@operation("avg_pool")
+@dataclass(frozen=True, kw_only=True)
+class AvgPool(_Pool):
+    """Average windows; ``divisor`` replaces the number of entries of a window."""
+
+    count_include_pad: bool = setting("count_include_pad", flag, True)
+    divisor: int | None = setting("divisor", optional(whole(1)), None)
+
+
+@operation("max_pool")
+@dataclass(frozen=True, kw_only=True)
+class MaxPool(_Pool):
+    """Take the largest entry of each window."""
+
+    dilation: tuple[int, ...] = setting("dilation", positives)
+
+
+@operation("adaptive_avg_pool")
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveAvgPool(Operation):
+    """Average the i-th of ``size`` ranges that cover an axis: from ⌊i·n/size⌋ to ⌈(i+1)·n/size⌉."""
+
+    size: tuple[int, ...] = setting("size", positives)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Replace the spatial axes."""
+        (x,) = inputs
+        _expect_axes(x, self.size)
+        return ((x[0], *self.size),)
+
+
+@operation("pad")
+@dataclass(frozen=True, kw_only=True)
+class Pad(Operation):
+    """Pad the last axes by (before, after), first axis first; a negative number crops."""
+
+    pads: tuple[tuple[int, int], ...] = setting("pads", pairs)
+    mode: str = setting("mode", word("zeros", "reflect", "replicate", "circular"), "zeros")
+    value: float = setting("value", number, 0.0)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Add both ends."""
+        (x,) = inputs
+        expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
+        expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
+        kept = len(x) - len(self.pads)
+        found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
+        expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
+        for n, ends in zip(x[kept:], self.pads, strict=True):
+            longest = {"reflect": n - 1, "circular": n}.get(self.mode)
+            if longest is not None:
+                expect(all(end <= longest for end in ends), f"{self.mode} pads {ends} of {n}")
+        return ((*x[:kept], *found),)
+
+
+@operation("upsample")
+@dataclass(frozen=True, kw_only=True)
+class Upsample(Operation):
+    """Interpolate the spatial axes, as ``torch.nn.functional.interpolate`` does.
+
+    ``scales`` are the scale factors that places are computed with; None: size over input size.
+    """
+
+    size: tuple[int, ...] = setting("size", positives)
+    mode: str = setting("mode", word(*MODES), "nearest")
+    align_corners: bool = setting("align_corners", flag, False)
+    scales: tuple[float, ...] | None = setting("scales", optional(several(number)), None)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Replace the spatial axes."""
+        (x,) = inputs
+        _expect_axes(x, self.size)
+        axes = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(self.mode)
+        expect(axes in (None, len(x) - 1), f"{self.mode} interpolation of {x}")
+        if self.scales is not None:
+            every = zip(x[1:], self.size, self.scales, strict=True)
+            expect(len(self.scales) == len(self.size), "scales for other axes")
+            expect(all(s > 0 and int(n * s) == m for n, m, s in every), "scales of another size")
+        return ((x[0], *self.size),)
+
+
+@operation("multiply")
+@dataclass(frozen=True, kw_only=True)
+class Multiply(Operation):
+    """Multiply by a constant that broadcasts to the sample."""
+
+    factor: str = constant("factor")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        _expect_broadcast(inputs[0], constant(self.factor))
+        return (inputs[0],)
+
+
+@operation("add_constant")
+@dataclass(frozen=True, kw_only=True)
+class AddConstant(Operation):
+    """Add a constant that broadcasts to the sample."""
+
+    value: str = constant("value")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        _expect_broadcast(inputs[0], constant(self.value))
+        return (inputs[0],)
+
+
+@operation("add")
+@dataclass(frozen=True, kw_only=True)
+class Add(Operation):
+    """Add values of one shape."""
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        expect(len(set(inputs)) == 1, f"a sum of {list(inputs)}")
+        return (inputs[0],)
+
+
+@operation("concatenate")
+@dataclass(frozen=True, kw_only=True)
+class Concatenate(Operation):
+    """Put values behind each other along an axis of the sample."""
+
+    axis: int = setting("axis", whole(0))
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Add the lengths along the axis."""
+        expect(inputs and self.axis < len(inputs[0]), f"axis {self.axis} of {list(inputs)}")
+        others = {(*shape[: self.axis], 0, *shape[self.axis + 1 :]) for shape in inputs}
+        expect(len(others) == 1, f"a concatenation of {list(inputs)}")
+        total = sum(shape[self.axis] for shape in inputs)
+        return ((*inputs[0][: self.axis], total, *inputs[0][self.axis + 1 :]),)
+
+
+@operation("slice")
+@dataclass(frozen=True, kw_only=True)
+class Slice(Operation):
+    """Take the entries from ``start`` to before ``stop`` along an axis of the sample."""
+
+    axis: int = setting("axis", whole(0))
+    start: int = setting("start", whole(0))
+    stop: int = setting("stop", whole(1))
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Replace the length of the axis."""
+        (x,) = inputs
+        fits = self.axis < len(x) and self.start < self.stop <= x[self.axis]
+        expect(fits, f"entries {self.start} to {self.stop} along axis {self.axis} of {x}")
+        return ((*x[: self.axis], self.stop - self.start, *x[self.axis + 1 :]),)
+
+
+@operation("reshape")
+@dataclass(frozen=True, kw_only=True)
+class Reshape(Operation):
+    """Give each sample another shape; entries keep their order."""
+
+    shape: Shape = setting("shape", positives)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return the new shape."""
+        expect(prod(inputs[0]) == prod(self.shape), f"{inputs[0]} as {self.shape}")
+        return (self.shape,)
+
+
+@operation("permute")
+@dataclass(frozen=True, kw_only=True)
+class Permute(Operation):
+    """Reorder the axes of the sample: axis i of the result is axis ``order[i]`` of the input."""
+
+    order: tuple[int, ...] = setting("order", sizes)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Reorder the shape."""
+        (x,) = inputs
+        expect(sorted(self.order) == list(range(len(x))), f"order {self.order} of {x}")
+        return (tuple(x[axis] for axis in self.order),)
+
+
+@operation("cast")
+@dataclass(frozen=True, kw_only=True)
+class Cast(Operation):
+    """Convert to float64 (``"wide"``), or back to the dtype of the fold (``"working"``)."""
+
+    to: str = setting("to", word(WIDE, WORKING))
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        return (inputs[0],)
+
+
+@operation("elementwise")
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Operation):
+    """Apply a function to every number; NaN stays NaN."""
+
+    function: str = setting("function", word(*FUNCTIONS))
+    parameters: tuple[float, ...] = setting("parameters", several(number), ())
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        count = FUNCTIONS[self.function]
+        expect(
+            len(self.parameters) == count, f"{self.function} with {len(self.parameters)} numbers"
+        )
+        return (inputs[0],)
+
+
+@operation("prelu")
+@dataclass(frozen=True, kw_only=True)
+class PRelu(Operation):
+    """``max(x, 0) + slope·min(x, 0)`` with a slope that broadcasts to the sample."""
+
+    slope: str = constant("slope")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        _expect_broadcast(inputs[0], constant(self.slope))
+        return (inputs[0],)
+
+
+@operation("softmax")
+@dataclass(frozen=True, kw_only=True)
+class Softmax(Operation):
+    """Softmax along an axis of the sample, or its logarithm."""
+
+    axis: int = setting("axis", whole(0))
+    log: bool = setting("log", flag, False)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        expect(self.axis < len(inputs[0]), f"axis {self.axis} of {inputs[0]}")
+        return (inputs[0],)
+
+
+@operation("layer_norm")
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Operation):
+    """Normalise the last ``axes`` axes together, then multiply and add constants of their shape."""
+
+    axes: int = setting("axes", whole(1))
+    eps: float = setting("eps", number)
+    weight: str | None = constant("weight", optional=True)
+    bias: str | None = constant("bias", optional=True)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        (x,) = inputs
+        expect(self.axes <= len(x), f"{self.axes} axes of {x}")
+        for _, array in self.constants():
+            expect_shape(constant(array), x[len(x) - self.axes :], "a constant of layer_norm")
+        return (x,)
+
+
+@operation("group_norm")
+@dataclass(frozen=True, kw_only=True)
+class GroupNorm(Operation):
+    """Normalise each group of channels, then multiply and add one number a channel."""
+
+    groups: int = setting("groups", whole(1))
+    eps: float = setting("eps", number)
+    weight: str | None = constant("weight", optional=True)
+    bias: str | None = constant("bias", optional=True)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        (x,) = inputs
+        expect(x and x[0] % self.groups == 0, f"{self.groups} groups of {x}")
+        for _, array in self.constants():
+            expect_shape(constant(array), x[:1], "a constant of group_norm")
+        return (x,)
+
+
+@operation("call")
+@dataclass(frozen=True, kw_only=True)
+class Call(Operation):
+    """Call a torch module that has no operation of its own; no other runtime has it.
+
+    ``result`` is the shape of the output where the batch axis comes first, or None.
+    """
+
+    module: str = setting("module", name)
+    what: str = setting("what", name)  # for errors and printed recipes
+    result: Shape | None = setting("result", optional(sizes), None)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return the shape that was seen when the model was traced."""
+        return (() if self.result is None else self.result,)
+
+
+def windows(n: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """Count the windows along an axis; with ``ceil_mode`` the last one must start inside."""
+    count = (n + 2 * padding - span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= n + padding else count
+
+
+def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
+    """Refuse settings that are not one for each spatial axis of (C, ...)."""
+    expect(1 <= len(x) - 1 <= 3, f"one to three spatial axes, not {x}")
+    for values in settings:
+        expect(len(values) == len(x) - 1, f"{values} for the axes of {x}")
+
+
+def _expect_broadcast(x: Shape, array: Shape) -> None:
+    fits = len(array) <= len(x)
+    pairs = zip(reversed(array), reversed(x), strict=False)
+    expect(fits and all(a in (1, n) for a, n in pairs), f"a constant {array} for {x}")

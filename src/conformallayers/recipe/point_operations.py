@@ -1,0 +1,351 @@
+"""Operations on points: embedding, energies, the coordinate t, and leaving.
+
+The letters are those of docs/mathematics.md. A sample is split into ``x = m·x̂`` with a peak m; τ is the
+coordinate in the balanced scaling, n an energy ``weight·‖z‖²``. m, τ and n are float64, shape (B,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .fields import (
+    constant,
+    keys,
+    name,
+    number,
+    optional,
+    positives,
+    setting,
+    several,
+    sizes,
+    whole,
+)
+from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
+
+Key = tuple[int, ...]  # the sites whose growth divides a coefficient
+RULES = ("published", "projective", "gnomonic", "radial_tanh")
+SCALAR: Shape = ()
+
+
+@operation("normalize")
+@dataclass(frozen=True, kw_only=True)
+class Normalize(Operation):
+    """x → x̂, m, τ: ``x = m·x̂`` with ``max|x̂| = 1``, and ``τ = ‖x̂‖``; zero: x̂ = 0, m = 1, τ = 0.
+
+    If every sample has a norm between the two ``limits``, a runtime may take x̂ = x and m = 1.
+    """
+
+    limits: tuple[float, float] | None = setting("limits", optional(several(number)), None)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return the sample and two scalars."""
+        fits = self.limits is None or (len(self.limits) == 2 and self.limits[0] > 0)
+        expect(fits, f"limits {self.limits}")
+        return (inputs[0], SCALAR, SCALAR)
+
+
+@operation("sum_squares")
+@dataclass(frozen=True, kw_only=True)
+class SumSquares(Operation):
+    """z → ``weight·‖z‖²``."""
+
+    weight: float = setting("weight", number, 1.0)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        return (SCALAR,)
+
+
+@operation("rescale")
+@dataclass(frozen=True, kw_only=True)
+class Rescale(Operation):
+    """z, m, τ → c·z, m/c, c·τ, ``weight·‖c·z‖²`` with c a power of two.
+
+    c is 1 unless ``‖z‖²`` would leave the range of the dtype. Nothing is rounded.
+    """
+
+    weight: float = setting("weight", number, 1.0)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return the map and three scalars."""
+        _expect_scalars(inputs[1:])
+        return (inputs[0], SCALAR, SCALAR, SCALAR)
+
+
+@operation("quadratic_form")
+@dataclass(frozen=True, kw_only=True)
+class QuadraticForm(Operation):
+    """x (n,) → ``weight·xᵀ Q x`` with Q (n, n) written out."""
+
+    form: str = constant("form")
+    weight: float = setting("weight", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        (x,) = inputs
+        expect(len(x) == 1, f"a form of {x}")
+        expect_shape(constant(self.form), (*x, *x), "the form")
+        return (SCALAR,)
+
+    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
+        """Count Q x and its product with x."""
+        return 2 * prod(inputs[0])
+
+
+@operation("banded_form")
+@dataclass(frozen=True, kw_only=True)
+class BandedForm(Operation):
+    """x (blocks·size,) → ``weight·xᵀ Q x`` with Q the upper half of a symmetric band of blocks.
+
+    ``band`` (blocks − width, (width + 1)·size, size) holds, for the block row i, the blocks
+    ``Q[i + o, i]`` with o = 0 … width one below the other, those with o > 0 counted twice. ``last``
+    (width·size, width·size) holds the same of the last ``width`` block rows as one matrix L: they give
+    ``rᵀ L r`` with r the last ``width`` blocks of x.
+    """
+
+    band: str = constant("band")
+    last: str = constant("last")
+    size: int = setting("size", whole(1))
+    width: int = setting("width", whole(0))
+    weight: float = setting("weight", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        (x,) = inputs
+        expect(len(x) == 1 and x[0] % self.size == 0, f"blocks of {self.size} in {x}")
+        full = x[0] // self.size - self.width
+        expect(full >= 1, f"a band of {self.width} blocks in {x}")
+        expect_shape(
+            constant(self.band), (full, (self.width + 1) * self.size, self.size), "the band"
+        )
+        rest = self.width * self.size
+        expect_shape(constant(self.last), (rest, rest), "the end of the band")
+        return (SCALAR,)
+
+    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
+        """Count the products of all windows."""
+        return 2 * prod(inputs[0])
+
+
+@operation("fourier")
+@dataclass(frozen=True, kw_only=True)
+class Fourier(Operation):
+    """(C, ...) → its half spectrum (C, frequencies) along the spatial axes, complex numbers.
+
+    Shapes count real and imaginary parts: (C, frequencies, 2).
+    """
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return channels, frequencies, and the two parts of a complex number."""
+        (x,) = inputs
+        expect(2 <= len(x) <= 4, f"a spectrum of {x}")
+        return ((x[0], frequencies(x[1:]), 2),)
+
+
+@operation("spectral_form")
+@dataclass(frozen=True, kw_only=True)
+class SpectralForm(Operation):
+    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2), shares of f included."""
+
+    symbol: str = constant("symbol")
+    weight: float = setting("weight", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        channels, count, _ = _spectrum(inputs[0])
+        expect_shape(constant(self.symbol), (channels, channels, count, 2), "the symbol")
+        return (SCALAR,)
+
+    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
+        """Count the image of the spectrum and its product with it."""
+        return 2 * prod(inputs[0])
+
+
+@operation("spectral_product")
+@dataclass(frozen=True, kw_only=True)
+class SpectralProduct(Operation):
+    """X (C, F) → Y (C_out, F): multiply by T(f), symbols (C_out, C, F, 2)."""
+
+    transfer: str = constant("transfer")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Replace the channels."""
+        channels, count, _ = _spectrum(inputs[0])
+        transfer = constant(self.transfer)
+        expect(len(transfer) == 4, "the transfer")
+        expect_shape(transfer, (transfer[0], channels, count, 2), "the transfer")
+        return ((transfer[0], count, 2),)
+
+
+@operation("inverse_fourier")
+@dataclass(frozen=True, kw_only=True)
+class InverseFourier(Operation):
+    """A half spectrum (C, frequencies) → (C, *size)."""
+
+    size: tuple[int, ...] = setting("size", positives)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return channels and places."""
+        channels, count, _ = _spectrum(inputs[0])
+        fits = 1 <= len(self.size) <= 3 and frequencies(self.size) == count
+        expect(fits, f"{self.size} from {count} frequencies")
+        return ((channels, *self.size),)
+
+
+@operation("advance")
+@dataclass(frozen=True, kw_only=True)
+class Advance(Operation):
+    """τ, m, n, … → the next τ by the rule of an activation; several energies are added first.
+
+    ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. Other rules: ``τ·growth(n/τ²)`` with
+    ``√(1 + q)`` for ``gnomonic`` and ``√q/tanh √q`` for ``radial_tanh``. Where τ is 0 it stays 0.
+    ``module`` names the activation of a user's own, whose growth only torch can call.
+    """
+
+    rule: str = setting("rule", name)
+    module: str | None = setting("module", optional(name), None)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        expect(len(inputs) > 2, "no energy")
+        _expect_rule(self.rule, self.module)
+        return _expect_scalars(inputs)
+
+
+@operation("divide")
+@dataclass(frozen=True, kw_only=True)
+class Divide(Operation):
+    """v, τ, m → ``scale·v/τ``, 0 where τ = 0. m is 1 where samples were not normalised."""
+
+    scale: float = setting("scale", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        _expect_scalars(inputs[1:])
+        expect(len(inputs) == 3, "not v, τ and m")
+        return (inputs[0],)
+
+
+@operation("rebase")
+@dataclass(frozen=True, kw_only=True)
+class Rebase(Operation):
+    """z, m, τ → the point ``scale·z/τ``, its coordinate as the new m, and τ = 1; all 0 where τ = 0.
+
+    The coordinate is ``m·coordinate·τ``, at most 1e300. NaN stays NaN.
+    """
+
+    scale: float = setting("scale", number)
+    coordinate: float = setting("coordinate", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shapes."""
+        _expect_scalars(inputs[1:])
+        expect(len(inputs) == 3, "not z, m and τ")
+        return (inputs[0], SCALAR, SCALAR)
+
+
+@operation("add_bias")
+@dataclass(frozen=True, kw_only=True)
+class AddBias(Operation):
+    """z, τ → ``z + τ·b`` with a constant b that broadcasts to the sample."""
+
+    bias: str = constant("bias")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Keep the shape."""
+        expect(len(inputs) == 2, "not z and τ")
+        _expect_scalars(inputs[1:])
+        expect_shape(constant(self.bias), inputs[0], "the bias")
+        return (inputs[0],)
+
+
+@operation("grow")
+@dataclass(frozen=True, kw_only=True)
+class Grow(Operation):
+    """The growth of one activation on a point that is a sum of parts: m, τ, dots, forms, growths → g.
+
+    A point is ``Σ_a k_a·A_a x̂ + Σ_c k_c·v_c``: linear parts and constant ones. The coefficient of a part
+    is divided by the growth of every site (activation) that it has passed: ``k_a = (1/τ)/Π g``,
+    ``k_c = 1/Π g`` (0 where τ = 0); its key lists those sites. Inputs are m, τ, the dot products
+    (B, parts·constants) where there are constant parts, one form for each pair of linear parts (a, b ≥ a),
+    and the growths of all earlier sites. The energy is
+    ``q = Σ k_a·k_b·form_ab·(1 or 2) + Σ k_c·k_d·gram_cd + 2 Σ k_a·k_c·dot_ac``, at least 0, and
+    ``g = 1 + t·q`` as published with the coordinate ``t = m·τ·factor·Π g`` over the sites in ``coordinate``,
+    else ``growth(q)``. t and g are cut at 1e300, t after each factor.
+    """
+
+    rule: str = setting("rule", name)
+    module: str | None = setting("module", optional(name), None)
+    linear: tuple[Key, ...] = setting("linear", keys)
+    constant_parts: tuple[Key, ...] = setting("constant", keys, ())
+    coordinate: Key = setting("coordinate", sizes)
+    factor: float = setting("factor", number, 1.0)
+    gram: str | None = constant("gram", optional=True)
+
+    @property
+    def form_count(self) -> int:
+        """The number of pairs of linear parts."""
+        return len(self.linear) * (len(self.linear) + 1) // 2
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return a scalar."""
+        _expect_rule(self.rule, self.module)
+        first = 3 if self.constant_parts else 2
+        expect(len(inputs) >= first + self.form_count, "fewer forms than pairs of parts")
+        sites = len(inputs) - first - self.form_count
+        _expect_scalars([*inputs[:2], *inputs[first:]])
+        _expect_keys([*self.linear, *self.constant_parts, self.coordinate], sites)
+        count = len(self.constant_parts)
+        expect((self.gram is not None) == bool(count), "constant parts without their products")
+        if self.gram is not None:
+            expect_shape(inputs[2], (count * len(self.linear),), "the dot products")
+            expect_shape(constant(self.gram), (count, count), "the products of constant parts")
+        return (SCALAR,)
+
+
+@operation("combine")
+@dataclass(frozen=True, kw_only=True)
+class Combine(Operation):
+    """v (parts, ...), τ, growths → the point ``Σ_a scale·k_a·v_a + Σ_c k_c·vector_c``; see :class:`Grow`."""
+
+    linear: tuple[Key, ...] = setting("linear", keys)
+    constant_parts: tuple[Key, ...] = setting("constant", keys, ())
+    scale: float = setting("scale", number)
+    vectors: str | None = constant("vectors", optional=True)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Drop the axis of the parts."""
+        v = inputs[0]
+        expect(len(inputs) >= 2 and v and v[0] == len(self.linear), f"parts {v}")
+        _expect_scalars(inputs[1:])
+        _expect_keys([*self.linear, *self.constant_parts], len(inputs) - 2)
+        count = len(self.constant_parts)
+        expect((self.vectors is not None) == bool(count), "constant parts without their vectors")
+        if self.vectors is not None:
+            expect_shape(constant(self.vectors), (count, *v[1:]), "the constant parts")
+        return (v[1:],)
+
+
+def frequencies(spatial: Sequence[int]) -> int:
+    """Count the frequencies of the half spectrum of a real signal."""
+    return prod(spatial[:-1]) * (spatial[-1] // 2 + 1)
+
+
+def _spectrum(shape: Shape) -> Shape:
+    expect(len(shape) == 3 and shape[2] == 2, f"{shape} is no spectrum")
+    return shape
+
+
+def _expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    expect(all(shape == SCALAR for shape in shapes), "one number for each sample")
+    return (SCALAR,)
+
+
+def _expect_rule(rule: str, module: str | None) -> None:
+    expect(module is not None or rule in RULES, f"no rule {rule!r:.60}")
+
+
+def _expect_keys(found: Sequence[Key], sites: int) -> None:
+    expect(all(site < sites for key in found for site in key), "sites that come later")

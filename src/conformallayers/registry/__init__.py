@@ -1,0 +1,1 @@
+"""Which modules may stand in a ConformalLayers: their bounds, checks and suggestions."""

@@ -1,0 +1,317 @@
+"""Upper bounds of operator norms, layer by layer: Young's inequality with channels, and windows.
+
+All of them are Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``: the largest column sum times the largest
+row sum of absolute values. The largest column sum alone is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..functional import Scalar, signed, wide_dtype
+
+Shape = tuple[int, ...]  # one sample, without the batch axis
+
+COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
+    (nn.modules.padding._ReflectionPadNd, "reflect"),
+    (nn.modules.padding._ReplicationPadNd, "replicate"),
+    (nn.modules.padding._CircularPadNd, "circular"),
+)
+
+
+def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
+    """Bound a convolution by Young's inequality: ``sqrt(‖A‖₁·‖A‖∞)`` with ``A[o,i] = ‖w[o,i]‖₁``.
+
+    Args:
+        weight: kernels, shape (C_out, C_in/groups, ...); a transposed convolution's
+            (C_in, C_out/groups, ...) serves as well, since a matrix and its transpose share norms.
+        groups: the number of blocks that do not mix.
+        copies: how often padding repeats the most repeated pixel.
+
+    Examples:
+        >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
+        tensor(1.7321, dtype=torch.float64)
+    """
+    bound: Tensor = _Young.apply(weight, groups, copies)  # type: ignore[no-untyped-call]
+    return bound
+
+
+class _Young(torch.autograd.Function):
+    """Young's bound as one step of the graph: its dozen small operations would cost more alone.
+
+    Zero weights have bound 0 and gradient 0, where the root itself has none.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(weight: Tensor, groups: int, copies: float) -> Tensor:
+        rows, columns = _sums(weight, groups)
+        bound: Tensor = (rows.amax() * columns.amax() * copies).sqrt()
+        return bound
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.groups, ctx.copies = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        rows, columns = _sums(weight, ctx.groups)
+        row, column = rows.amax(), columns.amax()
+        # d√(rc) = √(rc)/2 · (dr/r + dc/c); sums that are equally large share the gradient.
+        half = g / 2 * (row * column * ctx.copies).sqrt()
+        per_kernel = _share(rows, row, half).unsqueeze(2) + _share(columns, column, half).unsqueeze(
+            1
+        )
+        kernel = (1,) * (weight.dim() - 2)
+        per_kernel = per_kernel.view(*weight.shape[:2], *kernel).to(weight.dtype)
+        return weight.sign() * per_kernel, None, None
+
+
+def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the row sums and the column sums of A, which has one block a group."""
+    norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
+    blocks = norms.view(groups, -1, norms.shape[1])
+    return blocks.sum(2), blocks.sum(1)
+
+
+def _share(sums: Tensor, largest: Tensor, amount: Tensor) -> Tensor:
+    """Divide ``amount / largest`` among the sums that are largest; nothing if all are 0."""
+    mask = (sums == largest) & (sums > 0)
+    return mask * (amount / (mask * sums).sum().clamp_min(torch.finfo(sums.dtype).tiny))
+
+
+def conv_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Conv*d`` on an input of the given shape."""
+    copies = 1.0
+    if module.padding_mode != "zeros":
+        axes = zip(shape[1:], _paddings(module), module.kernel_size, module.dilation, strict=True)
+        for size, (before, after), kernel, dilation in axes:
+            if module.padding_mode == "circular":
+                # On the torus the outputs are distinct until they wrap round.
+                outputs = size + before + after - dilation * (kernel - 1)
+                copies *= math.ceil(outputs / size)
+            else:
+                copies *= pad_copies(size, before, after, module.padding_mode)
+    return young(module.weight, module.groups, max(copies, 1.0))
+
+
+def transposed_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.ConvTranspose*d``: the norm of the convolution it is the adjoint of."""
+    return young(module.weight, module.groups)
+
+
+def linear_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Linear``: a convolution with a kernel of one pixel."""
+    return young(module.weight.unsqueeze(2))
+
+
+def one(module: Any, shape: Shape) -> Scalar:
+    """Bound a module that only moves, drops or averages coefficients."""
+    return 1.0
+
+
+def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.AvgPool*d``: 1, or its row and column sums where 1 is no bound."""
+    override = getattr(module, "divisor_override", None)
+    if module.count_include_pad and override is None:
+        return 1.0
+    axes = len(shape) - 1
+    windows = [
+        _windows(*sizes, bool(module.ceil_mode))
+        for sizes in zip(
+            shape[1:],
+            spread(module.kernel_size, axes),
+            spread(module.stride, axes),
+            spread(module.padding, axes),
+            strict=True,
+        )
+    ]
+    if override is None:
+        return _window_bound(windows, averaged=True)
+    return _window_bound(windows, averaged=False) / abs(int(override))
+
+
+def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums: its windows overlap unevenly."""
+    sizes = spread(module.output_size, len(shape) - 1)
+    windows = []
+    for n, wanted in zip(shape[1:], sizes, strict=True):
+        out = n if wanted is None else wanted
+        windows.append(tuple((i * n // out, -((i + 1) * n // -out)) for i in range(out)))
+    return _window_bound(windows, averaged=True)
+
+
+def pad_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound a padding module: the square root of how often it repeats a pixel."""
+    mode = next((mode for kind, mode in COPYING_PADS if isinstance(module, kind)), None)
+    pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
+    copies = 1.0
+    if mode is not None:
+        for axis, size in enumerate(reversed(shape[-(len(pads) // 2) :])):
+            copies *= pad_copies(size, pads[2 * axis], pads[2 * axis + 1], mode)
+    return math.sqrt(copies)
+
+
+def channel_bound(module: Any, shape: Shape) -> Scalar:
+    """Return the largest weight of ``nn.BatchNorm*d``, for α: what it divides by does not count.
+
+    That is the scale of the data in training, and in evaluation what running statistics remember of it.
+    An α that followed them would move the scale that the next layers see at every step, and their
+    running statistics would never catch up.
+    """
+    if module.weight is None:
+        return 1.0
+    bound: Tensor = module.weight.abs().max().to(wide_dtype(module.weight.device))
+    return bound
+
+
+def channel_factor(module: Any) -> Tensor:
+    """Return what ``nn.BatchNorm*d`` multiplies each channel with in evaluation, in the wide dtype."""
+    variance: Tensor = module.running_var
+    variance = variance.to(wide_dtype(variance.device))
+    factor: Tensor = (variance + module.eps).rsqrt()
+    if module.weight is not None:
+        factor = module.weight.to(variance.dtype) * factor
+    return factor
+
+
+def scale_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound a factor for each channel."""
+    return float(module.factor.abs().max())
+
+
+def repeat_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``cl.RepeatChannels``: every energy counts so often."""
+    return math.sqrt(module.times)
+
+
+def upsample_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
+    axes = len(shape) - 1
+    sizes, scales = (
+        spread(value, axes) if value is not None else (None,) * axes
+        for value in (module.size, module.scale_factor)
+    )
+    product = 1.0
+    for n, size, scale in zip(shape[1:], sizes, scales, strict=True):
+        if module.recompute_scale_factor and scale is not None:
+            size, scale = int(n * scale), None
+        product *= _interpolation(module.mode, n, size, scale, module.align_corners)
+    return math.sqrt(product)
+
+
+def repeated_pixels(module: Any) -> float | None:
+    """Return the stretch of ``nn.Upsample`` where it repeats every pixel, by a whole factor an axis."""
+    factors = module.scale_factor
+    if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):
+        return None  # one number for all axes does not tell how many there are
+    whole = all(factor >= 1 and factor == int(factor) for factor in factors)
+    return math.sqrt(math.prod(factors)) if whole else None
+
+
+@lru_cache(maxsize=256)
+def _interpolation(
+    mode: str, n: int, size: int | None, scale: float | None, align_corners: bool | None
+) -> float:
+    """Return the product of the largest row and column sum of an interpolation along one axis."""
+
+    def stretched(x: Tensor, mode: str) -> Tensor:
+        result: Tensor = F.interpolate(
+            x[None, :, :, None],  # (1, samples, axis, 1)
+            size=None if size is None else (size, 1),
+            scale_factor=None if scale is None else (scale, 1.0),
+            mode="bilinear" if mode.endswith("linear") else mode,
+            align_corners=align_corners,
+        )[0, :, :, 0]
+        return result
+
+    if mode in ("bicubic", "area"):
+        matrix = stretched(torch.eye(n, dtype=torch.float64), mode).abs()
+        return float(matrix.sum(0).max() * matrix.sum(1).max())
+    # Weights of a row are positive with sum 1; what becomes of 0, 1, 2, … tells where they stand.
+    place = stretched(torch.arange(n, dtype=torch.float64)[None], mode)[0]
+    low = place.floor()
+    columns = torch.zeros(n + 1, dtype=torch.float64)  # the last one stays 0
+    columns.index_add_(0, low.long(), 1 - (place - low)).index_add_(0, low.long() + 1, place - low)
+    return float(columns.max())
+
+
+def gain_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``cl.Scale``: the absolute value of its gain."""
+    bound: Tensor = module.gain.abs().to(wide_dtype(module.gain.device))
+    return bound
+
+
+def spread(value: object, axes: int) -> tuple[int, ...]:
+    """Repeat a single size for every axis."""
+    if isinstance(value, (tuple, list)):
+        return tuple(value) * (axes if len(value) == 1 else 1)
+    return (value,) * axes  # type: ignore[return-value]
+
+
+def pad_copies(size: int, before: int, after: int, mode: str) -> int:
+    """Count how often the most repeated pixel of an axis stands in its padded form.
+
+    Negative padding crops; circular padding crops first and then repeats what is left.
+
+    Examples:
+        >>> pad_copies(8, 1, 1, "replicate"), pad_copies(8, 2, 2, "reflect")
+        (2, 2)
+        >>> pad_copies(4, 1, -1, "circular")
+        2
+    """
+    if mode == "circular":
+        kept = size + min(before, 0) + min(after, 0)
+        return -(-(kept + max(before, 0) + max(after, 0)) // kept)
+    before, after = max(before, 0), max(after, 0)
+    if mode == "replicate":
+        return 1 + (before + after if size == 1 else max(before, after))
+    # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both.
+    both = max(1, size - 1 - after) <= min(before, size - 2)
+    return 1 + (before > 0) + (after > 0) if both else 1 + (before + after > 0)
+
+
+def _paddings(module: Any) -> Sequence[tuple[int, int]]:
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(int(p), int(p)) for p in module.padding]
+
+
+def _windows(
+    size: int, kernel: int, stride: int, padding: int, ceil: bool
+) -> tuple[tuple[int, int], ...]:
+    """Return the windows of a pooling axis, clipped to the image: (start, end) of each."""
+    span = size + 2 * padding - kernel
+    count = (-(-span // stride) if ceil else span // stride) + 1
+    if ceil and (count - 1) * stride >= size + padding:
+        count -= 1  # the last window must start inside the image or its left padding
+    starts = [i * stride - padding for i in range(count)]
+    return tuple((max(s, 0), min(s + kernel, size)) for s in starts)
+
+
+def _window_bound(windows: Sequence[Sequence[tuple[int, int]]], *, averaged: bool) -> float:
+    """Return ``sqrt(max row sum · max column sum)``; both are products over the axes."""
+    rows = columns = 1.0
+    for axis in windows:
+        lengths = [end - start for start, end in axis]
+        sums = [0.0] * max(end for _, end in axis)
+        for (start, end), length in zip(axis, lengths, strict=True):
+            for position in range(start, end):
+                sums[position] += 1 / length if averaged else 1.0
+        rows *= 1.0 if averaged else max(lengths)
+        columns *= max(sums)
+    return math.sqrt(rows * columns)

@@ -1,0 +1,23 @@
+"""Checks for users: how far a fold is from its layers, as numbers and as asserts."""
+
+from .cases import ALPHAS, LINEAR_CASES, Case
+from .checks import (
+    TOLERANCES,
+    assert_folds,
+    assert_linear,
+    fold_error,
+    reference,
+    relative_error,
+)
+
+__all__ = [
+    "ALPHAS",
+    "LINEAR_CASES",
+    "TOLERANCES",
+    "Case",
+    "assert_folds",
+    "assert_linear",
+    "fold_error",
+    "reference",
+    "relative_error",
+]

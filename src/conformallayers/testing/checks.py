@@ -1,0 +1,161 @@
+"""The checks of the library itself, for users: how far a fold is from its layers, and asserts.
+
+Tolerances come from one table per dtype and are relative to the norm of each output sample.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConformalError, checked_shape, refusal
+from ..folding.fold import fold
+from ..folding.folded import Folded
+from ..nn.container import layer_by_layer
+from .cases import ALPHAS, LINEAR_CASES, Case
+
+TOLERANCES: dict[torch.dtype, float] = {
+    torch.float64: 1e-12,
+    torch.float32: 5e-6,
+    torch.bfloat16: 2e-2,
+    torch.float16: 1e-2,
+}
+
+
+def reference(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a float64 copy of the model layer by layer in evaluation mode."""
+    exact = copy.deepcopy(model).double().eval()
+    with torch.no_grad(), layer_by_layer():
+        result: Tensor = exact(x.double())
+    return result
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest ``‖actual − expected‖ / ‖expected‖`` over the samples.
+
+    A sample that should be 0 counts 0 if it is, and infinity if it is not.
+    """
+    if actual.shape != expected.shape:
+        raise refusal("relative_error", f"{tuple(expected.shape)}", f"{tuple(actual.shape)}", "")
+    if not len(expected):
+        return 0.0
+    expected = expected.double().flatten(1)
+    difference = torch.linalg.vector_norm(actual.double().flatten(1) - expected, dim=1)
+    size = torch.linalg.vector_norm(expected, dim=1)
+    error = torch.where(difference == 0, torch.zeros_like(size), difference / size)
+    return float(error.detach().max())
+
+
+def fold_error(model: nn.Module, folded: Folded, x: Tensor) -> float:
+    """Return the largest relative error of a fold over a batch.
+
+    Args:
+        model: the model that was folded.
+        folded: the result of :func:`conformallayers.fold`.
+        x: a batch (B, *input_shape) in the dtype of the fold.
+
+    Returns:
+        ``max ‖folded(x) − y‖ / ‖y‖`` with y from a float64 copy of the model, layer by layer.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro())
+        >>> fold_error(model, cl.fold(model, (1, 8, 8)), torch.rand(3, 1, 8, 8)) < 5e-6
+        True
+    """
+    if isinstance(model, Folded):
+        remedy = "The order is fold_error(model, folded, x)."
+        raise refusal("fold_error(model, folded, x)", "the model first", "a Folded", remedy)
+    with torch.no_grad():
+        return relative_error(folded(x), reference(model, x))
+
+
+def assert_folds(
+    model: nn.Module,
+    input_shape: tuple[int, ...],
+    *,
+    strategy: str = "auto",
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32),
+    batch: int = 5,
+    seed: int = 0,
+) -> None:
+    """Assert that a model folds to the same numbers in each dtype.
+
+    Args:
+        model: a ConformalLayers, or a traceable module with some inside.
+        input_shape: of one sample.
+        strategy: as in :func:`conformallayers.fold`.
+        dtypes: to check; tolerances come from :data:`TOLERANCES`.
+        batch: number of random samples, the first of them zero.
+        seed: of the samples.
+
+    Raises:
+        AssertionError: if an error exceeds the tolerance.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> assert_folds(cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro()), (1, 8, 8))
+    """
+    shape = checked_shape(input_shape, "assert_folds(input_shape=...)")
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(batch, *shape, generator=generator, dtype=torch.float64)
+    x[0] = 0
+    for dtype in dtypes:
+        typed: nn.Module = copy.deepcopy(model).to(dtype)
+        folded = fold(typed, shape, strategy=strategy, dtype=dtype)
+        error = fold_error(typed, folded, x.to(dtype))
+        if not error <= TOLERANCES[dtype]:
+            raise AssertionError(
+                f"{type(model).__name__} folded by {folded.strategy!r} in {dtype}: "
+                f"relative error {error:.3g}, allowed {TOLERANCES[dtype]:.3g}"
+            )
+
+
+def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> None:
+    """Assert that a module is linear, has no bias, and treats each sample by itself.
+
+    Call it before :func:`conformallayers.register_linear` on a module of your own.
+
+    Args:
+        module: to check; a float64 copy in evaluation mode is used.
+        input_shape: of one sample.
+        seed: of the random samples.
+
+    Raises:
+        AssertionError: names the property that fails.
+
+    Examples:
+        >>> assert_linear(torch.nn.Conv1d(1, 2, 3, bias=False), (1, 8))
+    """
+    shape = checked_shape(input_shape, "assert_linear(input_shape=...)")
+    exact: Any = copy.deepcopy(module).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    a, b = torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        images = exact(a), exact(b)
+        checks = {
+            "zero goes to zero": (exact(torch.zeros_like(a)), torch.zeros_like(images[0])),
+            "sums go to sums": (exact(a + b), images[0] + images[1]),
+            "multiples go to multiples": (exact(-2.5 * a), -2.5 * images[0]),
+            "samples do not mix": (exact(a[:1]), images[0][:1]),
+        }
+    for name, (actual, expected) in checks.items():
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, 1e-9, 1e-12):
+            raise AssertionError(f"{type(module).__name__}: {name}: not so")
+
+
+__all__ = [
+    "ALPHAS",
+    "LINEAR_CASES",
+    "TOLERANCES",
+    "Case",
+    "ConformalError",
+    "assert_folds",
+    "assert_linear",
+    "fold_error",
+    "reference",
+    "relative_error",
+]

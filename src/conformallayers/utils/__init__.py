@@ -1,0 +1,1 @@
+"""Text, files, progress: helpers without a view of networks."""
