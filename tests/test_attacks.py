@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.certificate import Slack, rounding_slack
+from conformallayers.folding.certificate import ErrorBudget, rounding_budget
 from conformallayers.folding.stages import forms_of, program_of
 from conformallayers.folding.strategies import STRATEGIES, Request
 
@@ -40,13 +40,17 @@ def worst_input(error: Tensor, exact: Tensor, radius: float) -> Tensor:
 @pytest.mark.parametrize("strategy", ["dense", "banded", "sparse"])
 @pytest.mark.parametrize(
     "slack",
-    [rounding_slack(torch.float32), Slack(1e-3, 20.0, requested=True), Slack(1e-4, requested=True)],
+    [
+        rounding_budget(torch.float32),
+        ErrorBudget(1e-3, 20.0, requested=True),
+        ErrorBudget(1e-4, requested=True),
+    ],
 )
-def test_the_worst_input_stays_within_the_bound(strategy: str, slack: Slack) -> None:
+def test_the_worst_input_stays_within_the_bound(strategy: str, slack: ErrorBudget) -> None:
     torch.manual_seed(0)
     shape = (3, 10, 10)
     program = program_of(stack(14, 16).trace(shape))
-    exact = forms_of(program, Slack(0.0)).values[0]
+    exact = forms_of(program, ErrorBudget(0.0)).values[0]
     # float64 constants, so that what differs is what was left out and not the rounding of entries
     request = Request(program, slack, torch.float64, torch.device("cpu"))
     core = STRATEGIES[strategy].make(request)

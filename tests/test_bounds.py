@@ -15,7 +15,7 @@ import conformallayers as cl
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.extra_layers import ChannelScale
 from conformallayers.registry import bounds
-from conformallayers.registry.registry import _KINDS
+from conformallayers.registry.registry import _SPECS
 
 WIDE = [torch.float64, torch.float32]
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}
@@ -232,7 +232,7 @@ def test_modules_that_only_move_coefficients_count_one(kind):
 def test_every_registered_kind_is_covered_here():
     named = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool", *PADS)
     covered = {getattr(nn, f"{name}{n}d") for name in named for n in (1, 2, 3)}
-    own = {kind for kind in _KINDS if kind.__module__.startswith(("torch.", "conformallayers.nn."))}
+    own = {kind for kind in _SPECS if kind.__module__.startswith(("torch.", "conformallayers.nn."))}
     # Bounds of these are compared with explicit matrices in test_conformance.
     elsewhere = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Upsample, cl.RepeatChannels}
     own -= {*elsewhere, ChannelScale, Composite}

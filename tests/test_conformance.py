@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.registry.registry import _BATCH_NORMS, _KINDS
+from conformallayers.registry.registry import _BATCH_NORMS, _SPECS
 from conformallayers.testing.cases import ALPHAS, LINEAR_CASES, Case
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
@@ -164,7 +164,7 @@ def test_every_supported_type_has_a_row() -> None:
     files = "conformallayers.nn.layers", "conformallayers.nn.extra_layers"
     ours = {v for v in homes.values() if getattr(v, "__module__", "") in files} - {cl.Centre}
     assert len(ours) == 18
-    torch_types = {kind for kind in _KINDS if kind.__module__.startswith("torch.")}
+    torch_types = {kind for kind in _SPECS if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built
 
 

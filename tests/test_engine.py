@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.folding.certificate import Slack, holds, positive_definite, smallest_eigenvalue
+from conformallayers.folding.certificate import (
+    ErrorBudget,
+    holds,
+    positive_definite,
+    smallest_eigenvalue,
+)
 from conformallayers.folding.folded import Conformal
 from conformallayers.folding.forms import _forms
 from conformallayers.folding.forms_by_row import applies, rowwise_forms
@@ -82,7 +87,7 @@ def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool)
     shape = (2, height, 5)
     program = program_of(model.trace(shape))
     assert applies(shape, program.stages)
-    rows = rowwise_forms(shape, program.stages, program.device, Slack(0.0))[0]
+    rows = rowwise_forms(shape, program.stages, program.device, ErrorBudget(0.0))[0]
     columns = _forms(shape, program.stages, program.device)[0]
     assert torch.allclose(rows, columns, rtol=1e-12, atol=1e-14 * float(columns.abs().max()))
 
@@ -90,8 +95,8 @@ def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool)
 def test_what_a_truncated_form_lacks_is_below_its_bound() -> None:
     model = stack(8, channels=16, padding=1)
     program = program_of(model.trace((3, 12, 12)))
-    exact = forms_of(program, Slack(0.0))
-    short = forms_of(program, Slack(1e-3, radius=20.0))
+    exact = forms_of(program, ErrorBudget(0.0))
+    short = forms_of(program, ErrorBudget(1e-3, radius=20.0))
     assert exact.depth == 8
     assert exact.missing == 0
     assert short.depth < 8
@@ -124,8 +129,8 @@ def test_the_smallest_eigenvalue_is_a_lower_bound() -> None:
     assert smallest_eigenvalue(factor.T @ factor) == 0  # rank 30 of 40
     assert positive_definite(form)
     assert not positive_definite(form - 1.01 * true * torch.eye(30).double())
-    assert holds(form, form * 1.009, Slack(0.01)) is not None
-    assert holds(form, form * 1.011, Slack(0.01)) is None
+    assert holds(form, form * 1.009, ErrorBudget(0.01)) is not None
+    assert holds(form, form * 1.011, ErrorBudget(0.01)) is None
 
 
 def denominator(part: Conformal, x: torch.Tensor) -> torch.Tensor:

@@ -106,11 +106,11 @@ def test_activate_and_leave_values(shape, dtype):
     z = normal(3, *shape, seed=4, dtype=dtype)
     tau = torch.tensor([0.3, 1.0, 9.0], dtype=torch.float64)
     gain = torch.tensor([2.0, 0.1, 0.0], dtype=torch.float64)
-    y = CF.activate_and_leave(z, tau, gain, 0.7)[0]
+    y = CF.activate_and_dehomogenize(z, tau, gain, 0.7)[0]
     assert y.dtype == dtype
     denominator = tau.numpy() + gain.numpy() * np.square(rows(z)).sum(1)
     assert_rows(y, 0.7 * rows(z) / denominator[:, None], RTOL[dtype])
-    assert_rows(CF.leave(z, 0.7, tau), 0.7 * rows(z) / tau.numpy()[:, None], RTOL[dtype])
+    assert_rows(CF.dehomogenize(z, 0.7, tau), 0.7 * rows(z) / tau.numpy()[:, None], RTOL[dtype])
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
@@ -123,7 +123,7 @@ def test_first_and_second_derivatives(shape):
         (CF.embed, (z,)),
         (CF.energy, (z,)),
         (CF.project, (z, tau)),
-        (CF.activate_and_leave, (z, tau, gain, rho)),
+        (CF.activate_and_dehomogenize, (z, tau, gain, rho)),
         (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
         (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
     ]
@@ -138,7 +138,7 @@ def test_custom_derivative_equals_that_of_plain_operations(dtype):
     gain = torch.tensor([0.8, 0.2, 1.5], dtype=torch.float64)
     weights = normal(3, 2, 4, seed=8, dtype=dtype)
     ours = [v.clone().requires_grad_() for v in (z, tau, gain)]
-    (CF.activate_and_leave(*ours, 0.6)[0] * weights).sum().backward()
+    (CF.activate_and_dehomogenize(*ours, 0.6)[0] * weights).sum().backward()
     plain = [v.double().requires_grad_() for v in (z, tau, gain)]
     denominator = plain[1] + plain[2] * plain[0].square().sum((1, 2))
     (0.6 * plain[0] / denominator[:, None, None] * weights.double()).sum().backward()
@@ -154,7 +154,7 @@ def whole(x, alpha=1.5, projective=False):
 def balanced(x, alpha=1.5, projective=False):
     unit, m, tau = CF.normalise(x)
     gain = CF.guarded_ratio(torch.ones_like(tau), tau) if projective else m
-    return CF.activate_and_leave(unit, tau, gain / alpha**2, 2 / alpha)[0]
+    return CF.activate_and_dehomogenize(unit, tau, gain / alpha**2, 2 / alpha)[0]
 
 
 def expected_point(x, alpha=1.5, projective=False):

@@ -22,6 +22,7 @@ SOURCE = Path(cl.__file__).parent
 ORDER = (
     "errors",
     "utils",
+    "recipe",
     "functional",
     "nn.rules",
     "nn.extra_layers",

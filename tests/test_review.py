@@ -238,16 +238,16 @@ def test_refusals_of_odd_arguments() -> None:
 
 
 def test_a_second_registration_reaches_the_namesake() -> None:
-    from conformallayers.registry.registry import _KINDS, find_kind
+    from conformallayers.registry.registry import _SPECS, find_spec
 
-    before = _KINDS[nn.Linear]
+    before = _SPECS[nn.Linear]
     try:
         cl.register_linear(nn.Linear, bound=lambda module, shape: 7.0)
-        kind = find_kind(cl.Linear(2, 2))
+        kind = find_spec(cl.Linear(2, 2))
         assert kind is not None
         assert kind.bound(cl.Linear(2, 2), (2,)) == 7.0
     finally:
-        _KINDS[nn.Linear] = before
+        _SPECS[nn.Linear] = before
 
 
 def test_a_cached_fold_needs_no_lock() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import _KINDS
+from conformallayers.registry.registry import _SPECS
 from oracle import exact, oracle, randomise, relative_error
 from support import folds, samples
 
@@ -225,7 +225,7 @@ class Weighted(nn.Module):
 def registered() -> object:
     cl.register_linear(Weighted, bound=lambda module, shape: 0.5)
     yield
-    del _KINDS[Weighted]
+    del _SPECS[Weighted]
 
 
 def test_bounds_do_not_feed_the_statistics(registered: object) -> None:
@@ -269,7 +269,7 @@ def test_an_attribute_called_bias_is_none() -> None:
         folded = cl.fold(cl.ConformalLayers(Shifted(), cl.Linear(4, 2), cl.ReSPro()), (4,))
         assert "biases" not in str(folded.explain())
     finally:
-        del _KINDS[Shifted]
+        del _SPECS[Shifted]
 
 
 def test_one_branch_is_no_join() -> None:

@@ -169,12 +169,14 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
     return result
 
 
-def leave(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
+def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
     """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
     return scale_samples(z, rho * _inverse(tau))
 
 
-def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> tuple[Tensor, Tensor]:
+def activate_and_dehomogenize(
+    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar
+) -> tuple[Tensor, Tensor]:
     """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division in one pass.
 
     Args:
@@ -185,7 +187,7 @@ def activate_and_leave(z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar) -> tup
     """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
-    result: tuple[Tensor, Tensor] = _ActivateAndLeave.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -370,7 +372,7 @@ class _Energy(torch.autograd.Function):
         return _combine(g, None, z, 2 * g_n)
 
 
-class _ActivateAndLeave(torch.autograd.Function):
+class _ActivateAndDehomogenize(torch.autograd.Function):
     """(z, τ, gain, ρ) ↦ (ρ z / D, ‖z‖²) with D = τ + gain·‖z‖²; 0 where D = 0."""
 
     generate_vmap_rule = True

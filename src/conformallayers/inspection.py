@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .errors import checked_shape, refusal, shape_text
 from .folding.branches import Web
-from .folding.certificate import Slack
+from .folding.certificate import ErrorBudget
 from .folding.fold import programs_of
 from .folding.operators import freeze
 from .folding.stages import Program, forms_of, matrix_of
@@ -209,7 +209,7 @@ def _checked(path: str, whole: Program | Web) -> Program:
 
 def _part(path: str, program: Program, terms: Terms | None, top: int) -> Part:
     shapes = program.input_shape, program.output_shape
-    values = forms_of(program, Slack(0.0)).values
+    values = forms_of(program, ErrorBudget(0.0)).values
     found = zip(program.groups, values, strict=True)
     forms = tuple(_form(program, group, form, top) for group, form in found)
     templates = (matrix_of(program) * program.scale).view(-1, *program.input_shape)

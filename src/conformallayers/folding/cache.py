@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..nn.activations import RadialActivation
 from ..nn.rules import Rule
-from ..registry.registry import find_kind, has_batch_statistics, has_hooks
+from ..registry.registry import find_spec, has_batch_statistics, has_hooks
 from .folded import Part
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
@@ -106,8 +106,8 @@ def must_run(module: nn.Module) -> bool:
     """
     if has_hooks(module):
         return True
-    kind = find_kind(module) if module.training else None
-    return kind is not None and (kind.drops or has_batch_statistics(module))
+    kind = find_spec(module) if module.training else None
+    return kind is not None and (kind.identity_in_eval or has_batch_statistics(module))
 
 
 def _key(input: Tensor) -> Key:

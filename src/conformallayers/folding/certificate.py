@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Slack:
+class ErrorBudget:
     """How far a denominator may be from the exact one: relative ``epsilon`` for ‖x‖ ≤ ``radius``.
 
     ``requested`` tells a tolerance of the user's from the rounding of the dtype.
@@ -42,11 +42,11 @@ class Certificate:
         return f"|D̂ − D| ≤ {self.epsilon:.3g}·D for {radius} (margin {self.margin:.0%})"
 
 
-def rounding_slack(dtype: torch.dtype) -> Slack:
+def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
     """Return the unit roundoff of a dtype; float64 has none to spare for a float64 proof."""
     if dtype == torch.float64:
-        return Slack(0.0)
-    return Slack(torch.finfo(torch.float32).eps / 2)
+        return ErrorBudget(0.0)
+    return ErrorBudget(torch.finfo(torch.float32).eps / 2)
 
 
 def smallest_eigenvalue(form: Tensor) -> float:
@@ -90,7 +90,9 @@ def _guard(form: Tensor) -> float:
     return size * (size + 1) * torch.finfo(form.dtype).eps * float(form.diagonal().abs().max())
 
 
-def holds(exact: Tensor, approximate: Tensor, slack: Slack, missing: float = 0.0) -> float | None:
+def holds(
+    exact: Tensor, approximate: Tensor, slack: ErrorBudget, missing: float = 0.0
+) -> float | None:
     """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
 
     Args:

@@ -16,10 +16,10 @@ from ..nn.branches import branches
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Centre
 from ..registry.bounds import Shape
-from ..registry.registry import find_kind, flatten_modules
+from ..registry.registry import find_spec, flatten_modules
 from ..utils.fingerprint import fingerprint
 from .branches import Web
-from .certificate import Slack, rounding_slack
+from .certificate import ErrorBudget, rounding_budget
 from .folded import PIECE_BYTES, Folded, Part, make_part
 from .machine import machine
 from .operators import Operator, freeze, is_plain, operator_of, refuse_hooks
@@ -92,7 +92,7 @@ def fold(
         remedy = f"The default is {MAX_PATHS}."
         raise refusal("fold(max_paths=...)", "a whole number > 0", repr(max_paths), remedy)
     dtype, device = _dtype_and_device(model, dtype)
-    slack = rounding_slack(dtype)
+    slack = rounding_budget(dtype)
     if tolerance is not None:
         if not torch.finfo(dtype).eps / 2 <= tolerance < 1:
             raise refusal(
@@ -101,7 +101,7 @@ def fold(
                 repr(tolerance),
                 "Leave it out for a fold that is exact to rounding.",
             )
-        slack = Slack(tolerance, max_norm or math.inf, requested=True)
+        slack = ErrorBudget(tolerance, max_norm or math.inf, requested=True)
     with torch.inference_mode(False), torch.no_grad():
         graph_module, shapes = _capture(model, shape)
         plans: dict[str, Plan] = {}
@@ -184,20 +184,20 @@ def _whole(
         return whole, feed
     modules: list[nn.Module] = []
     operators: list[Operator] = []
-    stretch, first = 1.0, feed
+    norm_factor, first = 1.0, feed
     while first.op == "call_module" and len(first.users) == 1 and len(first.all_input_nodes) == 1:
         module, before = graph_module.get_submodule(str(first.target)), first.all_input_nodes[0]
-        kind = find_kind(module)
-        factor = kind.stretch(module) if kind and kind.stretch else None
+        kind = find_spec(module)
+        factor = kind.norm_factor(module) if kind and kind.norm_factor else None
         refused = kind is not None and kind.check is not None and kind.check(module) is not None
         if factor is None or refused or not {before, first} <= shapes.shapes.keys():
             break
         modules.insert(0, module)
         operators.insert(0, operator_of(module, shapes.shapes[before], shapes.shapes[first]))
-        stretch, first = stretch * factor, before
+        norm_factor, first = norm_factor * factor, before
     if not modules or not _begins(graph_module, first):  # behind a part they belong to that one
         return whole, feed
-    return with_prefix(whole, tuple(modules), tuple(operators), stretch), first
+    return with_prefix(whole, tuple(modules), tuple(operators), norm_factor), first
 
 
 def _begins(graph_module: fx.GraphModule, node: fx.Node) -> bool:
@@ -211,7 +211,7 @@ def _begins(graph_module: fx.GraphModule, node: fx.Node) -> bool:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, ConformalLayers) or is_plain(m, (Centre,)) or find_kind(m) is not None
+        known = isinstance(m, ConformalLayers) or is_plain(m, (Centre,)) or find_spec(m) is not None
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -322,7 +322,7 @@ def _replace(
     node: fx.Node,
     shapes: _Shapes,
     strategy: str,
-    slack: Slack,
+    slack: ErrorBudget,
     dtype: torch.dtype,
     device: torch.device,
     max_paths: int,
@@ -379,7 +379,7 @@ def _followers(
 def _affine(graph_module: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     if node.op == "call_module":
         module = graph_module.get_submodule(str(node.target))
-        kind = find_kind(module)
+        kind = find_spec(module)
         refused = kind is None or (kind.check is not None and kind.check(module) is not None)
         return None if refused or branches(module) else module
     return nn.Flatten() if _flattens(node) else None
@@ -444,7 +444,7 @@ def _piece(graph_module: fx.GraphModule, shapes: dict[fx.Node, Shape], itemsize:
 
 def _by_sample(module: nn.Module) -> bool:
     """Tell whether a module treats every sample by itself."""
-    kind = find_kind(module)
+    kind = find_spec(module)
     if kind is not None:
         return kind.check is None or kind.check(module) is None
     return is_plain(module, _BY_SAMPLE)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal, shape_text
-from ..functional import full_precision, leave, moderate_norm, normalise, scale_samples, wide_dtype
+from ..functional import full_precision, moderate_norm, normalise, scale_samples, wide_dtype
 from ..registry.bounds import Shape
 from .certificate import Certificate
 from .plan import Plan
@@ -30,7 +30,7 @@ _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
 PIECE_BYTES = 16 * 2**20  # intermediate values of one piece of a large batch
 
 
-def in_pieces(run: Callable[[Tensor], Tensor], x: Tensor, piece: int | None) -> Tensor:
+def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, piece: int | None) -> Tensor:
     """Run a large batch a few samples at a time, so that intermediate values stay in the cache."""
     if piece is None or torch.compiler.is_compiling() or x.shape[0] <= 2 * piece:
         return run(x)
@@ -104,7 +104,7 @@ class Native(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
-        return in_pieces(self.layers, x, self.piece)
+        return in_chunks(self.layers, x, self.piece)
 
     def get_extra_state(self) -> Tensor:
         """Return the radii, which are part of the state beside the weights."""
@@ -183,7 +183,7 @@ class Conformal(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a batch (B, *input_shape) → (B, *output_shape)."""
-        return in_pieces(self._run, x, self.piece)
+        return in_chunks(self._run, x, self.piece)
 
     def _run(self, x: Tensor) -> Tensor:
         tau = moderate_norm(x, self.limits)
@@ -204,7 +204,7 @@ class Conformal(Part):
             v, forms = self.core(unit)
             for rule, n in zip(self.rules, forms, strict=True):
                 tau = rule.advance(tau, n, m)
-            y = leave(v, self.scale, tau)
+            y = dehomogenize(v, self.scale, tau)
         return y if self.bias is None else y + self.bias
 
     def _apply(self: C, fn: Callable[..., Any], recurse: bool = True) -> C:
@@ -372,7 +372,7 @@ class Folded(nn.Module):
                 f"{x.dtype}",
                 "Convert the input, or fold with dtype=....",
             )
-        return in_pieces(self.body, x, self.piece)
+        return in_chunks(self.body, x, self.piece)
 
     def train(self: Self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""

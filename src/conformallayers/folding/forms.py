@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..registry.bounds import Shape
 from ..utils.progress import progress
-from .certificate import Slack, smallest_eigenvalue
+from .certificate import ErrorBudget, smallest_eigenvalue
 from .forms_by_row import Stage, applies, rowwise_forms, tail
 from .operators import Operator, adjoint, apply_all, impulses
 
@@ -65,7 +65,7 @@ def dense_matrix(
 
 
 def dense_forms(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
 ) -> Forms:
     """Return every quadratic form, with as few terms as the slack provably allows."""
     if len(stages) > 2 and applies(input_shape, stages):
@@ -118,7 +118,7 @@ def _forms(
 
 
 def _guess_depth(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
 ) -> int:
     """Guess from a few columns how many terms the slack needs; the proof comes afterwards."""
     if slack.epsilon == 0 or len({stage.group for stage in stages}) != 1 or len(stages) < 3:

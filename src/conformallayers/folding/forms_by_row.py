@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..registry.bounds import Shape
 from ..utils.progress import progress
-from .certificate import Slack, smallest_eigenvalue
+from .certificate import ErrorBudget, smallest_eigenvalue
 from .operators import CONVOLUTIONS, Operator, is_plain
 
 
@@ -68,7 +68,7 @@ def applies(input_shape: Shape, stages: Sequence[Stage]) -> bool:
 
 
 def rowwise_forms(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: Slack
+    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
 ) -> tuple[Tensor, float, int]:
     """Return the forms, (groups, d_in, d_in), a bound of what they lack, and the depth kept."""
     height = input_shape[1]

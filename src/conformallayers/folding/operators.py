@@ -20,7 +20,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from ..errors import refusal
 from ..nn.extra_layers import ChannelScale, RepeatChannels
 from ..registry.bounds import Shape, channel_factor
-from ..registry.registry import computes_like, find_kind, is_affine
+from ..registry.registry import computes_like, find_spec, is_affine
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -129,7 +129,7 @@ class Operator:
     @property
     def multiple(self) -> bool:
         """Whether it multiplies the whole sample by one number."""
-        kind = find_kind(self.module)
+        kind = find_spec(self.module)
         return kind is not None and kind.multiple
 
     def multiply_adds(self) -> int:
@@ -208,7 +208,7 @@ def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
 
 def _margin(module: Any) -> tuple[int, ...] | None:
     """Return the margin of zeros that a module adds on each axis, if it is the same on both sides."""
-    if not isinstance(module, nn.modules.padding._ConstantPadNd) or find_kind(module) is None:
+    if not isinstance(module, nn.modules.padding._ConstantPadNd) or find_spec(module) is None:
         return None
     pads = tuple(module.padding)
     before, after = pads[0::2], pads[1::2]
@@ -266,7 +266,7 @@ def _operator_norm(operator: Operator) -> float:
     d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
     """
     module: Any = operator.module
-    kind = find_kind(module)
+    kind = find_spec(module)
     if kind is None:
         return math.inf
     bound = float(kind.bound(module, operator.input_shape))

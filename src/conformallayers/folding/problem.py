@@ -10,7 +10,7 @@ from torch import nn
 from ..registry.bounds import Shape
 from ..registry.registry import flatten_modules
 from .branches import Web, absorbed, web_of
-from .certificate import Slack
+from .certificate import ErrorBudget
 from .operators import freeze
 from .stages import Program, absorb, program_of
 from .strategies import Request
@@ -39,7 +39,7 @@ def with_head(whole: Program | Web, module: nn.Module, output_shape: Shape) -> P
 
 def request_of(
     whole: Program | Web,
-    slack: Slack,
+    slack: ErrorBudget,
     dtype: torch.dtype,
     device: torch.device,
     max_paths: int = MAX_PATHS,

@@ -22,7 +22,7 @@ from ..functional import Scaling
 from ..nn.activations import RadialActivation
 from ..nn.rules import PUBLISHED, Rule
 from ..registry.bounds import Shape
-from .certificate import Slack
+from .certificate import ErrorBudget
 from .forms import Forms, dense_forms, dense_matrix
 from .forms_by_row import Stage
 from .operators import Operator, adjoint, merged, operator_of
@@ -172,18 +172,20 @@ def with_prefix(
     program: Program,
     modules: tuple[nn.Module, ...],
     operators: tuple[Operator, ...],
-    stretch: float,
+    norm_factor: float,
 ) -> Program:
-    """Put modules before a program that multiply the norm of every sample with ``stretch``.
+    """Put modules before a program that multiply the norm of every sample with ``norm_factor``.
 
-    The coordinate ``‖U x‖ = stretch·‖x‖`` is divided by the stretch, and so is what is added to it.
+    The coordinate ``‖U x‖ = norm_factor·‖x‖`` is divided by the norm_factor, and so is what is added to it.
     """
     segments = list(program.segments)
     for index, segment in enumerate(segments):
         power = 1 if segment.rule == PUBLISHED else 2
-        biased = tuple(_stretched(op, stretch) for op in segment.operators)
-        segments[index] = replace(segment, operators=biased, weight=segment.weight / stretch**power)
-    trailing = tuple(_stretched(op, stretch) for op in program.trailing)
+        biased = tuple(_stretched(op, norm_factor) for op in segment.operators)
+        segments[index] = replace(
+            segment, operators=biased, weight=segment.weight / norm_factor**power
+        )
+    trailing = tuple(_stretched(op, norm_factor) for op in program.trailing)
     if segments:
         segments[0] = replace(segments[0], operators=joined(operators + segments[0].operators))
     else:
@@ -193,13 +195,15 @@ def with_prefix(
         input_shape=operators[0].input_shape,
         segments=tuple(segments),
         trailing=trailing,
-        scale=program.scale / stretch,
+        scale=program.scale / norm_factor,
         source=None if program.source is None else replace(program.source, before=modules),
     )
 
 
-def _stretched(operator: Operator, stretch: float) -> Operator:
-    return operator if operator.bias is None else replace(operator, bias=stretch * operator.bias)
+def _stretched(operator: Operator, norm_factor: float) -> Operator:
+    return (
+        operator if operator.bias is None else replace(operator, bias=norm_factor * operator.bias)
+    )
 
 
 def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
@@ -285,6 +289,6 @@ def matrix_of(program: Program) -> Tensor:
     return dense_matrix(*shapes, program.stages, program.trailing, program.device)
 
 
-def forms_of(program: Program, slack: Slack) -> Forms:
+def forms_of(program: Program, slack: ErrorBudget) -> Forms:
     """Return every Q of a program in float64, as deep as the slack asks for."""
     return dense_forms(program.input_shape, program.stages, program.device, slack)

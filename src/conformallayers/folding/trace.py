@@ -15,12 +15,12 @@ from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, branches, joined_bound
 from ..registry.bounds import Shape
 from ..registry.registry import (
-    Kind,
+    LayerSpec,
     check_batch_axis,
     check_input,
-    kind_of,
     modules_in,
     shape_after,
+    spec_of,
 )
 from ..utils.text import table
 from .operators import freeze
@@ -147,7 +147,7 @@ class _Tracing(Flow[_Place]):
             alpha = _number(module.resolve(value.bound, value.base), path, module)
             self._note(path, module, value, value.shape, value.bound, alpha)
             return _Place(len(self.steps) - 1, value.shape)
-        kind = kind_of(path, module)
+        kind = spec_of(path, module)
         shape = _output_shape(path, module, kind, value.shape)
         own = _number(kind.bound(module, value.shape), path, module)
         self._note(path, module, value, shape, own)
@@ -178,7 +178,7 @@ def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) 
     return Trace(input_shape, tuple(tracing.steps))
 
 
-def _output_shape(path: str, module: nn.Module, kind: Kind, shape: Shape) -> Shape:
+def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -> Shape:
     """Return the shape of one output sample, or refuse the input by name and position."""
     batch = 2  # more than 1, so that a module that merges the batch axis is seen
     check_input(path, module, kind, (batch, *shape), traced=True)

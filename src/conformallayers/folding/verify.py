@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import refusal
 from ..testing import TOLERANCES, fold_error
 from ..utils.text import table
-from .certificate import Slack, holds, rounding_slack
+from .certificate import ErrorBudget, holds, rounding_budget
 from .fold import programs_of
 from .folded import Conformal, Folded, Part
 from .stages import Program, forms_of, matrix_of
@@ -131,15 +131,15 @@ def _check(path: str, part: Conformal, program: Program) -> Finding:
     core = part.core
     dtype = next((b.dtype for b in core.buffers() if b.is_floating_point()), torch.float32)
     certificate = core.certificate
-    slack = rounding_slack(torch.float32)
+    slack = rounding_budget(torch.float32)
     if certificate is not None:
-        slack = Slack(certificate.epsilon, certificate.max_norm)
+        slack = ErrorBudget(certificate.epsilon, certificate.max_norm)
     if program.scale_free:
         slack = replace(slack, radius=1.0)  # at any norm, see Request.room
     matrix = matrix_of(program) * program.scale
     error = _distance(core.dense_matrix(program.input_shape) * part.scale, matrix)
     margins: list[float | None] = []
-    exact = forms_of(program, Slack(0.0)).values
+    exact = forms_of(program, ErrorBudget(0.0)).values
     for form, approximate in zip(exact, core.dense_forms(program.input_shape), strict=True):
         rounding = 8 * torch.finfo(dtype).eps * form.abs().max()
         close = torch.where((approximate - form).abs() <= rounding, form, approximate)

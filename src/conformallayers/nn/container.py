@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ConformalError, refusal
 from ..folding.cache import FoldCache, must_run
-from ..folding.certificate import rounding_slack
+from ..folding.certificate import rounding_budget
 from ..folding.folded import Part, make_part
 from ..folding.plan import make_plan
 from ..folding.problem import program_or_web, request_of
@@ -196,7 +196,7 @@ class ConformalLayers(nn.Sequential):
             except ConformalError:
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
-            request = request_of(program, rounding_slack(input.dtype), input.dtype, input.device)
+            request = request_of(program, rounding_budget(input.dtype), input.dtype, input.device)
             folded = make_part(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
         self._cache.store(begun, input, folded)
         return folded

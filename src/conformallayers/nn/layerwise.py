@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from ..functional import (
     Scalar,
     Scaling,
-    activate_and_leave,
+    activate_and_dehomogenize,
+    dehomogenize,
     energy,
     guarded_ratio,
-    leave,
     may_look,
     normalise,
     positive,
@@ -24,14 +24,14 @@ from ..functional import (
 )
 from ..registry.bounds import Shape
 from ..registry.registry import (
-    Kind,
+    LayerSpec,
     check_batch_axis,
     check_input,
     has_batch_statistics,
     is_affine,
-    kind_of,
     modules_in,
     run,
+    spec_of,
 )
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
@@ -49,7 +49,7 @@ class Segment:
     """
 
     entry: Tensor
-    layers: list[tuple[nn.Module, Kind, Shape]] = field(default_factory=list)
+    layers: list[tuple[nn.Module, LayerSpec, Shape]] = field(default_factory=list)
     before: tuple[Segment, ...] = ()
     join: Join | None = None
 
@@ -99,7 +99,7 @@ class Points:
         m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
         tau = self.tau.detach()
         alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
-        z = leave(self.z, self.scaling.rho, self.tau)
+        z = dehomogenize(self.z, self.scaling.rho, self.tau)
         return Points(z, m, alive, Scaling(), self.segment, _RENEWAL)
 
     def measured(self) -> tuple[Points, Tensor]:
@@ -117,9 +117,9 @@ class Points:
             m, tau, age = m / factor, tau * factor, 0
         return Points(z, m, tau, self.scaling, self.segment, age), n.to(tau.dtype)
 
-    def leave(self) -> Tensor:
+    def dehomogenize(self) -> Tensor:
         """Return the points."""
-        return leave(self.z, self.scaling.rho, self.tau)
+        return dehomogenize(self.z, self.scaling.rho, self.tau)
 
 
 class Running(Flow[Points]):
@@ -158,7 +158,7 @@ class Running(Flow[Points]):
             return self._activate(module, value, self._weight(module, value))
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
-        kind = kind_of(path, module)
+        kind = spec_of(path, module)
         batch = value.z.shape[0]
         check_input(path, module, kind, tuple(value.z.shape))
         value.segment.layers.append((module, kind, tuple(value.z.shape[1:])))
@@ -188,10 +188,10 @@ class Running(Flow[Points]):
         if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RENEWAL):
             published = module.rule == PUBLISHED
             gain = value.m * weight if published else guarded_ratio(weight, value.tau)
-            y, n = activate_and_leave(value.z, value.tau, gain, value.scaling.rho)
+            y, n = activate_and_dehomogenize(value.z, value.tau, gain, value.scaling.rho)
             if not looks or squares_fit(value.z, n, value.tau):
                 return y
-        return self._activate(module, value, weight).leave()
+        return self._activate(module, value, weight).dehomogenize()
 
     def _weight(self, module: RadialActivation, value: Points) -> Scalar:
         resolved = self.alphas is not None
@@ -221,7 +221,7 @@ def run_layers(
         if index + 1 == len(pairs) and isinstance(module, RadialActivation):
             return running.finish(module, value)
         value = running.step(path, module, value)
-    return value.leave()
+    return value.dehomogenize()
 
 
 def _may_step() -> bool:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import full_precision, wide_dtype
-from ..registry.registry import Kind, linear_part
+from ..registry.registry import LayerSpec, linear_part
 from .activations import RadialActivation
 
-Layer = tuple[nn.Module, Kind, tuple[int, ...]]  # with the shape of one input sample
+Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
 
 _WARM_UP = 8  # steps before the first use; a random vector alone would give far too small a norm
 

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..errors import refusal
-from ..registry.registry import find_kind
+from ..registry.registry import find_spec
 from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
@@ -46,7 +46,7 @@ class Traced(Composite):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         name = type(checked_module("Traced", module)).__name__
-        if isinstance(module, RadialActivation) or find_kind(module) is not None:
+        if isinstance(module, RadialActivation) or find_spec(module) is not None:
             remedy = "Put it into the ConformalLayers as it is."
             raise refusal(f"Traced({name})", "a module with layers inside", "a layer", remedy)
         for path, part in module.named_modules():
@@ -101,7 +101,7 @@ class Traced(Composite):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, RadialActivation) or find_kind(m) is not None
+        known = isinstance(m, RadialActivation) or find_spec(m) is not None
         return known or super().is_leaf_module(m, module_qualified_name)
 
 

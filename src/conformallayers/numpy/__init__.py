@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import refusal, shape_text
 from ..export.archive import Archive, damaged, open_archive, read_notes, unbuildable
 from .arrays import Array
-from .parts import Builder, in_pieces
+from .parts import Builder, in_chunks
 
 __all__ = ["Network", "load"]
 
@@ -64,7 +64,7 @@ class Network:
                 "Add the batch axis with x[None]." if unbatched else "Fold for this shape.",
             )
         with np.errstate(all="ignore"):  # NaN and infinity stay in their sample
-            return in_pieces(self._run, x.astype(self.dtype, copy=False), self._piece)
+            return in_chunks(self._run, x.astype(self.dtype, copy=False), self._piece)
 
     def __repr__(self) -> str:
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"

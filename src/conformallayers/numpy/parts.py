@@ -47,7 +47,7 @@ def _scaled(z: Array, factor: Array) -> Array:
     return np.asarray(z * factor.astype(z.dtype).reshape(-1, *[1] * (z.ndim - 1)))
 
 
-def in_pieces(run: Run, x: Array, piece: int | None) -> Array:
+def in_chunks(run: Run, x: Array, piece: int | None) -> Array:
     """Run a large batch a few samples at a time."""
     if piece is None or len(x) <= piece:
         return run(x)
@@ -176,7 +176,7 @@ class Builder:
                 y = _scaled(v, scale * _inverse(tau))
             return y if bias is None else y + bias
 
-        return lambda x: in_pieces(run, x, s["piece"])
+        return lambda x: in_chunks(run, x, s["piece"])
 
     def _recurrence(self, spec: dict[str, Any]) -> Callable[..., Array]:
         """Return what divides the parts of a point, with biases or branches; see recurrence.py."""

@@ -33,7 +33,7 @@ Check = Callable[[nn.Module], str | None]
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerSpec:
     """What the library knows of one linear module type.
 
     Args:
@@ -44,10 +44,10 @@ class Kind:
         check: module → the part of its configuration that is refused, or None.
         rank: the number of axes of a batch, where the module fixes it.
         channels: the attribute that holds the size of axis 1.
-        drops: it is the identity in evaluation mode.
+        identity_in_eval: it is the identity in evaluation mode.
         affine: its ``bias``, if it has one, is added to the result.
         multiple: in evaluation mode it multiplies the whole sample by one number.
-        stretch: module → the one number that it multiplies the norm of every sample with, or None
+        norm_factor: module → the one number that it multiplies the norm of every sample with, or None
             where there is no such number.
     """
 
@@ -57,13 +57,13 @@ class Kind:
     rank: int | None = None
     channels: str | None = None
     parameter: str | None = None
-    drops: bool = False
+    identity_in_eval: bool = False
     affine: bool = False
     multiple: bool = False
-    stretch: Callable[[Any], float | None] | None = None
+    norm_factor: Callable[[Any], float | None] | None = None
 
 
-_KINDS: dict[type[nn.Module], Kind] = {}
+_SPECS: dict[type[nn.Module], LayerSpec] = {}
 
 
 def register_linear(
@@ -104,22 +104,22 @@ def register_linear(
             repr(module_type),
             "Give the class.",
         )
-    _KINDS[module_type] = Kind(bound, _scale_output, check, rank)
+    _SPECS[module_type] = LayerSpec(bound, _scale_output, check, rank)
 
 
-def find_kind(module: nn.Module) -> Kind | None:
+def find_spec(module: nn.Module) -> LayerSpec | None:
     """Return the row of a module's type, or None where no row vouches for its forward."""
     if "forward" in vars(module):
         return None  # replaced on the object itself
-    kind = _KINDS.get(type(module)) or _KINDS.get(_NAMESAKES.get(type(module), nn.Module))
+    kind = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
     return kind if kind is not None else _inherited(type(module))
 
 
-def _inherited(module_type: type[nn.Module]) -> Kind | None:
+def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
     if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
         return None  # it has no weight yet, so no bound
     for ancestor in module_type.__mro__:
-        kind = _KINDS.get(ancestor)
+        kind = _SPECS.get(ancestor)
         if kind is not None:
             return kind if computes_like(module_type, ancestor) else None
     return None
@@ -131,9 +131,9 @@ def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bo
     return all(getattr(module_type, n, None) is getattr(ancestor, n, None) for n in names)
 
 
-def kind_of(path: str, module: nn.Module) -> Kind:
+def spec_of(path: str, module: nn.Module) -> LayerSpec:
     """Return the row of a module's type, or refuse the module."""
-    kind = find_kind(module)
+    kind = find_spec(module)
     if kind is None:
         raise _unsupported(f"ConformalLayers at position {path}", module)
     problem = kind.check(module) if kind.check else None
@@ -158,7 +158,7 @@ def is_affine(module: nn.Module) -> bool:
         return any(is_affine(child) for child in module.modules() if child is not module)
     if isinstance(module, _BATCH_NORMS):
         return True
-    kind = find_kind(module)
+    kind = find_spec(module)
     return kind is not None and kind.affine and isinstance(getattr(module, "bias", None), Tensor)
 
 
@@ -167,9 +167,9 @@ def has_batch_statistics(module: nn.Module) -> bool:
     return any(isinstance(child, _BATCH_NORMS) for child in module.modules())
 
 
-def linear_part(module: nn.Module, kind: Kind, x: Tensor) -> Tensor:
+def linear_part(module: nn.Module, kind: LayerSpec, x: Tensor) -> Tensor:
     """Return what a module makes of x for α: without its bias, and as its bound counts it."""
-    if kind.drops:
+    if kind.identity_in_eval:
         return x
     if isinstance(module, _BATCH_NORMS):
         return x if module.weight is None else x * module.weight.view(-1, *[1] * (x.dim() - 2))
@@ -184,14 +184,14 @@ class _Linear(Flow[Tensor]):
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
         for name, child in modules_in(path, module):
-            value = linear_part(child, kind_of(name, child), value)
+            value = linear_part(child, spec_of(name, child), value)
         return value
 
     def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
         return join.merge(values)
 
 
-def run(module: nn.Module, kind: Kind, x: Tensor, factor: Scalar | None) -> Tensor:
+def run(module: nn.Module, kind: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, with the factor on the weights where that is possible."""
     if factor is None or kind.scaled is None:
         result: Tensor = module(x)
@@ -229,7 +229,7 @@ def check_module(path: str, module: nn.Module) -> list[nn.Module]:
         _check_activation(path, module)
         return [module]
     if not isinstance(module, Composite):
-        kind_of(path, module)
+        spec_of(path, module)
         return []
     checking = _Checking()
     module.flow(path, None, checking)
@@ -269,7 +269,7 @@ class _Checking(Flow[None]):
 
 
 def check_input(
-    path: str, module: nn.Module, kind: Kind, shape: tuple[int, ...], *, traced: bool = False
+    path: str, module: nn.Module, kind: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
 ) -> None:
     """Refuse a batch whose number of axes or channels the module does not take.
 
@@ -314,7 +314,7 @@ _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 
 
 def _unsupported(where: str, module: nn.Module) -> ConformalError:
-    derived = any(ancestor in _KINDS for ancestor in type(module).__mro__)
+    derived = any(ancestor in _SPECS for ancestor in type(module).__mro__)
     remedy = remedy_for(module, derived)
     return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
 
@@ -397,7 +397,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
     ) -> tuple[Shape, Scalar]:
         shape, bound = value
         for name, child in modules_in(path, module):
-            bound = kind_of(name, child).bound(child, shape) * bound
+            bound = spec_of(name, child).bound(child, shape) * bound
             shape = tuple(shape_after(child, shape)[1:])
         return shape, bound
 
@@ -444,10 +444,10 @@ def _register_torch() -> None:
             found: type[nn.Module] = getattr(nn, f"{name}{n}d")
             return found
 
-        _KINDS[kind("Conv")] = Kind(
+        _SPECS[kind("Conv")] = LayerSpec(
             bounds.conv_bound, _scaled_conv, None, rank, "in_channels", "weight", affine=True
         )
-        _KINDS[kind("ConvTranspose")] = Kind(
+        _SPECS[kind("ConvTranspose")] = LayerSpec(
             bounds.transposed_bound,
             _scaled_transposed,
             None,
@@ -456,39 +456,41 @@ def _register_torch() -> None:
             "weight",
             affine=True,
         )
-        _KINDS[kind("AvgPool")] = Kind(bounds.avg_pool_bound, rank=rank)
-        _KINDS[kind("AdaptiveAvgPool")] = Kind(bounds.adaptive_pool_bound, rank=rank)
-        _KINDS[kind("Dropout")] = Kind(
-            bounds.one, check=_not_in_place, rank=rank, drops=True, multiple=True
+        _SPECS[kind("AvgPool")] = LayerSpec(bounds.avg_pool_bound, rank=rank)
+        _SPECS[kind("AdaptiveAvgPool")] = LayerSpec(bounds.adaptive_pool_bound, rank=rank)
+        _SPECS[kind("Dropout")] = LayerSpec(
+            bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
         )
         for pad in ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
-            _KINDS[kind(pad)] = Kind(
-                bounds.pad_bound, check=_zero_value, rank=rank, stretch=_pads_zeros
+            _SPECS[kind(pad)] = LayerSpec(
+                bounds.pad_bound, check=_zero_value, rank=rank, norm_factor=_pads_zeros
             )
-        _KINDS[kind("BatchNorm")] = Kind(
+        _SPECS[kind("BatchNorm")] = LayerSpec(
             bounds.channel_bound,
             check=_keeps_statistics,
             rank=rank if n > 1 else None,
             channels="num_features",
         )
-    _KINDS[nn.Linear] = Kind(
+    _SPECS[nn.Linear] = LayerSpec(
         bounds.linear_bound, _scaled_linear, None, None, "in_features", "weight", affine=True
     )
-    _KINDS[nn.Flatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
-    _KINDS[nn.Unflatten] = Kind(bounds.one, check=_keeps_batch, stretch=_by_one)
-    _KINDS[nn.Identity] = Kind(bounds.one, multiple=True, stretch=_by_one)
-    _KINDS[nn.Dropout] = Kind(
-        bounds.one, check=_not_in_place, drops=True, multiple=True, stretch=_by_one
+    _SPECS[nn.Flatten] = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_by_one)
+    _SPECS[nn.Unflatten] = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_by_one)
+    _SPECS[nn.Identity] = LayerSpec(bounds.one, multiple=True, norm_factor=_by_one)
+    _SPECS[nn.Dropout] = LayerSpec(
+        bounds.one, check=_not_in_place, identity_in_eval=True, multiple=True, norm_factor=_by_one
     )
     for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
-        _KINDS[shuffle] = Kind(bounds.one, rank=4, stretch=_by_one)
-    _KINDS[nn.Upsample] = Kind(bounds.upsample_bound, stretch=bounds.repeated_pixels)
-    _KINDS[gains.RepeatChannels] = Kind(
-        bounds.repeat_bound, stretch=lambda module: float(module.times**0.5)
+        _SPECS[shuffle] = LayerSpec(bounds.one, rank=4, norm_factor=_by_one)
+    _SPECS[nn.Upsample] = LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels)
+    _SPECS[gains.RepeatChannels] = LayerSpec(
+        bounds.repeat_bound, norm_factor=lambda module: float(module.times**0.5)
     )
-    _KINDS[gains.ChannelScale] = Kind(bounds.scale_bound)
-    _KINDS[Composite] = Kind(_composite_bound, check=_composite_problem)
-    _KINDS[gains.Scale] = Kind(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True)
+    _SPECS[gains.ChannelScale] = LayerSpec(bounds.scale_bound)
+    _SPECS[Composite] = LayerSpec(_composite_bound, check=_composite_problem)
+    _SPECS[gains.Scale] = LayerSpec(
+        bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True
+    )
 
 
 _register_torch()
@@ -496,5 +498,5 @@ _register_torch()
 _NAMESAKES: dict[type[nn.Module], type[nn.Module]] = {
     ours: ours.__mro__[1]
     for ours in vars(layers).values()
-    if isinstance(ours, type) and ours.__module__ == layers.__name__ and ours not in _KINDS
+    if isinstance(ours, type) and ours.__module__ == layers.__name__ and ours not in _SPECS
 }

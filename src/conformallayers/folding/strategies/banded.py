@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...functional import full_precision
-from ..certificate import Slack, holds
+from ..certificate import ErrorBudget, holds
 from ..stages import Program
 from .base import Core, Cost, Request, at_least_float32, normalised, reach, wide
 from .dense import matrix_cost, too_large
@@ -201,7 +201,7 @@ def _prove_width(form: Tensor, layout: Layout, request: Request) -> tuple[int, f
     for width in reversed(range(found[0])):
         kept = (distance <= width).repeat_interleave(layout.size, 0)
         band = flat * kept.repeat_interleave(layout.size, 1)
-        inner = Slack(slack.epsilon, radius)
+        inner = ErrorBudget(slack.epsilon, radius)
         margin = holds(flat[:size, :size], band[:size, :size], inner, forms.missing)
         if margin is None:
             break

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...functional import autocasts, wide_dtype
 from ...registry.bounds import Shape
-from ..certificate import Certificate, Slack
+from ..certificate import Certificate, ErrorBudget
 from ..forms import Forms
 from ..machine import Machine
 from ..operators import Operator, impulses, window
@@ -73,7 +73,7 @@ class Request:
     """
 
     def __init__(
-        self, program: Program, slack: Slack, dtype: torch.dtype, device: torch.device
+        self, program: Program, slack: ErrorBudget, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.program = program
         self.max_norm = math.inf if program.scale_free else slack.radius

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ...functional import energy
-from ...registry.registry import find_kind
+from ...registry.registry import find_spec
 from ..operators import Operator, freeze
 from .base import Core, Cost, Request, exact_certificate, wide
 from .routes import layer_cost
@@ -71,7 +71,7 @@ def stage_of(operators: Sequence[Operator], factor: float) -> tuple[nn.Sequentia
     """Merge the factor into the last weight of a stage; return what is left of it."""
     modules = [freeze(operator.module) for operator in operators]
     for module in reversed(modules):
-        kind = find_kind(module)
+        kind = find_spec(module)
         if kind is not None and kind.parameter is not None:
             setattr(module, kind.parameter, getattr(module, kind.parameter) * factor)
             return nn.Sequential(*modules), 1.0

@@ -12,7 +12,7 @@ from ...functional import wide_dtype
 from ...nn.activations import RadialActivation
 from ...nn.layerwise import run_layers
 from ..branches import Activation, Arrays, Web, write_out
-from ..certificate import Certificate, Slack
+from ..certificate import Certificate, ErrorBudget
 from ..forms import Forms
 from ..operators import freeze
 from ..trace import Source
@@ -37,7 +37,7 @@ class WebRequest:
     def __init__(
         self,
         web: Web,
-        slack: Slack,
+        slack: ErrorBudget,
         dtype: torch.dtype,
         device: torch.device,
         max_paths: int = MAX_PATHS,

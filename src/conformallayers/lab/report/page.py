@@ -63,7 +63,7 @@ $body
 </body>
 </html>
 """)
-_KINDS = {".svg": "image/svg+xml", ".png": "image/png"}
+_SPECS = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
 class Markup(str):
@@ -121,7 +121,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
 def picture(path: Path, caption: str, wide: bool = False) -> Markup:
     """Return a picture of a file, inside the page; a wide one scrolls on a narrow screen."""
     data = base64.b64encode(path.read_bytes()).decode("ascii")
-    source = f"data:{_KINDS[path.suffix]};base64,{data}"
+    source = f"data:{_SPECS[path.suffix]};base64,{data}"
     image = Markup(f'<img src="{source}" alt="{html.escape(caption)}">')
     kind = {"kind": "wide"} if wide else {}
     return tag("figure", image, tag("figcaption", caption), **kind)

@@ -26,7 +26,7 @@ CHECKPOINT_FORMAT = "conformallayers training checkpoint 1"
 WHITE = 1.0  # what a white pixel is for a network, unless its file says otherwise
 GREY = (1, 28, 28)  # of images, where no data set tells
 _HEADER_LIMIT = 100_000_000
-_KINDS = "a file of cl.save, the folder of a run, or a training checkpoint"
+_SPECS = "a file of cl.save, the folder of a run, or a training checkpoint"
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
         path = path / CHECKPOINT
         if not path.is_file():
             got = f"a folder without {CHECKPOINT}"
-            raise refusal(f"{command} {model}", _KINDS, got, "Name the file itself.")
+            raise refusal(f"{command} {model}", _SPECS, got, "Name the file itself.")
     if not path.is_file():
-        raise refusal(f"{command} {model}", _KINDS, "no such file", "Check the path.")
+        raise refusal(f"{command} {model}", _SPECS, "no such file", "Check the path.")
     meta = _metadata(path)
     if meta and meta.get("format") == CHECKPOINT_FORMAT:
         return path, "checkpoint"
@@ -97,7 +97,7 @@ def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
         return path, "saved"
     got = "a file that is none of them" if meta is None else "another safetensors file"
     remedy = "Write one with cl.save, conformallayers fold or conformallayers train."
-    raise refusal(f"{command} {model}", _KINDS, got, remedy)
+    raise refusal(f"{command} {model}", _SPECS, got, remedy)
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
