@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal, shape_text
-from ..functional import full_precision, moderate_norm, normalise, scale_samples, wide_dtype
+from ..functional import (
+    dehomogenize,
+    full_precision,
+    moderate_norm,
+    normalise,
+    scale_samples,
+    wide_dtype,
+)
 from ..registry.bounds import Shape
 from .certificate import Certificate
 from .plan import Plan
