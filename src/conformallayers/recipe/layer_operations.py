@@ -432,12 +432,14 @@ class GroupNorm(Operation):
 class Call(Operation):
     """Call a torch module that has no operation of its own; no other runtime has it.
 
-    ``result`` is the shape of the output where the batch axis comes first, or None.
+    ``what`` says in errors what is called; ``result`` is the shape of the output, or None where the batch
+    axis does not come first; ``by_sample`` tells whether samples do not depend on each other.
     """
 
     module: str = setting("module", name)
-    what: str = setting("what", name)  # for errors and printed recipes
+    what: str = setting("what", name)
     result: Shape | None = setting("result", optional(sizes), None)
+    by_sample: bool = setting("by_sample", flag, False)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shape that was seen when the model was traced."""

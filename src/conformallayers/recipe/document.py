@@ -1,0 +1,105 @@
+"""Recipes ↔ plain JSON values; docs/files.md has the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from .operation import OPERATIONS, Operation, Shape, read_settings
+from .recipe import Recipe
+
+
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """Return what a recipe does, without the arrays, as JSON has it."""
+    return {
+        "input_shape": list(recipe.input_shape),
+        "output_shape": list(recipe.output_shape),
+        "output": recipe.output,
+        "wide": sorted(recipe.wide),
+        "operations": [_described(operation) for operation in recipe.operations],
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    return {
+        "operation": operation.kind,
+        "reads": list(operation.inputs),
+        "writes": list(operation.outputs),
+        "constants": dict(operation.constants()),
+        "settings": {name: _plain(value) for name, value in operation.settings()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a description.
+
+    Args:
+        document: what :func:`describe` returned.
+        constants: anything with a ``shape``, by name.
+
+    Raises:
+        ValueError: something is missing, unknown, or does not fit together.
+    """
+    expected = {"input_shape", "output_shape", "output", "wide", "operations"}
+    if not isinstance(document, Mapping) or set(document) != expected:
+        raise ValueError("a recipe with other entries")
+    operations = document["operations"]
+    if not isinstance(operations, list):
+        raise ValueError("a recipe without a list of operations")
+    recipe = Recipe(
+        _shape(document["input_shape"]),
+        _shape(document["output_shape"]),
+        tuple(_operation(item) for item in operations),
+        _name(document["output"]),
+        dict(constants),
+        frozenset(_names(document["wide"])),
+    )
+    recipe.shapes()
+    used = {name for operation in recipe.operations for _, name in operation.constants()}
+    if used != set(constants) or not recipe.wide <= used:
+        raise ValueError("constants that no operation reads")
+    return recipe
+
+
+def _operation(item: Any) -> Operation:
+    entries = {"operation", "reads", "writes", "constants", "settings"}
+    if not isinstance(item, dict) or set(item) != entries:
+        raise ValueError("an operation with other entries")
+    name = item["operation"]
+    kind = OPERATIONS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ValueError(f"no operation {name!r:.60}")
+    if not isinstance(item["settings"], dict) or not isinstance(item["constants"], dict):
+        raise ValueError(f"{name} without settings or constants")
+    values = read_settings(kind, item["settings"])
+    known = {f.metadata["constant"]: f for f in fields(kind) if "constant" in f.metadata}
+    given = item["constants"]
+    needed = {stored for stored, f in known.items() if not f.metadata["optional"]}
+    if not needed <= set(given) <= set(known):
+        raise ValueError(f"{name} with other constants")
+    values |= {known[stored].name: _name(array) for stored, array in given.items()}
+    return kind(inputs=_names(item["reads"]), outputs=_names(item["writes"]), **values)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise ValueError(f"{value!r:.60} is no name")
+    return value
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.60} is no list of names")
+    return tuple(_name(item) for item in value)
+
+
+def _shape(value: Any) -> Shape:
+    whole = isinstance(value, list) and all(type(n) is int and 0 < n < 2**31 for n in value)
+    if not whole:
+        raise ValueError(f"{value!r:.60} is no shape")
+    return tuple(value)

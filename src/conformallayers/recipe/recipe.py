@@ -1,0 +1,229 @@
+"""A recipe: the short list of operations that a fold runs, with its constants.
+
+Recipes are immutable, know every shape, and print. Nothing here needs torch: constants are arrays of
+whichever runtime holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import shape_text
+from . import layer_operations, point_operations
+from .layer_operations import Call
+from .operation import OPERATIONS, Operation, Shape
+
+INPUT = "x"  # the name of the value that a recipe starts with
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+__all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder", "layer_operations", "point_operations"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """The operations of a fold in the order they run.
+
+    Attributes:
+        input_shape, output_shape: of one sample.
+        operations: each reads values that are there and writes new ones.
+        output: the name of the value that is the result.
+        constants: arrays by name.
+        wide: the names of constants that stay float64 whatever the dtype of the fold.
+        modules: torch modules by name, for :class:`Call` and for activations of a user's own.
+    """
+
+    input_shape: Shape
+    output_shape: Shape
+    operations: tuple[Operation, ...]
+    output: str
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    wide: frozenset[str] = frozenset()
+    modules: Mapping[str, Any] = field(default_factory=dict)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape of every value, checking that all operations fit.
+
+        Raises:
+            ValueError: a value or a constant is missing, written twice, or of another shape.
+        """
+        found: dict[str, Shape] = {INPUT: self.input_shape}
+        for operation in self.operations:
+            missing = [name for name in operation.inputs if name not in found]
+            if missing:
+                raise ValueError(
+                    f"{operation.kind} reads {missing[0]!r:.60}, which is not there yet"
+                )
+            for _, name in operation.constants():
+                if name not in self.constants:
+                    raise ValueError(f"{operation.kind} has no constant {name!r:.60}")
+            try:
+                given = [found[name] for name in operation.inputs]
+                shapes = operation.shapes(given, self.constant_shape)
+            except (TypeError, IndexError) as error:
+                raise ValueError(f"{operation.kind} with other inputs") from error
+            if len(shapes) != len(operation.outputs):
+                raise ValueError(f"{operation.kind} writes {len(shapes)} values")
+            for name, shape in zip(operation.outputs, shapes, strict=True):
+                if name in found:
+                    raise ValueError(f"{name!r:.60} is written twice")
+                found[name] = shape
+        if found.get(self.output) != self.output_shape:
+            raise ValueError(f"the output is {found.get(self.output)}, not {self.output_shape}")
+        return found
+
+    def constant_shape(self, name: str) -> Shape:
+        """Return the shape of a constant."""
+        return tuple(int(n) for n in self.constants[name].shape)
+
+    def last_uses(self) -> list[tuple[str, ...]]:
+        """Return, for each operation, the values that nobody reads behind it."""
+        last = {INPUT: -1}
+        for index, operation in enumerate(self.operations):
+            last.update(dict.fromkeys((*operation.inputs, *operation.outputs), index))
+        last.pop(self.output, None)
+        dropped: list[list[str]] = [[] for _ in self.operations]
+        for name, index in last.items():
+            if index >= 0:
+                dropped[index].append(name)
+        return [tuple(names) for names in dropped]
+
+    def peak_elements(self) -> int:
+        """Return the most elements that one sample needs at a time."""
+        shapes, alive, peak = self.shapes(), {INPUT}, 0
+        for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
+            alive.update(operation.outputs)
+            given = [shapes[name] for name in operation.inputs]
+            own = operation.scratch(given, self.constant_shape)
+            peak = max(peak, own + sum(prod(shapes[name]) for name in alive))
+            alive.difference_update(dropped)
+        return max(peak, prod(self.input_shape))
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether every operation treats each sample by itself."""
+        return all(op.by_sample for op in self.operations if isinstance(op, Call))
+
+    def with_constants(self, convert: Callable[[str, Any], Any]) -> Recipe:
+        """Return the same recipe with converted constants; ``convert`` takes a name and an array."""
+        converted = {name: convert(name, array) for name, array in self.constants.items()}
+        return replace(self, constants=converted)
+
+    def __str__(self) -> str:
+        shapes = self.shapes()
+        arrow = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+        left = [", ".join(operation.outputs) for operation in self.operations]
+        calls = [self._call(operation) for operation in self.operations]
+        width, middle = max(map(len, left), default=0), max(map(len, calls), default=0)
+        lines = []
+        for operation, name, call in zip(self.operations, left, calls, strict=True):
+            features = [shapes[out] for out in operation.outputs if shapes[out]]
+            shown = f"  {shape_text(features[0])}" if features else ""
+            lines.append(f"  {name:<{width}} = {call:<{middle}}{shown}".rstrip())
+        return "\n".join([f"{INPUT}: {arrow}", *lines, f"return {self.output}"])
+
+    __repr__ = __str__
+
+    def _call(self, operation: Operation) -> str:
+        details = [
+            f"{stored} {shape_text(self.constant_shape(name)) if name in self.constants else name}"
+            for stored, name in operation.constants()
+        ]
+        details += [f"{stored} {_text(value)}" for stored, value in operation.settings()]
+        return f"{operation.kind}({', '.join(operation.inputs)}{'; ' if details else ''}{', '.join(details)})"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, tuple):
+        return (
+            "(" + ", ".join(_text(item) for item in value) + ("," if len(value) == 1 else "") + ")"
+        )
+    return str(value)
+
+
+class RecipeBuilder:
+    """Collect operations; every value and constant gets a name of its own.
+
+    Args:
+        input_shape: of one sample.
+
+    Examples:
+        >>> import numpy as np
+        >>> builder = RecipeBuilder((3,))
+        >>> weight = builder.constant("weight", np.ones((2, 3)))
+        >>> y = builder.add(layer_operations.Matmul, INPUT, name="y", weight=weight)
+        >>> print(builder.recipe(y))
+        x: (3,) → (2,)
+          y = matmul(x; weight (2, 3))  (2,)
+        return y
+    """
+
+    def __init__(self, input_shape: Shape) -> None:
+        self.input_shape = input_shape
+        self._operations: list[Operation] = []
+        self._shapes: dict[str, Shape] = {INPUT: input_shape}
+        self._constants: dict[str, Any] = {}
+        self._wide: set[str] = set()
+        self._modules: dict[str, Any] = {}
+
+    def shape(self, value: str) -> Shape:
+        """Return the shape of a value."""
+        return self._shapes[value]
+
+    def constant(self, name: str, array: Any, *, wide: bool = False) -> str:
+        """Keep an array; return its name. A wide one stays float64 whatever the dtype of the fold."""
+        name = _fresh(name, self._constants)
+        self._constants[name] = array
+        if wide:
+            self._wide.add(name)
+        return name
+
+    def module(self, name: str, module: Any) -> str:
+        """Keep a torch module; return its name."""
+        name = _fresh(name, self._modules)
+        self._modules[name] = module
+        return name
+
+    def add(self, kind: type[Operation], *inputs: str, name: str = "z", **fields: Any) -> str:
+        """Append an operation with one output; return the name of the value."""
+        return self.add_many(kind, *inputs, names=(name,), **fields)[0]
+
+    def add_many(
+        self, kind: type[Operation], *inputs: str, names: tuple[str, ...], **fields: Any
+    ) -> tuple[str, ...]:
+        """Append an operation with several outputs; return the names of the values."""
+        outputs: list[str] = []
+        for name in names:
+            outputs.append(_fresh(name, [*self._shapes, *outputs]))
+        operation = kind(inputs=inputs, outputs=tuple(outputs), **fields)
+        given = [self._shapes[value] for value in inputs]
+        shapes = operation.shapes(given, lambda name: tuple(self._constants[name].shape))
+        self._shapes.update(zip(outputs, shapes, strict=True))
+        self._operations.append(operation)
+        return tuple(outputs)
+
+    def recipe(self, output: str) -> Recipe:
+        """Return the recipe with a value as its result."""
+        return Recipe(
+            self.input_shape,
+            self._shapes[output],
+            tuple(self._operations),
+            output,
+            dict(self._constants),
+            frozenset(self._wide),
+            dict(self._modules),
+        )
+
+
+def _fresh(name: str, taken: Any) -> str:
+    """Return a name that is not taken: the name itself, or with the first free number behind it."""
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found

@@ -1,0 +1,222 @@
+"""Run a recipe with torch: a module whose buffers are the constants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import refusal
+from ...functional import transformed
+from ...nn.rules import Rule
+from .. import layer_operations as layer
+from ..document import describe, read_recipe
+from ..point_operations import Advance, Grow
+from ..recipe import INPUT, Recipe
+from .layers import RUN_LAYERS
+from .points import RULES, RUN_POINTS
+
+CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
+Self = TypeVar("Self", bound="Constants")
+RUN = {**RUN_LAYERS, **RUN_POINTS}
+
+
+class Constants(nn.Module):
+    """The constants of a recipe as buffers; wide ones keep their dtype when the module is moved."""
+
+    def __init__(self, arrays: Mapping[str, Tensor], wide: frozenset[str]) -> None:
+        super().__init__()
+        self.wide = wide
+        for name, array in arrays.items():
+            self.register_buffer(name, array)
+
+    def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Move every constant; those that are wide only to another device."""
+        kept = {name: self._buffers[name] for name in self.wide}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, array in kept.items():
+            if array is not None:
+                moved: Any = self._buffers[name]
+                self._buffers[name] = array.to(moved.device)
+        return self
+
+
+class RecipeModule(nn.Module):
+    """Run a recipe on batches, (B, *input_shape) → (B, *output_shape).
+
+    Args:
+        recipe: its constants are tensors on one device; they become buffers.
+        dtype: of inputs and outputs.
+    """
+
+    anchor: Tensor  # empty; has the dtype and the device of inputs
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.constants = Constants(_laid_out(recipe), recipe.wide)
+        self.calls = nn.ModuleDict(dict(recipe.modules))
+        device = next((array.device for array in recipe.constants.values()), torch.device("cpu"))
+        anchor = torch.empty(0, dtype=dtype, device=device)
+        self.register_buffer("anchor", anchor, persistent=False)
+        self._set(recipe, dtype)
+        steady_allocator()
+
+    def _set(self, recipe: Recipe, dtype: torch.dtype) -> None:
+        """Take the operations; the constants are in their place already."""
+        self._bare = replace(recipe, constants={}, modules={})
+        self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
+        # Maps of images that convolutions read: channels last is the fastest order for them.
+        self._images = {
+            name
+            for op in recipe.operations
+            if isinstance(op, layer.Conv) and len(op.stride) == 2
+            for name in op.inputs
+        }
+        self.chunk_size: int | None = None
+        if recipe.by_sample:
+            per_sample = max(4, dtype.itemsize) * recipe.peak_elements()
+            self.chunk_size = max(1, CHUNK_BYTES // per_sample)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs, constants and outputs."""
+        return self.anchor.dtype
+
+    @property
+    def recipe(self) -> Recipe:
+        """What runs: print it."""
+        arrays = dict(self.constants._buffers)
+        return replace(self._bare, constants=arrays, modules=dict(self.calls.items()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run a batch, a few samples at a time where it is large."""
+        return in_chunks(self._run, x, self.chunk_size)
+
+    def _run(self, x: Tensor) -> Tensor:
+        values = self.evaluate({INPUT: x})
+        result: Tensor = values[self._bare.output]
+        return result.contiguous() if result.dim() == 4 and not transformed() else result
+
+    def evaluate(self, values: dict[str, Any], keep: bool = False) -> dict[str, Any]:
+        """Run the operations, and return the values that are there at the end.
+
+        Args:
+            values: by name. Operations that would write one of them, or that read what is not there,
+                are left out.
+            keep: hold on to values that no later operation reads.
+        """
+        given = frozenset(values) - {INPUT}
+        layout = bool(self._images) and not transformed()  # a transform cannot be asked for it
+        for name in self._images & values.keys() if layout else ():
+            values[name] = values[name].contiguous(memory_format=torch.channels_last)
+        for operation, dropped in self._steps:
+            if given and (
+                operation.outputs[0] in given or not values.keys() >= set(operation.inputs)
+            ):
+                continue
+            inputs = [values[name] for name in operation.inputs]
+            result = RUN[type(operation)](operation, self, *inputs)
+            results = (result,) if len(operation.outputs) == 1 else result
+            for name, value in zip(operation.outputs, results, strict=True):
+                if layout and name in self._images:
+                    value = value.contiguous(memory_format=torch.channels_last)
+                values[name] = value
+            if not keep:
+                for name in dropped:
+                    values.pop(name, None)
+        return values
+
+    def constant(self, name: str) -> Tensor:
+        """Return a constant."""
+        found: Tensor = getattr(self.constants, name)
+        return found
+
+    def rule(self, operation: Advance | Grow) -> Rule:
+        """Return the rule of an activation: a built-in one, or that of a user's own module."""
+        if operation.module is None:
+            return RULES[operation.rule]
+        rule: Rule = self.calls[operation.module].rule  # type: ignore[assignment]
+        return rule
+
+    def get_extra_state(self) -> Tensor:
+        """Return the operations as the bytes of JSON: their settings are part of the state."""
+        text = json.dumps(describe(self._bare), sort_keys=True)
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the operations of a fold that differs in numbers alone."""
+        arrays = self.constants._buffers
+        try:
+            document = json.loads(bytes(state.tolist()))
+            other = read_recipe(document, arrays)
+        except (ValueError, TypeError, AttributeError):
+            other = None
+        if other is None or _signature(other) != _signature(self._bare):
+            raise refusal(
+                "Folded.load_state_dict",
+                "the state of a fold with the same strategy, activations, biases and branches",
+                "that of another one",
+                "Fold the model again.",
+            )
+        kept = self.chunk_size
+        self._set(replace(other, constants=arrays), torch.float32)
+        self.chunk_size = kept
+
+
+def _signature(recipe: Recipe) -> list[Any]:
+    """Return what must agree for the constants of another recipe to fit: all but its numbers."""
+    return [
+        (
+            operation.kind,
+            operation.inputs,
+            operation.outputs,
+            dict(operation.constants()),
+            {name: value for name, value in operation.settings() if not _is_number(value)},
+        )
+        for operation in recipe.operations
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return bool(value) and all(isinstance(item, float) for item in value)
+    return isinstance(value, float)
+
+
+def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> Tensor:
+    """Run a large batch a few samples at a time, so that intermediate values stay in the cache."""
+    if chunk is None or torch.compiler.is_compiling() or x.shape[0] <= 2 * chunk:
+        return run(x)
+    parts = x.split(chunk)
+    if torch.is_grad_enabled() and x.requires_grad:
+        return torch.cat([run(part) for part in parts])
+    first = run(parts[0])
+    result = first.new_empty(x.shape[0], *first.shape[1:])
+    for part, out in zip(parts, result.split(chunk), strict=True):
+        out.copy_(first if part is parts[0] else run(part))
+    return result
+
+
+@lru_cache(maxsize=1)
+def steady_allocator() -> None:
+    """Make the C library keep what a chunk needs, instead of fetching fresh pages at each call.
+
+    glibc raises its threshold to the size of a large block when that is freed for the first time.
+    """
+    torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+
+
+def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
+    """Return the constants with kernels of images in channels-last order, which is the fastest."""
+    kernels = {op.weight for op in recipe.operations if isinstance(op, layer.Conv)}
+    return {
+        name: array.contiguous(memory_format=torch.channels_last)
+        if name in kernels and array.dim() == 4
+        else array
+        for name, array in recipe.constants.items()
+    }

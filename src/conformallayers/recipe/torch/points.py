@@ -1,0 +1,225 @@
+"""Operations on points, in torch: one function each, of (operation, module, *input values).
+
+Scalars of samples are float64 where the device has it. The peak m is the plain number 1.0 where no
+sample had to be normalised; then no τ is 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...functional import (
+    full_precision,
+    guarded_ratio,
+    may_look,
+    moderate_norm,
+    normalise,
+    rescaled,
+    scale_samples,
+    squares_fit,
+    wide_dtype,
+)
+from ...nn.activations import RadialTanh
+from ...nn.rules import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, Rule
+from .. import point_operations as point
+from ..operation import Operation
+from ..point_operations import Key
+from .layers import Holder, Run, runs
+
+RUN_POINTS: dict[type[Operation], Run] = {}
+
+
+# The built-in rules by the names that recipes have for them.
+RULES: dict[str, Rule] = dict(
+    zip(point.RULES, (PUBLISHED, PROJECTIVE, GNOMONIC, RadialTanh(1.0).rule), strict=True)
+)
+
+
+@runs(point.Normalize, RUN_POINTS)
+def _normalize(
+    op: point.Normalize, module: Holder, x: Tensor
+) -> tuple[Tensor, Tensor | float, Tensor]:
+    tau = moderate_norm(x, op.limits)
+    return normalise(x) if tau is None else (x, 1.0, tau)
+
+
+@runs(point.SumSquares, RUN_POINTS)
+def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
+    energy = _squared_norm(z)
+    return energy if op.weight == 1.0 else energy * op.weight
+
+
+@runs(point.Rescale, RUN_POINTS)
+def _rescale(
+    op: point.Rescale, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n = _squared_norm(z)
+    # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
+    if not (may_look(z) and squares_fit(z, n, tau)):
+        z, factor = rescaled(z)
+        m, tau = m / factor, tau * factor
+        n = _squared_norm(z)
+    return z, m, tau, n * op.weight
+
+
+@runs(point.QuadraticForm, RUN_POINTS)
+def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tensor:
+    with full_precision(x):
+        x = _at_least_float32(x)
+        form = module.constant(op.form).to(x.dtype)
+        return _wide((x @ form * x).sum(1)) * op.weight
+
+
+@runs(point.BandedForm, RUN_POINTS)
+def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
+    with full_precision(x):
+        x = _at_least_float32(x)
+        band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
+        size, width = op.size, op.width
+        windows = x.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
+        images = torch.bmm(windows, band)
+        total = (images * windows[..., :size]).sum((0, 2))
+        if width:
+            end = x[:, -width * size :]
+            total = total + (end @ last * end).sum(1)
+        return _wide(total) * op.weight
+
+
+@runs(point.Fourier, RUN_POINTS)
+def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
+    with full_precision(x):
+        x = _at_least_float32(x)
+        if x.shape[0] == 0:  # the transform does not take an empty batch
+            count = point.frequencies(x.shape[2:])
+            return torch.view_as_complex(x.new_zeros(0, x.shape[1], count, 2))
+        spectrum: Tensor = torch.fft.rfftn(x, dim=tuple(range(2, x.dim())))
+        return spectrum.flatten(2)
+
+
+@runs(point.SpectralForm, RUN_POINTS)
+def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> Tensor:
+    with full_precision(spectrum):
+        images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
+        product = torch.view_as_real(images) * torch.view_as_real(spectrum)
+        return _wide(product.sum((1, 2, 3))) * op.weight
+
+
+@runs(point.SpectralProduct, RUN_POINTS)
+def _spectral_product(op: point.SpectralProduct, module: Holder, spectrum: Tensor) -> Tensor:
+    with full_precision(spectrum):
+        return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
+
+
+@runs(point.InverseFourier, RUN_POINTS)
+def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor) -> Tensor:
+    if spectrum.shape[0] == 0:
+        return torch.view_as_real(spectrum).new_zeros(0, spectrum.shape[1], *op.size)
+    half = (*op.size[:-1], op.size[-1] // 2 + 1)
+    image = spectrum.reshape(*spectrum.shape[:2], *half)
+    result: Tensor = torch.fft.irfftn(image, s=op.size, dim=tuple(range(2, 2 + len(op.size))))
+    return result
+
+
+@runs(point.Advance, RUN_POINTS)
+def _advance(
+    op: point.Advance, module: Holder, tau: Tensor, m: Tensor | float, *energies: Tensor
+) -> Tensor:
+    total = energies[0]
+    for energy in energies[1:]:
+        total = total + energy
+    return module.rule(op).advance(tau, total, m)
+
+
+@runs(point.Divide, RUN_POINTS)
+def _divide(op: point.Divide, module: Holder, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
+    if isinstance(m, float):
+        return scale_samples(v, op.scale / tau)
+    return scale_samples(v, guarded_ratio(op.scale, tau))
+
+
+@runs(point.Rebase, RUN_POINTS)
+def _rebase(
+    op: point.Rebase, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    coordinate = (m * op.coordinate * tau).clamp_max(LARGEST)
+    fixed = tau.detach()
+    alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
+    return scale_samples(z, guarded_ratio(op.scale, tau)), coordinate, alive
+
+
+@runs(point.AddBias, RUN_POINTS)
+def _add_bias(op: point.AddBias, module: Holder, z: Tensor, tau: Tensor) -> Tensor:
+    return z + scale_samples(module.constant(op.bias).to(z.dtype).expand_as(z), tau)
+
+
+@runs(point.Grow, RUN_POINTS)
+def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
+    count = len(op.constant_parts)
+    first = 1 if count else 0
+    forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
+    inverse = guarded_ratio(1.0, tau)
+    linear = [_along(key, inverse, growths) for key in op.linear]
+    energy, used = torch.zeros_like(tau), 0
+    for a in range(len(linear)):
+        for b in range(a, len(linear)):
+            pair = linear[a] * linear[b] * forms[used]
+            energy = energy + (pair if a == b else 2 * pair)
+            used += 1
+    if op.gram is not None:
+        alive, dots, gram = (tau != 0).to(tau.dtype), values[0], module.constant(op.gram)
+        ks = torch.stack([_along(key, alive, growths) for key in op.constant_parts], 1)
+        energy = energy + ((ks @ gram) * ks).sum(1)
+        for index, k in enumerate(linear):
+            mixed = (dots[:, index * count : (index + 1) * count] * ks).sum(1)
+            energy = energy + 2 * k * mixed
+    t = m * tau * op.factor
+    for site in op.coordinate:  # one by one: a product of many could overflow on its way
+        t = (t * growths[site]).clamp_max(LARGEST)
+    return module.rule(op).grow(energy.clamp_min(0), t).clamp_max(LARGEST)
+
+
+@runs(point.Combine, RUN_POINTS)
+def _combine(op: point.Combine, module: Holder, v: Tensor, tau: Tensor, *growths: Tensor) -> Tensor:
+    inverse, y = guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
+    for index, key in enumerate(op.linear):
+        y = y + scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
+    if op.vectors is not None:
+        alive = (tau != 0).to(tau.dtype)
+        for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
+            y = y + scale_samples(vector.expand_as(y), _along(key, alive, growths))
+    return y
+
+
+def _squared_norm(z: Tensor) -> Tensor:
+    dtype = torch.promote_types(z.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(z, dim=tuple(range(1, z.dim())), dtype=dtype)
+    return _wide(norm).square()
+
+
+def _along(key: Key, coefficient: Tensor, growths: tuple[Tensor, ...]) -> Tensor:
+    """Divide a coefficient by the growth of every site that its part has passed."""
+    for site in key:
+        coefficient = coefficient / growths[site]
+    return coefficient
+
+
+def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
+    """Multiply (C_out, C_in, F) by (B, C_in, F) at each frequency: (B, C_out, F)."""
+    total = symbol[:, 0] * spectrum[:, :1]
+    for channel in range(1, symbol.shape[1]):
+        total = torch.addcmul(total, symbol[:, channel], spectrum[:, channel : channel + 1])
+    return total
+
+
+def _complex(pairs: Tensor, spectrum: Tensor) -> Tensor:
+    """Return (…, 2) as complex numbers as wide as a spectrum."""
+    return torch.view_as_complex(pairs.to(spectrum.dtype.to_real()))
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _wide(n: Tensor) -> Tensor:
+    return n.to(wide_dtype(n.device))

@@ -1,0 +1,321 @@
+"""Conformance cases of recipes: one row for every option of every operation.
+
+A runtime that gives the numbers of torch for all of them implements every operation. The project's own
+tests of files and runtimes run over these rows, and so may those of a new runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..recipe import layer_operations as layer
+from ..recipe import point_operations as point
+from ..recipe.operation import Operation, Shape
+from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+
+_SPATIAL: dict[int, Shape] = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # by the number of axes
+
+
+@dataclass(frozen=True)
+class RecipeCase:
+    """One recipe with random constants in float64.
+
+    Args:
+        name: the operation and its option, unique.
+        build: makes the recipe; ``recipe.with_constants`` casts its constants.
+    """
+
+    name: str
+    build: Callable[[], Recipe]
+
+
+def _constant(builder: RecipeBuilder, name: str, *shape: int, wide: bool = False) -> str:
+    generator = torch.Generator().manual_seed(sum(shape) + len(name))
+    array = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return builder.constant(name, array, wide=wide)
+
+
+def _one(
+    kind: type[Operation], shape: Shape, arrays: dict[str, Shape], settings: dict[str, Any]
+) -> Recipe:
+    """Return a recipe of a single operation on the input."""
+    builder = RecipeBuilder(shape)
+    constants = {field: _constant(builder, field, *size) for field, size in arrays.items()}
+    return builder.recipe(builder.add(kind, INPUT, name="y", **constants, **settings))
+
+
+def _windows(axes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield options of sliding windows."""
+    base = {"stride": (1,) * axes, "padding": (0,) * axes}
+    yield "plain", base
+    yield "stride", {**base, "stride": (2, 1, 3)[:axes]}
+    yield "padding", {**base, "padding": (1, 0, 1)[:axes]}
+    yield "stride and padding", {"stride": (2,) * axes, "padding": (1,) * axes}
+
+
+def _layer_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
+    yield "matmul", _later(layer.Matmul, (5,), {"weight": (3, 5)}, {})
+    yield "matmul with bias", _later(layer.Matmul, (5,), {"weight": (3, 5), "bias": (3,)}, {})
+    yield "matmul of rows", _later(layer.Matmul, (2, 4, 5), {"weight": (3, 5), "bias": (3,)}, {})
+    for axes, size in _SPATIAL.items():
+        shape, kernel = (4, *size), (3, 2, 2)[:axes]
+        for name, options in _windows(axes):
+            for dilation, groups in (((1,) * axes, 1), ((2, 1, 1)[:axes], 2)):
+                more = {**options, "dilation": dilation, "groups": groups}
+                suffix = f"{axes}d {name}" + (" dilation and groups" if groups > 1 else "")
+                weight = {"weight": (6, 4 // groups, *kernel), "bias": (6,)}
+                yield f"conv {suffix}", _later(layer.Conv, shape, weight, more)
+                turned = {"weight": (4, 6 // groups, *kernel), "bias": (6,)}
+                for extra in {
+                    (0,) * axes,
+                    tuple(max(s, d) - 1 for s, d in zip(options["stride"], dilation, strict=True)),
+                }:
+                    both = {**more, "output_padding": extra}
+                    yield (
+                        f"conv_transpose {suffix} {extra}",
+                        _later(layer.ConvTranspose, shape, turned, both),
+                    )
+            pool = {**options, "kernel": (3, 2, 2)[:axes]}
+            yield f"avg_pool {axes}d {name}", _later(layer.AvgPool, shape, {}, pool)
+            for option in (
+                {"ceil_mode": True},
+                {"count_include_pad": False},
+                {"divisor": 3},
+                {"ceil_mode": True, "count_include_pad": False},
+            ):
+                suffix = " ".join(option)
+                yield (
+                    f"avg_pool {axes}d {name} {suffix}",
+                    _later(layer.AvgPool, shape, {}, {**pool, **option}),
+                )
+            for ceil in (False, True):
+                most = {**pool, "dilation": (1,) * axes, "ceil_mode": ceil}
+                yield f"max_pool {axes}d {name} {ceil}", _later(layer.MaxPool, shape, {}, most)
+        yield (
+            f"max_pool {axes}d dilation",
+            _later(
+                layer.MaxPool,
+                shape,
+                {},
+                {
+                    "kernel": (2,) * axes,
+                    "stride": (1,) * axes,
+                    "padding": (1,) * axes,
+                    "dilation": (2,) * axes,
+                },
+            ),
+        )
+        yield (
+            f"adaptive_avg_pool {axes}d",
+            _later(layer.AdaptiveAvgPool, shape, {}, {"size": (4, 3, 5)[:axes]}),
+        )
+        pads = ((1, 2), (0, 1), (2, 0))[:axes]
+        for mode in ("zeros", "reflect", "replicate", "circular"):
+            yield f"pad {axes}d {mode}", _later(layer.Pad, shape, {}, {"pads": pads, "mode": mode})
+        yield (
+            f"pad {axes}d crop",
+            _later(layer.Pad, shape, {}, {"pads": ((-1, 2), (1, -1), (-1, -1))[:axes]}),
+        )
+        linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]
+        target = tuple(2 * n - 1 for n in size)
+        for mode in ("nearest", "nearest-exact", linear, *(["bicubic"] if axes == 2 else [])):
+            for corners in {False, not mode.startswith("nearest")}:
+                options = {"size": target, "mode": mode, "align_corners": corners}
+                yield (
+                    f"upsample {axes}d {mode} {corners}",
+                    _later(layer.Upsample, shape, {}, options),
+                )
+            scales = tuple(1.7 for _ in size)
+            scaled = {"size": tuple(int(n * 1.7) for n in size), "mode": mode, "scales": scales}
+            yield f"upsample {axes}d {mode} scales", _later(layer.Upsample, shape, {}, scaled)
+    shape = (4, 3, 5)
+    yield "pad with a value", _later(layer.Pad, shape, {}, {"pads": ((1, 0),), "value": 0.5})
+    for array in ((), (4, 1, 1), (4, 3, 5), (5,)):
+        yield f"multiply {array}", _later(layer.Multiply, shape, {"factor": array}, {})
+        yield f"add_constant {array}", _later(layer.AddConstant, shape, {"value": array}, {})
+        yield f"prelu {array}", _later(layer.PRelu, shape, {"slope": array}, {})
+    yield "slice", _later(layer.Slice, shape, {}, {"axis": 1, "start": 1, "stop": 3})
+    yield "reshape", _later(layer.Reshape, shape, {}, {"shape": (6, 10)})
+    yield "permute", _later(layer.Permute, shape, {}, {"order": (2, 0, 1)})
+    for function, count in layer.FUNCTIONS.items():
+        parameters = {"softplus": (1.5, 2.0), "hardtanh": (-0.5, 0.7)}.get(function, (0.3,) * count)
+        options = {"function": function, "parameters": parameters}
+        yield f"elementwise {function}", _later(layer.Elementwise, shape, {}, options)
+    for axis in (0, 2):
+        for log in (False, True):
+            yield (
+                f"softmax {axis} {log}",
+                _later(layer.Softmax, shape, {}, {"axis": axis, "log": log}),
+            )
+    yield (
+        "layer_norm",
+        _later(
+            layer.LayerNorm, shape, {"weight": (3, 5), "bias": (3, 5)}, {"axes": 2, "eps": 1e-3}
+        ),
+    )
+    yield "layer_norm plain", _later(layer.LayerNorm, shape, {}, {"axes": 1, "eps": 1e-5})
+    yield (
+        "group_norm",
+        _later(layer.GroupNorm, shape, {"weight": (4,), "bias": (4,)}, {"groups": 2, "eps": 1e-3}),
+    )
+    yield "group_norm plain", _later(layer.GroupNorm, shape, {}, {"groups": 1, "eps": 1e-5})
+    yield "add and concatenate", _branches
+
+
+def _later(
+    kind: type[Operation], shape: Shape, arrays: dict[str, Shape], settings: dict[str, Any]
+) -> Callable[[], Recipe]:
+    return partial(_one, kind, shape, arrays, settings)
+
+
+def _branches() -> Recipe:
+    builder = RecipeBuilder((2, 3))
+    weight = _constant(builder, "weight", 3, 3)
+    a = builder.add(layer.Matmul, INPUT, name="a", weight=weight)
+    total = builder.add(layer.Add, INPUT, a, a, name="sum")
+    return builder.recipe(builder.add(layer.Concatenate, total, INPUT, name="y", axis=0))
+
+
+def _points(rule: str, *, limits: bool, rescale: bool = False) -> Recipe:
+    """Embed, convolve, take an energy twice, advance, divide."""
+    builder = RecipeBuilder((2, 6, 5))
+    bounds = (1e-3, 1e5) if limits else None
+    names = ("unit", "peak", "tau")
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, limits=bounds)
+    weight = _constant(builder, "weight", 3, 2, 3, 3)
+    ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    z = builder.add(layer.Conv, unit, weight=weight, **ones)
+    if rescale:
+        z, m, tau, n = builder.add_many(
+            point.Rescale, z, m, tau, names=("z", *names[1:], "n"), weight=0.3
+        )
+    else:
+        n = builder.add(point.SumSquares, z, name="n", weight=0.3)
+    more = builder.add(point.SumSquares, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, more, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
+
+
+def _form(kind: type[Operation], **settings: Any) -> Recipe:
+    """Embed, evaluate a form of the input, advance, divide."""
+    builder = RecipeBuilder((2, 6))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    rows = builder.add(layer.Reshape, unit, name="rows", shape=(12,))
+    if kind is point.QuadraticForm:
+        root = torch.randn(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        constants = {"form": builder.constant("form", root @ root.T)}
+    else:
+        width, size = settings["width"], settings["size"]
+        full, rest = 12 // size - width, width * size
+        band = _constant(builder, "band", full, (width + 1) * size, size)
+        constants = {"band": band, "last": _constant(builder, "last", rest, rest)}
+    n = builder.add(kind, rows, name="n", weight=0.4, **constants, **settings)
+    n = builder.add(layer.Elementwise, n, name="n", function="relu")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=0.7))
+
+
+def _spectrum(axes: int, *, wide: bool = False) -> Recipe:
+    """Embed, transform, take a form and a product of the spectrum, transform back, divide."""
+    spatial = _SPATIAL[axes]
+    builder = RecipeBuilder((2, *spatial))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    source = builder.add(layer.Cast, unit, name="exact", to=layer.WIDE) if wide else unit
+    spectrum = builder.add(point.Fourier, source, name="spectrum")
+    count = point.frequencies(spatial)
+    half = _hermitian(2, count)
+    symbol = builder.constant("symbol", half, wide=wide)
+    n = builder.add(point.SpectralForm, spectrum, name="n", symbol=symbol, weight=0.2)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="projective")
+    # The transfer of a real convolution: the spectrum of a kernel.
+    kernel = torch.randn(
+        3, 2, *spatial, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    transfer = torch.fft.rfftn(kernel, dim=tuple(range(2, 2 + axes))).flatten(2)
+    held = builder.constant("transfer", torch.view_as_real(transfer).clone(), wide=wide)
+    image = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
+    v = builder.add(point.InverseFourier, image, name="v", size=spatial)
+    v = builder.add(layer.Cast, v, name="v", to=layer.WORKING)
+    return builder.recipe(builder.add(point.Divide, v, tau, m, name="y", scale=0.7))
+
+
+def _hermitian(channels: int, count: int) -> Tensor:
+    """Return a positive semidefinite matrix for each frequency, (C, C, F, 2)."""
+    generator = torch.Generator().manual_seed(2)
+    root = torch.randn(count, channels, channels, 2, generator=generator, dtype=torch.float64)
+    matrix = torch.view_as_complex(root)
+    product = (matrix.mH @ matrix).permute(1, 2, 0)
+    return torch.view_as_real(product.contiguous()).clone()
+
+
+def _biased(rule: str) -> Recipe:
+    """Two activations on a point with two linear and two constant parts, all of it wide."""
+    builder = RecipeBuilder((4,))
+    x = builder.add(layer.Cast, INPUT, name="exact", to=layer.WIDE)
+    unit, m, tau = builder.add_many(point.Normalize, x, names=("unit", "peak", "tau"))
+    generator = torch.Generator().manual_seed(3)
+    maps = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)  # of the linear parts
+    fixed = torch.randn(2, 5, generator=generator, dtype=torch.float64)  # constant parts
+    rows = torch.einsum("adi,cd->aci", maps, fixed).reshape(4, 4)
+    weight = builder.constant("rows", rows, wide=True)
+    dots = builder.add(layer.Matmul, unit, name="dots", weight=weight)
+    gram = builder.constant("gram", fixed @ fixed.T, wide=True)
+    pairs = [maps[0].T @ maps[0], maps[0].T @ maps[1], maps[1].T @ maps[1]]
+    forms = []
+    for index, pair in enumerate(pairs):
+        held = builder.constant(f"form{index}", (pair + pair.T) / 2, wide=True)
+        forms.append(builder.add(point.QuadraticForm, unit, name="n", form=held, weight=1.0))
+    first = {"linear": ((),), "coordinate": (), "factor": 0.8}
+    g0 = builder.add(point.Grow, m, tau, forms[0], name="g", rule=rule, **first)
+    second = {"linear": ((0,), ()), "constant_parts": ((0,), ()), "coordinate": (0,), "gram": gram}
+    g1 = builder.add(point.Grow, m, tau, dots, *forms, g0, name="g", rule=rule, **second)
+    matrix = builder.constant("matrix", maps.flatten(0, 1), wide=True)
+    v = builder.add(layer.Matmul, unit, name="v", weight=matrix)
+    v = builder.add(layer.Reshape, v, name="v", shape=(2, 5))
+    vectors = builder.constant("vectors", fixed, wide=True)
+    parts = {"linear": ((0, 1), (1,)), "constant_parts": ((0, 1), (1,)), "vectors": vectors}
+    y = builder.add(point.Combine, v, tau, g0, g1, name="y", scale=0.9, **parts)
+    return builder.recipe(builder.add(layer.Cast, y, name="y", to=layer.WORKING))
+
+
+def _rebased() -> Recipe:
+    """Take the point, add a bias, run another activation on it."""
+    builder = RecipeBuilder((5,))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(point.SumSquares, unit, name="n", weight=0.5)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    z, m, tau = builder.add_many(
+        point.Rebase, unit, m, tau, names=("z", "peak", "tau"), scale=0.6, coordinate=1.4
+    )
+    z = builder.add(point.AddBias, z, tau, bias=_constant(builder, "bias", 5))
+    n = builder.add(point.SumSquares, z, name="n", weight=0.5)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
+
+
+def _point_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
+    for rule in point.RULES:
+        for limits in (False, True):
+            yield f"points {rule} {limits}", partial(_points, rule, limits=limits)
+        yield f"rescale {rule}", partial(_points, rule, limits=False, rescale=True)
+        yield f"grow and combine {rule}", partial(_biased, rule)
+    yield "rebase and bias", _rebased
+    yield "quadratic_form", partial(_form, point.QuadraticForm)
+    for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
+        name = f"banded_form {size} {width}"
+        yield name, partial(_form, point.BandedForm, size=size, width=width)
+    for axes in (1, 2, 3):
+        yield f"spectrum {axes}d", partial(_spectrum, axes)
+    yield "spectrum wide", partial(_spectrum, 2, wide=True)
+
+
+RECIPE_CASES: tuple[RecipeCase, ...] = tuple(
+    RecipeCase(name, build) for name, build in (*_layer_cases(), *_point_cases())
+)
