@@ -242,9 +242,10 @@ class Scaling:
     be multiplied with to get there. It can wait until a layer takes it on its weights.
     """
 
-    def __init__(self) -> None:
-        self._balance: Scalar = 1.0
-        self._rho: Scalar = 1.0
+    def __init__(self, norm_factor: float = 1.0) -> None:
+        # t starts as norm_factor·‖x‖, so κ = 1 and σ = norm_factor.
+        self._balance: Scalar = 1.0 / norm_factor
+        self._rho: Scalar = 1.0 / norm_factor
         # What the last activation divides by, and whether it acts on points; until it is taken.
         self._last: tuple[Scalar, bool] | None = None
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .errors import checked_shape, refusal, shape_text
-from .folding.branches import Web
 from .folding.certificate import ErrorBudget
-from .folding.fold import programs_of
-from .folding.operators import freeze
-from .folding.stages import Program, forms_of, matrix_of
+from .folding.fold import stages_of
+from .folding.forms import forms_of, matrix_of
+from .folding.operators import frozen_wide
+from .folding.problem import Problem
+from .folding.stages import Chain, Stage
 from .folding.strategies.dense import too_large
 from .nn.container import ConformalLayers, layer_by_layer
 from .nn.rules import Rule
@@ -22,7 +23,7 @@ from .registry.bounds import Shape
 from .utils.text import table
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
-_PIECE = 256  # samples, or rows of Q, that are looked at together
+_CHUNK = 256  # samples, or rows of Q, that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,53 +182,53 @@ def inspect(
         if data is not None:
             data = _checked_data(data, shape)
         # The whole linear head is part of M, whether a fold would absorb it or not.
-        found = programs_of(model, shape, prefix=False)
-        programs = {path: _checked(path, wholes[-1]) for path, wholes in found.items()}
-        terms: list[Terms] | list[None] = [None] * len(programs)
+        found = stages_of(model, shape, prefix=False)
+        stages = {path: _checked(path, longer[-1]) for path, longer in found.items()}
+        terms: list[Terms] | list[None] = [None] * len(stages)
         if data is not None:
-            terms = _terms(model, list(programs.values()), data)
+            terms = _terms(model, [stage.chain for stage in stages.values()], data)
         parts = [
-            _part(path, program, found, top)
-            for (path, program), found in zip(programs.items(), terms, strict=True)
+            _part(path, stage, found, top)
+            for (path, stage), found in zip(stages.items(), terms, strict=True)
         ]
     return Inspection(tuple(parts))
 
 
-def _checked(path: str, whole: Program | Web) -> Program:
-    """Return a program whose denominator is a sum of forms that can be written out."""
+def _checked(path: str, stage: Stage) -> Stage:
+    """Return a stage whose denominator is a sum of forms that can be written out."""
     where = f"inspect({path or 'model'})"
-    if isinstance(whole, Web) or whole.births:
-        got = "branches that pass activations" if isinstance(whole, Web) else "biases inside"
+    if stage.affine:
+        got = "branches that pass activations" if stage.branched else "biases inside"
         remedy = "There the denominator is a recurrence over more than forms of x."
         raise refusal(where, "a chain of linear layers and activations", got, remedy)
-    reason = too_large(whole)
+    reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
     if reason is not None:
         remedy = "Inspect it on smaller images."
         raise refusal(where, "forms that can be written out", reason, remedy)
-    return whole
+    return stage
 
 
-def _part(path: str, program: Program, terms: Terms | None, top: int) -> Part:
-    shapes = program.input_shape, program.output_shape
-    values = forms_of(program, ErrorBudget(0.0)).values
-    found = zip(program.groups, values, strict=True)
-    forms = tuple(_form(program, group, form, top) for group, form in found)
-    templates = (matrix_of(program) * program.scale).view(-1, *program.input_shape)
-    bias = None if program.bias is None else program.bias.flatten()
-    return Part(path, *shapes, forms, templates, bias, terms)
+def _part(path: str, stage: Stage, terms: Terms | None, top: int) -> Part:
+    chain = stage.chain
+    values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
+    found = zip(chain.groups, values, strict=True)
+    forms = tuple(_form(chain, group, form, top) for group, form in found)
+    templates = (matrix_of(chain, stage.device) * chain.scale).view(-1, *stage.input_shape)
+    bias = None if stage.bias is None else stage.bias.flatten()
+    return Part(path, stage.input_shape, stage.output_shape, forms, templates, bias, terms)
 
 
-def _form(program: Program, group: tuple[int, ...], form: Tensor, top: int) -> Form:
-    segments = [program.segments[index] for index in group]
+def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
+    segments = [chain.segments[index] for index in group]
     values, vectors = torch.linalg.eigh(form)
     images = vectors.flip(1)[:, :top].T
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return Form(
-        tuple(segment.path for segment in segments),
+        tuple(segment.site.path for segment in segments),
         segments[0].rule,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
-        images.reshape(-1, *program.input_shape),
-        _falloff(form, program.input_shape),
+        images.reshape(-1, *chain.input_shape),
+        _falloff(form, chain.input_shape),
     )
 
 
@@ -240,34 +241,34 @@ def _falloff(form: Tensor, shape: Shape) -> Tensor | None:
     energy = form.square().view(channels, pixels, channels, pixels).sum((0, 2))
     places = torch.tensor(list(itertools.product(*map(range, sides))), device=form.device)
     found = torch.zeros(max(sides), dtype=form.dtype, device=form.device)
-    for rows in torch.arange(pixels, device=form.device).split(_PIECE):
+    for rows in torch.arange(pixels, device=form.device).split(_CHUNK):
         distance = (places[rows, None] - places).abs().amax(2)
         found.index_add_(0, distance.flatten(), energy[rows].flatten())
     return found / energy.sum().clamp_min(torch.finfo(form.dtype).tiny)
 
 
-def _terms(model: nn.Module, programs: list[Program], data: Tensor) -> list[Terms]:
+def _terms(model: nn.Module, chains: list[Chain], data: Tensor) -> list[Terms]:
     """Run a model on data, and look at every denominator where its ConformalLayers is entered."""
-    frozen = freeze(model, torch.float64)
+    frozen = frozen_wide(model)
     entered: list[Tensor] = []
     for module in frozen.modules():
         if isinstance(module, ConformalLayers):
             module.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
-    found: list[list[tuple[Tensor, ...]]] = [[] for _ in programs]
-    for piece in data.split(_PIECE):
+    found: list[list[tuple[Tensor, ...]]] = [[] for _ in chains]
+    for chunk in data.split(_CHUNK):
         entered.clear()
         with layer_by_layer():
-            frozen(piece)
-        for rows, program, x in zip(found, programs, entered, strict=True):
-            rows.append(_recurrence(program, x))
+            frozen(chunk)
+        for rows, chain, x in zip(found, chains, entered, strict=True):
+            rows.append(_recurrence(chain, x))
     results = []
-    for program, rows in zip(programs, found, strict=True):
-        names = ("‖x‖", *(segment.path for segment in program.segments))
+    for chain, rows in zip(chains, found, strict=True):
+        names = ("‖x‖", *(segment.site.path for segment in chain.segments))
         results.append(Terms(names, *(torch.cat(tensors) for tensors in zip(*rows, strict=True))))
     return results
 
 
-def _recurrence(program: Program, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _recurrence(chain: Chain, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return ‖x‖, the shares of the terms of D, and each form over ‖x‖², for each sample."""
     norm = torch.linalg.vector_norm(x.flatten(1), dim=1)
     zero = int((norm == 0).sum())
@@ -276,10 +277,8 @@ def _recurrence(program: Program, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         raise refusal("inspect(data=...)", "samples with a norm", got, remedy)
     z = x / norm.view(-1, *[1] * (x.dim() - 1))
     tau, terms, gains = torch.ones_like(norm), [torch.ones_like(norm)], []
-    for segment in program.segments:
-        for operator in segment.operators:
-            z = operator.apply(z)
-        z = z * segment.factor
+    for segment in chain.segments:
+        z = segment.apply(z)
         gains.append(segment.weight * z.flatten(1).square().sum(1))
         grown = segment.rule.advance(tau, gains[-1], norm)
         terms.append(grown - tau)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..nn.activations import RadialActivation
 from ..nn.rules import Rule
+from ..recipe.torch.module import RecipeModule
 from ..registry.registry import find_spec, has_batch_statistics, has_hooks
-from .folded import Part
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
 
@@ -41,7 +41,7 @@ class _State:
     """A model as it was when folds were made from it. Only ``folds`` grows, by replacement."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.folds: dict[Key, Part] = {}
+        self.folds: dict[Key, RecipeModule] = {}
         self.slots: list[_Slot] = []
         self.modules: list[tuple[nn.Module, dict[str, Any]]] = []
         self.activations: list[tuple[RadialActivation, Any, Rule]] = []
@@ -80,7 +80,7 @@ class FoldCache:
         self._state = None
         self._cleared += 1
 
-    def find(self, input: Tensor) -> Part | None:
+    def find(self, input: Tensor) -> RecipeModule | None:
         """Return the fold for such an input, or None if there is none that still holds."""
         state = self._state  # other threads may replace it meanwhile
         fold = state.folds.get(_key(input)) if state is not None else None
@@ -91,7 +91,7 @@ class FoldCache:
         state = self._state
         return (state if state is not None and state.holds() else _State(model)), self._cleared
 
-    def store(self, begun: tuple[_State, int], input: Tensor, fold: Part) -> None:
+    def store(self, begun: tuple[_State, int], input: Tensor, fold: RecipeModule) -> None:
         """Keep a fold, unless the model has changed while it was made."""
         state, cleared = begun
         if cleared == self._cleared and state.holds():

@@ -91,22 +91,22 @@ def _guard(form: Tensor) -> float:
 
 
 def holds(
-    exact: Tensor, approximate: Tensor, slack: ErrorBudget, missing: float = 0.0
+    exact: Tensor, approximate: Tensor, budget: ErrorBudget, missing: float = 0.0
 ) -> float | None:
     """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
 
     Args:
         exact: Q in float64, or a part of it that lacks a positive semidefinite rest.
         approximate: Q̂ in float64.
-        slack: ε and R.
+        budget: ε and R.
         missing: a bound of the norm of that rest.
     """
-    inverse = 0.0 if math.isinf(slack.radius) else 1 / slack.radius
+    inverse = 0.0 if math.isinf(budget.radius) else 1 / budget.radius
     error = approximate - exact
     for share in (1.0, 0.5):
         # Q is the known part and something more, so ε times the known part is room enough.
-        room = share * slack.epsilon * exact
-        room.diagonal().add_(share * slack.epsilon * inverse - missing)
+        room = share * budget.epsilon * exact
+        room.diagonal().add_(share * budget.epsilon * inverse - missing)
         if not (positive_definite(room + error) and positive_definite(room - error)):
             return None if share == 1.0 else 0.0
     return 0.5

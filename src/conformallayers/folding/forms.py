@@ -2,7 +2,7 @@
 
 A column of Q is half the gradient of the form at an impulse: two passes through the layers, never
 a Gram product over their many rows. Terms of deep layers are left out once what they could add is
-proven to be below the slack.
+proven to be below the budget.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from torch import Tensor
 from ..registry.bounds import Shape
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
-from .forms_by_row import Stage, applies, rowwise_forms, tail
+from .forms_by_row import applies, forms_by_row, tail
 from .operators import Operator, adjoint, apply_all, impulses
+from .stages import Chain, Segment
 
 CHUNK_BYTES = 256 * 2**20  # what one batch of columns may keep alive
 _SAMPLE = 48  # columns that guess how fast the terms fall off
@@ -45,13 +46,13 @@ class Forms:
 def dense_matrix(
     input_shape: Shape,
     output_shape: Shape,
-    stages: Sequence[Stage],
+    segments: Sequence[Segment],
     trailing: Sequence[Operator],
     device: torch.device,
 ) -> Tensor:
     """Return M = V Z_k, (d_out, d_in): by columns, or by rows where those are fewer."""
-    operators = [op for stage in stages for op in stage.operators] + list(trailing)
-    factor = math.prod(stage.factor for stage in stages)
+    operators = [op for segment in segments for op in segment.operators] + list(trailing)
+    factor = math.prod(segment.factor for segment in segments)
     like = torch.empty(0, dtype=torch.float64, device=device)
     chunk = _chunk(input_shape, operators)
     if math.prod(output_shape) < math.prod(input_shape):
@@ -65,30 +66,30 @@ def dense_matrix(
 
 
 def dense_forms(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
+    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> Forms:
-    """Return every quadratic form, with as few terms as the slack provably allows."""
-    if len(stages) > 2 and applies(input_shape, stages):
-        return Forms(*rowwise_forms(input_shape, stages, device, slack))
-    depth = _guess_depth(input_shape, stages, device, slack)
+    """Return every quadratic form, with as few terms as the budget provably allows."""
+    if len(segments) > 2 and applies(input_shape, segments):
+        return Forms(*forms_by_row(input_shape, segments, device, budget))
+    depth = _guess_depth(input_shape, segments, device, budget)
     while True:
-        values, last = _forms(input_shape, stages[:depth], device)
-        if depth == len(stages):
+        values, last = _forms(input_shape, segments[:depth], device)
+        if depth == len(segments):
             return Forms(values, 0.0, depth)
-        forms = Forms(values, tail(stages, depth) * last, depth)
-        if forms.missing <= slack.epsilon / 4 * (forms.smallest + 1 / slack.radius):
+        forms = Forms(values, tail(segments, depth) * last, depth)
+        if forms.missing <= budget.epsilon / 4 * (forms.smallest + 1 / budget.radius):
             return forms
-        depth = min(len(stages), depth + 3)
+        depth = min(len(segments), depth + 3)
 
 
 def _forms(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device
+    input_shape: Shape, segments: Sequence[Segment], device: torch.device
 ) -> tuple[Tensor, float]:
-    """Return the forms of all stages, and a bound of ``‖Z‖²`` of the last one."""
+    """Return the forms of all segments, and a bound of ``‖Z‖²`` of the last one."""
     like = torch.empty(0, dtype=torch.float64, device=device)
     d_in = math.prod(input_shape)
-    groups = 1 + max((stage.group for stage in stages), default=-1)
-    chunk = _chunk(input_shape, [op for stage in stages for op in stage.operators])
+    groups = 1 + max((segment.group for segment in segments), default=-1)
+    chunk = _chunk(input_shape, [op for segment in segments for op in segment.operators])
     forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=device)
     frobenius = columns = 0.0
     rows: Tensor | float = 0.0
@@ -98,10 +99,10 @@ def _forms(
         energies: list[Tensor | None] = [None] * groups
         with torch.enable_grad():
             z = x
-            for stage in stages:
-                z = stage.apply(z)
-                n = stage.weight / 2 * z.square().sum()
-                energies[stage.group] = n if (e := energies[stage.group]) is None else e + n
+            for segment in segments:
+                z = segment.apply(z)
+                n = segment.weight / 2 * z.square().sum()
+                energies[segment.group] = n if (e := energies[segment.group]) is None else e + n
         stop = start + len(batch)
         for group, value in enumerate(energies):
             if value is not None:
@@ -113,16 +114,20 @@ def _forms(
         rows = rows + absolute.sum(0)
         start = stop
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
-    last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if stages else 0.0
+    last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if segments else 0.0
     return (forms + forms.transpose(1, 2)) / 2, last
 
 
 def _guess_depth(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
+    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> int:
-    """Guess from a few columns how many terms the slack needs; the proof comes afterwards."""
-    if slack.epsilon == 0 or len({stage.group for stage in stages}) != 1 or len(stages) < 3:
-        return len(stages)
+    """Guess from a few columns how many terms the budget needs; the proof comes afterwards."""
+    if (
+        budget.epsilon == 0
+        or len({segment.group for segment in segments}) != 1
+        or len(segments) < 3
+    ):
+        return len(segments)
     d_in = math.prod(input_shape)
     picks = torch.linspace(0, d_in - 1, min(_SAMPLE, d_in)).long()
     z = torch.zeros(len(picks), d_in, dtype=torch.float64, device=device)
@@ -130,16 +135,27 @@ def _guess_depth(
     z = z.view(-1, *input_shape)
     total = 0.0
     with torch.no_grad():
-        for depth, stage in enumerate(stages, 1):
-            z = stage.apply(z)
+        for depth, segment in enumerate(segments, 1):
+            z = segment.apply(z)
             mean = float(z.square().sum()) / len(picks)
-            total += stage.weight * mean
-            small = slack.epsilon / 4 * (total / 100 + 1 / slack.radius)
-            if depth < len(stages) and 3 * d_in * mean * tail(stages, depth) < small:
+            total += segment.weight * mean
+            small = budget.epsilon / 4 * (total / 100 + 1 / budget.radius)
+            if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
                 return depth
-    return len(stages)
+    return len(segments)
 
 
 def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
     kept = 3 * sum(math.prod(op.output_shape) for op in operators) + math.prod(input_shape)
     return max(1, min(math.prod(input_shape), CHUNK_BYTES // (8 * kept)))
+
+
+def matrix_of(chain: Chain, device: torch.device) -> Tensor:
+    """Return M of a chain in float64, (d_out, d_in)."""
+    shapes = chain.input_shape, chain.output_shape
+    return dense_matrix(*shapes, chain.segments, chain.trailing, device)
+
+
+def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
+    """Return every Q of a chain in float64, as deep as the budget asks for."""
+    return dense_forms(chain.input_shape, chain.segments, device, budget)

@@ -2,7 +2,7 @@
 
 The response to a row spreads by a few rows per layer, and rows far from the border respond alike.
 So each level needs the responses of few rows on few rows, and a block of Q is the product of two
-of them. Terms are added level by level until the rest is proven to be below the slack.
+of them. Terms are added level by level until the rest is proven to be below the budget.
 """
 
 from __future__ import annotations
@@ -19,21 +19,7 @@ from ..registry.bounds import Shape
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
 from .operators import CONVOLUTIONS, Operator, is_plain
-
-
-class Stage(NamedTuple):
-    """``z ← factor · U z``, then ``weight · ‖z‖²`` goes to the form of the given group."""
-
-    operators: tuple[Operator, ...]
-    factor: float
-    weight: float
-    group: int
-
-    def apply(self, z: Tensor) -> Tensor:
-        """Return ``factor · U z``."""
-        for operator in self.operators:
-            z = operator.apply(z)
-        return z * self.factor
+from .stages import Segment
 
 
 class Response(NamedTuple):
@@ -48,18 +34,18 @@ class Response(NamedTuple):
         return self.first + self.values.shape[1] - 1
 
 
-def tail(stages: Sequence[Stage], depth: int) -> float:
+def tail(segments: Sequence[Segment], depth: int) -> float:
     """Return κ with ``Σ_{l>depth} weight_l ‖z_l‖² ≤ κ ‖z_depth‖²``."""
     total, product = 0.0, 1.0
-    for stage in stages[depth:]:
-        product *= stage.factor**2 * math.prod(op.norm for op in stage.operators) ** 2
-        total += stage.weight * product
+    for segment in segments[depth:]:
+        product *= segment.factor**2 * math.prod(op.norm for op in segment.operators) ** 2
+        total += segment.weight * product
     return total
 
 
-def applies(input_shape: Shape, stages: Sequence[Stage]) -> bool:
+def applies(input_shape: Shape, segments: Sequence[Segment]) -> bool:
     """Tell whether every operator keeps image rows where they are."""
-    operators = [op for stage in stages for op in stage.operators]
+    operators = [op for segment in segments for op in segment.operators]
     return (
         len(input_shape) >= 2
         and bool(operators)
@@ -67,38 +53,40 @@ def applies(input_shape: Shape, stages: Sequence[Stage]) -> bool:
     )
 
 
-def rowwise_forms(
-    input_shape: Shape, stages: Sequence[Stage], device: torch.device, slack: ErrorBudget
+def forms_by_row(
+    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> tuple[Tensor, float, int]:
     """Return the forms, (groups, d_in, d_in), a bound of what they lack, and the depth kept."""
     height = input_shape[1]
     size = math.prod(input_shape) // height
-    groups = 1 + max(stage.group for stage in stages)
+    groups = 1 + max(segment.group for segment in segments)
     blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
     responses = {0: _impulse(input_shape, 0, device)}
     level = 0, 0  # how far the responses spread up and down so far
-    truncates = groups == 1 and slack.epsilon > 0
+    truncates = groups == 1 and budget.epsilon > 0
     smallest = 0.0
-    for depth, stage in enumerate(progress(stages, len(stages), "folding Q"), 1):
-        spread = [_reach(op) or (0, 0) for op in stage.operators]
-        after_stage = level[0] + sum(up for up, _ in spread), level[1] + sum(d for _, d in spread)
+    for depth, segment in enumerate(progress(segments, len(segments), "folding Q"), 1):
+        spread = [_reach(op) or (0, 0) for op in segment.operators]
+        after_segment = level[0] + sum(up for up, _ in spread), level[1] + sum(d for _, d in spread)
         responses = {
-            row: _step(stage, _shifted(row, responses, level, height), height)
-            for row in _distinct_rows(height, *after_stage)
+            row: _step(segment, _shifted(row, responses, level, height), height)
+            for row in _distinct_rows(height, *after_segment)
         }
-        level = after_stage
-        norm = _add_products(blocks[stage.group], responses, level, stage.weight)
-        if depth == len(stages):
+        level = after_segment
+        norm = _add_products(blocks[segment.group], responses, level, segment.weight)
+        if depth == len(segments):
             break
         if truncates and depth >= 2:
             # Later terms only add to Q, so an eigenvalue proven early stays a lower bound.
-            missing = tail(stages, depth) * norm
-            room = slack.epsilon / 4
-            if not smallest and missing <= room * (_mean_diagonal(blocks[0]) + 1 / slack.radius):
+            missing = tail(segments, depth) * norm
+            allowed = budget.epsilon / 4
+            if not smallest and missing <= allowed * (
+                _mean_diagonal(blocks[0]) + 1 / budget.radius
+            ):
                 smallest = smallest_eigenvalue(_in_input_order(blocks, input_shape)[0])
-            if missing <= room * (smallest + 1 / slack.radius):
+            if missing <= allowed * (smallest + 1 / budget.radius):
                 return _in_input_order(blocks, input_shape), missing, depth
-    return _in_input_order(blocks, input_shape), 0.0, len(stages)
+    return _in_input_order(blocks, input_shape), 0.0, len(segments)
 
 
 def _distinct_rows(height: int, before: int, after: int) -> list[int]:
@@ -166,10 +154,10 @@ def _impulse(input_shape: Shape, row: int, device: torch.device) -> Response:
     return Response(row, torch.eye(size, dtype=torch.float64, device=device).view(size, *narrow))
 
 
-def _step(stage: Stage, response: Response, height: int) -> Response:
-    """Run a stage on the rows that a response can reach: beyond them all is zero anyway."""
+def _step(segment: Segment, response: Response, height: int) -> Response:
+    """Run a segment on the rows that a response can reach: beyond them all is zero anyway."""
     first, z = response.first, response.values.transpose(1, 2)
-    for operator in stage.operators:
+    for operator in segment.operators:
         up, down = _reach(operator) or (0, 0)
         top = min(up, first)
         bottom = min(down, height - first - z.shape[2])
@@ -177,7 +165,7 @@ def _step(stage: Stage, response: Response, height: int) -> Response:
         z = operator.apply(F.pad(z, pads))
         first -= top
     # Rows before channels: a range of rows is then a matrix without copying.
-    return Response(first, (z * stage.factor).transpose(1, 2).contiguous())
+    return Response(first, (z * segment.factor).transpose(1, 2).contiguous())
 
 
 def _reach(operator: Operator) -> tuple[int, int] | None:

@@ -18,15 +18,16 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 
 from ..errors import refusal
+from ..functional import wide_dtype
 from ..nn.extra_layers import ChannelScale, RepeatChannels
 from ..registry.bounds import Shape, channel_factor
-from ..registry.registry import computes_like, find_spec, is_affine
+from ..registry.registry import computes_like, find_spec, flatten_modules, is_affine
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
 
 
-def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def freeze(module: nn.Module) -> nn.Module:
     """Copy a module for evaluation: parametrisations resolved, parameters turned into buffers.
 
     Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
@@ -34,7 +35,6 @@ def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
     Args:
         module: any module; it is not changed.
-        dtype: cast floating-point tensors to this dtype.
 
     Returns:
         A new module in evaluation mode without parameters or hooks.
@@ -53,7 +53,21 @@ def freeze(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
                 if parameter is not None:
                     del child._parameters[name]
                     child.register_buffer(name, parameter.detach().clone())
-    return frozen if dtype is None else frozen.to(dtype)
+    return frozen
+
+
+def frozen_layers(layers: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """Return the layers of a ConformalLayers with their paths, frozen in float64."""
+    return [(path, frozen_wide(module)) for path, module in flatten_modules(layers, prefix)]
+
+
+def frozen_wide(module: nn.Module) -> nn.Module:
+    """Freeze a module in float64, on a device that has it."""
+    frozen = freeze(module)
+    device = next((tensor.device for tensor in frozen.buffers()), torch.device("cpu"))
+    if wide_dtype(device) is not torch.float64:
+        frozen = frozen.to("cpu")
+    return frozen.to(torch.float64)
 
 
 def refuse_hooks(path: str, module: nn.Module) -> None:
@@ -146,14 +160,13 @@ class Operator:
 
 
 def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> Operator:
-    """Split an affine module into a linear operator in float64 and its bias."""
-    module = freeze(module, torch.float64)
+    """Split a frozen affine module in float64 into a linear operator and its bias."""
     bias = None
     if is_affine(module):
         device = next((b.device for b in module.buffers()), None)
         with torch.no_grad():
             bias = module(torch.zeros(1, *input_shape, dtype=torch.float64, device=device))[0]
-        module = _without_bias(module)
+        module = _without_bias(copy.deepcopy(module))
     return Operator(module, input_shape, output_shape, bias)
 
 

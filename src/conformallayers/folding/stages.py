@@ -1,10 +1,12 @@
-"""Trace → Program: the balanced recurrence of a network, with every scalar a float64 number.
+"""Trace → Stage: what one ConformalLayers computes, as a graph of linear operators and activations.
 
-z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
-τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
+A stage without branches is a chain. Its balanced recurrence keeps every number inside float range:
+
+    z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
+    τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
 
 A bias adds ``τ·b`` to z. Pushed through the layers behind it, it is a constant part of every later z
-with the coordinate of its time as coefficient; see ``recurrence.py``.
+with the coordinate of its time as coefficient; see ``affine.py``.
 """
 
 from __future__ import annotations
@@ -20,64 +22,266 @@ from torch import Tensor, nn
 from ..errors import shape_text
 from ..functional import Scaling
 from ..nn.activations import RadialActivation
-from ..nn.rules import PUBLISHED, Rule
+from ..nn.branches import Join
+from ..nn.rules import Rule
 from ..registry.bounds import Shape
-from .certificate import ErrorBudget
-from .forms import Forms, dense_forms, dense_matrix
-from .forms_by_row import Stage
-from .operators import Operator, adjoint, merged, operator_of
-from .recurrence import Key, Recurrence, Site
-from .trace import Source, Trace
+from .operators import Operator, merged, operator_of
+from .trace import Trace
+
+_CollapsedGroups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ActivationSite:
+    """An activation with its α resolved; ``number`` counts the activations before it."""
+
+    module: RadialActivation
+    alpha: float
+    number: int
+    path: str
+
+    @property
+    def rule(self) -> Rule:
+        """How the coordinate changes."""
+        return self.module.rule
+
+    @property
+    def slope(self) -> float:
+        """What a short point is multiplied with, times α."""
+        return self.module.slope
+
+
+@dataclass(frozen=True)
+class Node:
+    """One step of a stage: what is done to the values of its sources; -1 is the input."""
+
+    action: Operator | ActivationSite | Join
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Linear operators, activations and joins from an input to an output; the last node is the output.
+
+    Args:
+        input_shape, output_shape: of one sample.
+        nodes: in an order in which every source comes first.
+        bias: float64, of the output's shape; added behind the division. It belongs to a head.
+        norm_factor: what operators in front, which are not part of the embedding, multiply the norm of
+            every sample with: ``t = norm_factor·‖x‖``.
+    """
+
+    input_shape: Shape
+    output_shape: Shape
+    nodes: tuple[Node, ...]
+    bias: Tensor | None = None
+    norm_factor: float = 1.0
+
+    @property
+    def branched(self) -> bool:
+        """Whether some node is not fed by the one before it alone."""
+        return any(node.sources != (index - 1,) for index, node in enumerate(self.nodes))
+
+    @property
+    def operators(self) -> tuple[Operator, ...]:
+        """All linear operators in order."""
+        return tuple(n.action for n in self.nodes if isinstance(n.action, Operator))
+
+    @property
+    def sites(self) -> tuple[ActivationSite, ...]:
+        """All activations in order."""
+        return tuple(n.action for n in self.nodes if isinstance(n.action, ActivationSite))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the operators are."""
+        buffers = (b for operator in self.operators for b in operator.module.buffers())
+        return next((buffer.device for buffer in buffers), torch.device("cpu"))
+
+    @property
+    def affine(self) -> bool:
+        """Whether biases or branches make a point a sum of several parts."""
+        return self.branched or any(op.bias is not None for op in self.operators)
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The balanced recurrence of a stage without branches."""
+        return _chain_of(self)
+
+    @cached_property
+    def growth(self) -> float:
+        """A bound of the norm of every value on the way, for an input of norm 1; at least 1."""
+        if not self.branched:
+            return self.chain.growth
+        bounds: list[float] = []
+        for node in self.nodes:
+            sources = [1.0 if source < 0 else bounds[source] for source in node.sources]
+            if isinstance(node.action, Operator):
+                bounds.append(sources[0] * node.action.norm)
+            elif isinstance(node.action, ActivationSite):
+                bounds.append(sources[0] * node.action.slope / node.action.alpha)
+            else:
+                bounds.append(sum(sources))
+        return max(1.0, *bounds)
+
+    def shape_at(self, source: int) -> Shape:
+        """Return the shape of the value of a node."""
+        if source < 0:
+            return self.input_shape
+        node = self.nodes[source]
+        if isinstance(node.action, Operator):
+            return node.action.output_shape
+        shapes = [self.shape_at(before) for before in node.sources]
+        return node.action.shape(shapes) if isinstance(node.action, Join) else shapes[0]
+
+    def __str__(self) -> str:
+        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
+        for index, node in enumerate(self.nodes):
+            action = node.action
+            if isinstance(action, ActivationSite):
+                what = f"{action.path}: {action.rule.name}, α {action.alpha:.4g}"
+            else:
+                what = repr(action.module if isinstance(action, Operator) else action)
+            sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
+            lines.append(f"  {index}: {what}{sources}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def stage_of(trace: Trace) -> Stage:
+    """Turn the steps of a trace, whose modules are frozen in float64, into a stage.
+
+    Operators that torch has one layer for are merged: a batch normalisation and a margin of zeros go
+    into the convolution beside them.
+    """
+    users = [source for step in trace.steps for source in step.sources]
+    nodes: list[Node] = []
+    place = {-1: -1}  # step → node
+    sites = 0
+    for index, step in enumerate(trace.steps):
+        sources = tuple(place[source] for source in step.sources)
+        action: Operator | ActivationSite | Join
+        if isinstance(step.module, RadialActivation) and step.alpha is not None:
+            action = ActivationSite(step.module, step.alpha, sites, step.path)
+            sites += 1
+        elif isinstance(step.module, Join):
+            action = step.module
+        else:
+            action = operator_of(step.module, step.input_shape, step.output_shape)
+            alone = len(step.sources) == 1 and users.count(step.sources[0]) == 1
+            if alone and sources[0] == len(nodes) - 1:
+                action, sources = _merge_into(nodes, action, sources)
+        nodes.append(Node(action, sources))
+        place[index] = len(nodes) - 1
+    return Stage(trace.input_shape, trace.output_shape, tuple(nodes))
+
+
+def _merge_into(
+    nodes: list[Node], operator: Operator, sources: tuple[int, ...]
+) -> tuple[Operator, tuple[int, ...]]:
+    """Merge an operator with those at the end of the nodes, which are then taken away."""
+    while nodes and sources == (len(nodes) - 1,) and isinstance(nodes[-1].action, Operator):
+        one = merged(nodes[-1].action, operator)
+        if one is None:
+            break
+        operator, sources = one, nodes.pop().sources
+    return operator, sources
+
+
+def with_prefix(stage: Stage, operators: tuple[Operator, ...], norm_factor: float) -> Stage:
+    """Put operators before the embedding of a chain that multiply every norm with ``norm_factor``."""
+    nodes: list[Node] = []
+    for action in (*operators, *(node.action for node in stage.nodes)):
+        sources: tuple[int, ...] = (len(nodes) - 1,)
+        if isinstance(action, Operator):
+            action, sources = _merge_into(nodes, action, sources)
+        nodes.append(Node(action, sources))
+    factor = stage.norm_factor * norm_factor
+    shape = operators[0].input_shape
+    return replace(stage, input_shape=shape, nodes=tuple(nodes), norm_factor=factor)
+
+
+def with_head(stage: Stage, module: nn.Module, output_shape: Shape) -> Stage:
+    """Append an affine module in float64: its bias is added behind the division, also where x = 0."""
+    operator = operator_of(module, stage.output_shape, output_shape)
+    bias = operator.bias
+    if stage.bias is not None:
+        with torch.no_grad():
+            pushed = operator.apply(stage.bias.unsqueeze(0))[0]
+        bias = pushed if bias is None else pushed + bias
+    if bias is not None and not bool(bias.any()):
+        bias = None
+    node = Node(replace(operator, bias=None), (len(stage.nodes) - 1,))
+    return replace(stage, output_shape=output_shape, nodes=(*stage.nodes, node), bias=bias)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The linear operators up to one activation, and what the activation adds to τ."""
+    """The operators up to one activation, ``z ← factor·U z``, and the weight of ``‖z‖²`` in τ.
+
+    ``group`` is the number of the quadratic form that the energy belongs to.
+    """
 
     operators: tuple[Operator, ...]
     factor: float
     weight: float
-    rule: Rule
-    path: str  # of the activation
+    site: ActivationSite
+    group: int = 0
+
+    @property
+    def rule(self) -> Rule:
+        """How the activation changes τ."""
+        return self.site.rule
+
+    def apply(self, z: Tensor) -> Tensor:
+        """Return ``factor·U z``."""
+        for operator in self.operators:
+            z = operator.apply(z)
+        return z * self.factor
 
 
 @dataclass(frozen=True)
-class Program:
-    """A network as one linear map and a recurrence of quadratic forms."""
+class Chain:
+    """A stage without branches as one linear map and a recurrence of quadratic forms."""
 
     input_shape: Shape
     output_shape: Shape
     segments: tuple[Segment, ...]
-    trailing: tuple[Operator, ...]
+    trailing: tuple[Operator, ...]  # behind the last activation
     scale: float
-    bias: Tensor | None = None  # float64, of the output's shape; added after the division
-    source: Source | None = None
 
     @property
-    def births(self) -> tuple[int, ...]:
-        """The numbers of activations that biases stand behind: their coordinate is needed."""
+    def bias_segments(self) -> tuple[int, ...]:
+        """The numbers of segments with biases: the coordinate before them is needed."""
         parts = [*(segment.operators for segment in self.segments), self.trailing]
         return tuple(
             index for index, part in enumerate(parts) if any(op.bias is not None for op in part)
         )
 
     @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Segments that share one quadratic form: those of a rule that collapses, up to a bias."""
-        groups: list[tuple[int, ...]] = []
-        births = self.births
+    def groups(self) -> _CollapsedGroups:
+        """The segments of each quadratic form."""
+        count = 1 + max((segment.group for segment in self.segments), default=-1)
+        found: list[list[int]] = [[] for _ in range(count)]
         for index, segment in enumerate(self.segments):
-            joins = index > 0 and segment.rule == self.segments[index - 1].rule
-            if joins and segment.rule.collapses and index not in births:
-                groups[-1] += (index,)
-            else:
-                groups.append((index,))
-        return tuple(groups)
+            found[segment.group].append(index)
+        return tuple(tuple(group) for group in found)
+
+    @property
+    def sites(self) -> tuple[ActivationSite, ...]:
+        """The first activation of each group; all of them have its rule."""
+        return tuple(self.segments[group[0]].site for group in self.groups)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rule of each group."""
+        return tuple(site.rule for site in self.sites)
 
     @property
     def provable(self) -> bool:
         """Whether a bound of a simplified form is one of the denominator."""
-        return not self.births and all(rule.provable for rule in self.rules)
+        return not self.bias_segments and all(rule.provable for rule in self.rules)
 
     @property
     def scale_free(self) -> bool:
@@ -85,25 +289,10 @@ class Program:
         return len(self.rules) == 1 and self.rules[0].on_points
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The segments with the number of their group."""
-        group_of = {i: g for g, members in enumerate(self.groups) for i in members}
-        return tuple(
-            Stage(s.operators, s.factor, s.weight, group_of[i]) for i, s in enumerate(self.segments)
-        )
-
-    @property
-    def device(self) -> torch.device:
-        """Where the operators are."""
-        for operator in self.operators:
-            for tensor in operator.module.buffers():
-                return tensor.device
-        return torch.device("cpu")
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rule of each group."""
-        return tuple(self.segments[group[0]].rule for group in self.groups)
+    def operators(self) -> tuple[Operator, ...]:
+        """All linear operators in order."""
+        inner = tuple(op for segment in self.segments for op in segment.operators)
+        return inner + self.trailing
 
     @cached_property
     def growths(self) -> tuple[float, ...]:
@@ -117,178 +306,36 @@ class Program:
         last = self.growths[-1] if self.growths else 1.0
         return max(1.0, *self.growths, last * math.prod(op.norm for op in self.trailing))
 
-    @cached_property
-    def recurrence(self) -> Recurrence | None:
-        """The scalars of a program with biases; None where there are none."""
-        return _recurrence(self) if self.births else None
 
-    @property
-    def operators(self) -> tuple[Operator, ...]:
-        """All linear operators in order."""
-        inner = tuple(op for segment in self.segments for op in segment.operators)
-        return inner + self.trailing
-
-    def __str__(self) -> str:
-        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
-        for s in self.segments:
-            lines.append(f"  {s.path}: {s.rule.name}, factor {s.factor:.4g}, weight {s.weight:.4g}")
-        lines.append(f"  scale {self.scale:.4g}" + (", bias" if self.bias is not None else ""))
-        return "\n".join(lines)
-
-
-def program_of(trace: Trace) -> Program:
+def _chain_of(stage: Stage) -> Chain:
     """Choose the factors that keep every z and τ of a chain inside float range."""
+    if stage.branched:
+        raise TypeError("a stage with branches is no chain")
     segments: list[Segment] = []
     pending: tuple[Operator, ...] = ()
-    scaling = Scaling()
-    for step in trace.steps:
-        if step.alpha is None or not isinstance(step.module, RadialActivation):
-            operator = operator_of(step.module, step.input_shape, step.output_shape)
-            if operator.bias is not None:  # the point is ρ·z/τ
-                operator = replace(operator, bias=operator.bias / float(scaling.rho))
-            pending = joined((*pending, operator))
-            continue
-        rule = step.module.rule
-        weight = float(scaling.activate(step.alpha, rule.on_points, step.module.slope))
-        factor = float(scaling.take() or 1.0)
-        segments.append(Segment(pending, factor, weight / (factor * factor), rule, step.path))
-        pending = ()
-    shapes = trace.input_shape, trace.output_shape
-    return Program(*shapes, tuple(segments), pending, float(scaling.rho))
+    scaling = Scaling(stage.norm_factor)
+    for node in stage.nodes:
+        action = node.action
+        if isinstance(action, Operator):
+            if action.bias is not None:  # the point is ρ·z/τ
+                action = replace(action, bias=action.bias / float(scaling.rho))
+            pending = (*pending, action)
+        elif isinstance(action, ActivationSite):
+            weight = float(scaling.activate(action.alpha, action.rule.on_points, action.slope))
+            factor = float(scaling.take() or 1.0)
+            segments.append(Segment(pending, factor, weight / (factor * factor), action))
+            pending = ()
+    shapes = stage.input_shape, stage.output_shape
+    return _grouped(Chain(*shapes, tuple(segments), pending, float(scaling.rho)))
 
 
-def joined(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Merge operators that torch has one layer for."""
-    found: list[Operator] = []
-    for operator in operators:
-        while found and (one := merged(found[-1], operator)) is not None:
-            found.pop()
-            operator = one
-        found.append(operator)
-    return tuple(found)
-
-
-def with_prefix(
-    program: Program,
-    modules: tuple[nn.Module, ...],
-    operators: tuple[Operator, ...],
-    norm_factor: float,
-) -> Program:
-    """Put modules before a program that multiply the norm of every sample with ``norm_factor``.
-
-    The coordinate ``‖U x‖ = norm_factor·‖x‖`` is divided by the norm_factor, and so is what is added to it.
-    """
-    segments = list(program.segments)
-    for index, segment in enumerate(segments):
-        power = 1 if segment.rule == PUBLISHED else 2
-        biased = tuple(_stretched(op, norm_factor) for op in segment.operators)
-        segments[index] = replace(
-            segment, operators=biased, weight=segment.weight / norm_factor**power
-        )
-    trailing = tuple(_stretched(op, norm_factor) for op in program.trailing)
-    if segments:
-        segments[0] = replace(segments[0], operators=joined(operators + segments[0].operators))
-    else:
-        trailing = joined(operators + trailing)
-    return replace(
-        program,
-        input_shape=operators[0].input_shape,
-        segments=tuple(segments),
-        trailing=trailing,
-        scale=program.scale / norm_factor,
-        source=None if program.source is None else replace(program.source, before=modules),
-    )
-
-
-def _stretched(operator: Operator, norm_factor: float) -> Operator:
-    return (
-        operator if operator.bias is None else replace(operator, bias=norm_factor * operator.bias)
-    )
-
-
-def absorb(program: Program, module: nn.Module, output_shape: Shape) -> Program:
-    """Append an affine module to a program: its bias is added after the division.
-
-    Args:
-        program: ends with the input of the module.
-        module: a frozen module; the affine part is what it gives for a zero input.
-        output_shape: of one sample.
-    """
-    operator = operator_of(module, program.output_shape, output_shape)
-    bias = operator.bias
-    if program.bias is not None:
-        with torch.no_grad():
-            pushed: Tensor = operator.apply(program.bias.unsqueeze(0))[0]
-        bias = pushed if bias is None else pushed + bias
-    return replace(
-        program,
-        output_shape=output_shape,
-        trailing=(*program.trailing, replace(operator, bias=None)),
-        bias=bias if bias is not None and bool(bias.any()) else None,
-        source=with_behind(program.source, module),
-    )
-
-
-def with_behind(source: Source | None, module: nn.Module) -> Source | None:
-    """Add a module behind."""
-    return None if source is None else replace(source, behind=(*source.behind, module))
-
-
-def _recurrence(program: Program) -> Recurrence:
-    """Push the biases of a program through the layers behind them."""
-    groups, births = program.groups, program.births
-    first = {members[0]: group for group, members in enumerate(groups)}
-    first[len(program.segments)] = len(groups)
-    constants: dict[int, Tensor] = {}  # by the site that they were born before
-    sites: list[Site] = []
-    chain: list[Operator] = []
-    scale, d_in = 1.0, math.prod(program.input_shape)
-    with torch.no_grad():
-        for group, members in enumerate(groups):
-            size = len([birth for birth in births if birth <= members[0]])
-            rows = torch.zeros(size, d_in, dtype=torch.float64, device=program.device)
-            gram = torch.zeros(size, size, dtype=torch.float64, device=program.device)
-            for index in members:
-                segment = program.segments[index]
-                chain.extend(segment.operators)
-                _push(constants, segment.operators, first.get(index, group), segment.factor)
-                scale *= segment.factor
-                if constants:
-                    c = torch.stack(list(constants.values()))
-                    flat = c.flatten(1)
-                    gram += segment.weight * flat @ flat.T
-                    rows += segment.weight * scale * adjoint(chain, c).flatten(1)
-            keys = tuple(tuple(range(born, group)) for born in constants)
-            before = tuple(range(group))
-            sites.append(Site(program.rules[group], (before,), keys, rows, gram, before))
-        _push(constants, program.trailing, len(groups), 1.0)
-    every: Key = tuple(range(len(groups)))
-    keys = tuple(tuple(range(born, len(groups))) for born in constants)
-    shape = len(constants), *program.output_shape
-    vectors = torch.stack(list(constants.values())) if constants else torch.zeros(shape)
-    return Recurrence(tuple(sites), (every,), keys, vectors.double())
-
-
-def _push(
-    constants: dict[int, Tensor], operators: tuple[Operator, ...], born: int, factor: float
-) -> None:
-    """Let constant parts pass a segment, where more of them may be born."""
-    for operator in operators:
-        for site, value in constants.items():
-            constants[site] = operator.apply(value.unsqueeze(0))[0]
-        if operator.bias is not None:
-            known = constants.get(born)
-            constants[born] = operator.bias if known is None else known + operator.bias
-    for site in constants:
-        constants[site] = constants[site] * factor
-
-
-def matrix_of(program: Program) -> Tensor:
-    """Return M of a program in float64, (d_out, d_in)."""
-    shapes = program.input_shape, program.output_shape
-    return dense_matrix(*shapes, program.stages, program.trailing, program.device)
-
-
-def forms_of(program: Program, slack: ErrorBudget) -> Forms:
-    """Return every Q of a program in float64, as deep as the slack asks for."""
-    return dense_forms(program.input_shape, program.stages, program.device, slack)
+def _grouped(chain: Chain) -> Chain:
+    """Number the quadratic forms: rules that collapse share one, up to a bias."""
+    segments: list[Segment] = []
+    for index, segment in enumerate(chain.segments):
+        group = segments[-1].group + 1 if segments else 0
+        joins = index > 0 and segment.rule == segments[-1].rule and segment.rule.collapses
+        if joins and index not in chain.bias_segments:
+            group -= 1
+        segments.append(replace(segment, group=group))
+    return replace(chain, segments=tuple(segments))

@@ -23,7 +23,6 @@ from ..registry.registry import (
     spec_of,
 )
 from ..utils.text import table
-from .operators import freeze
 
 
 @dataclass(frozen=True)
@@ -90,22 +89,6 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The modules that something was folded from, to be run one by one.
-
-    Args:
-        layers: those of the ConformalLayers, with their paths.
-        alphas: the radii of the activations in the order a point passes them.
-        before, behind: modules around it that belong to the fold.
-    """
-
-    layers: tuple[tuple[str, nn.Module], ...]
-    alphas: tuple[float, ...]
-    before: tuple[nn.Module, ...] = ()
-    behind: tuple[nn.Module, ...] = ()
-
-
-@dataclass(frozen=True)
 class _Place:
     """A value between two steps: where it comes from, its shape, and bounds as in an activation."""
 
@@ -169,12 +152,12 @@ def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) 
     """Follow a sample of ``input_shape`` through (path, module) pairs that were checked before.
 
     Nothing is computed on data: shapes come from the meta device, bounds from the weights. The
-    steps hold frozen copies, so the trace does not change when the model does.
+    modules are frozen copies, so that the trace does not change when the model does.
     """
     tracing, place = _Tracing(), _Place(-1, input_shape)
     with torch.no_grad():
         for path, module in modules:
-            place = tracing.step(path, freeze(module), place)
+            place = tracing.step(path, module, place)
     return Trace(input_shape, tuple(tracing.steps))
 
 

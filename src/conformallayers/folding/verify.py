@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 
@@ -9,12 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal
-from ..testing import TOLERANCES, fold_error
+from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
+from ..recipe.recipe import Recipe
+from ..testing.checks import fold_error
 from ..utils.text import table
 from .certificate import ErrorBudget, holds, rounding_budget
-from .fold import programs_of
-from .folded import Conformal, Folded, Part
-from .stages import Program, forms_of, matrix_of
+from .fold import stages_of
+from .folded import Folded
+from .forms import forms_of, matrix_of
+from .operators import impulses
+from .part import TOLERANCES
+from .problem import Problem
+from .stages import Stage
 from .strategies.dense import too_large
 
 _OUTPUT = "output"  # in the place of a part: the whole model on random inputs
@@ -88,39 +95,73 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
     if not isinstance(folded, Folded):
         remedy = "The order is verify(folded, model)."
         raise refusal("verify(folded, model)", "a Folded first", type(folded).__name__, remedy)
-    parts = [module for module in folded.modules() if isinstance(module, Part)]
+    parts = _parts(folded.recipe)
     with torch.inference_mode(False), torch.no_grad():
-        programs = programs_of(model, folded.input_shape)
-        if len(programs) != len(parts):
+        stages = stages_of(model, folded.input_shape)
+        if len(stages) != len(parts):
             raise refusal(
                 "verify(model)",
                 f"a model with {len(parts)} ConformalLayers",
-                f"one with {len(programs)}",
+                f"one with {len(stages)}",
                 "Pass the model that was folded.",
             )
-        absorbed = [plan.absorbed for plan in folded.plans.values()]
+        exact = copy.deepcopy(folded).double()
         findings = []
-        for part, (path, candidates), depth in zip(parts, programs.items(), absorbed, strict=True):
-            program = candidates[min(depth, len(candidates) - 1)]
-            # Of branches and biases only the outputs are compared.
-            if isinstance(program, Program) and isinstance(part, Conformal):
-                findings.append(_check(path, part, program))
+        plans = folded.plans.values()
+        for part, (path, candidates), plan in zip(parts, stages.items(), plans, strict=True):
+            stage = candidates[min(plan.absorbed, len(candidates) - 1)]
+            # Of branches, biases and rescaled layers only the outputs are compared.
+            if part is not None and not stage.affine:
+                findings.append(_check(path, folded, exact, part, stage))
         findings.append(_check_output(folded, model))
     return Verification(findings)
 
 
-def _check(path: str, part: Conformal, program: Program) -> Finding:
-    shapes = program.input_shape, program.output_shape
-    if (part.input_shape, part.output_shape) != shapes:
+@dataclass(frozen=True)
+class _Part:
+    """The operations of one ConformalLayers that make its matrix and its forms."""
+
+    embedding: Normalize
+    advances: tuple[Advance, ...]
+    end: Divide
+
+
+def _parts(recipe: Recipe) -> list[_Part | None]:
+    """Return the parts of a recipe; None for one whose forms cannot be read off."""
+    found: list[_Part | None] = []
+    embedding: Normalize | None = None
+    advances: list[Advance] = []
+    readable = True
+    for operation in recipe.operations:
+        if isinstance(operation, Normalize):
+            embedding, advances, readable = operation, [], True
+        elif isinstance(operation, Advance):
+            advances.append(operation)
+        elif isinstance(operation, (Rescale, Rebase)):
+            readable = False
+        elif isinstance(operation, (Divide, Combine)) and embedding is not None:
+            part = None
+            if readable and isinstance(operation, Divide):
+                part = _Part(embedding, tuple(advances), operation)
+            found.append(part)
+            embedding = None
+    return found
+
+
+def _check(path: str, folded: Folded, exact: Folded, part: _Part, stage: Stage) -> Finding:
+    shapes = {**folded.recipe.shapes()}
+    actual = shapes[part.embedding.inputs[0]], shapes[part.end.outputs[0]]
+    if actual != (stage.input_shape, stage.output_shape):
         raise refusal(
             f"verify({path or 'model'})",
-            f"a part {part.input_shape} → {part.output_shape}",
-            f"{program.input_shape} → {program.output_shape}",
+            f"a part {actual[0]} → {actual[1]}",
+            f"{stage.input_shape} → {stage.output_shape}",
             "Pass the model that was folded.",
         )
-    if part.rules != program.rules:
+    chain = stage.chain
+    if [advance.rule for advance in part.advances] != [rule.name for rule in chain.rules]:
         return Finding(path, math.nan, 0.0, None)
-    reason = too_large(program)
+    reason = too_large(Problem(stage, ErrorBudget(0.0), folded.dtype, stage.device))
     if reason is not None:
         raise refusal(
             f"verify({path or 'model'})",
@@ -128,33 +169,47 @@ def _check(path: str, part: Conformal, program: Program) -> Finding:
             reason,
             "Compare outputs.",
         )
-    core = part.core
-    dtype = next((b.dtype for b in core.buffers() if b.is_floating_point()), torch.float32)
-    certificate = core.certificate
-    slack = rounding_budget(torch.float32)
+    certificate = folded.plans[path].certificate if path in folded.plans else None
+    budget = rounding_budget(torch.float32)
     if certificate is not None:
-        slack = ErrorBudget(certificate.epsilon, certificate.max_norm)
-    if program.scale_free:
-        slack = replace(slack, radius=1.0)  # at any norm, see Request.room
-    matrix = matrix_of(program) * program.scale
-    error = _distance(core.dense_matrix(program.input_shape) * part.scale, matrix)
+        budget = ErrorBudget(certificate.epsilon, certificate.max_norm)
+    if chain.scale_free:
+        budget = replace(budget, radius=1.0)  # at any norm, see Problem
+    matrix, forms = _written_out(exact, part, stage)
+    error = _distance(matrix * part.end.scale, matrix_of(chain, stage.device) * chain.scale)
     margins: list[float | None] = []
-    exact = forms_of(program, ErrorBudget(0.0)).values
-    for form, approximate in zip(exact, core.dense_forms(program.input_shape), strict=True):
-        rounding = 8 * torch.finfo(dtype).eps * form.abs().max()
+    expected = forms_of(chain, stage.device, ErrorBudget(0.0)).values
+    eps = torch.finfo(folded.dtype).eps
+    for form, approximate in zip(expected, forms, strict=True):
+        rounding = 8 * eps * form.abs().max()
         close = torch.where((approximate - form).abs() <= rounding, form, approximate)
-        margins.append(holds(form, close, slack) if bool((close != form).any()) else 1.0)
-    allowed = 64 * torch.finfo(dtype).eps
-    failed = error > allowed or any(margin is None for margin in margins)
-    failed = failed or not _same_bias(part, program, allowed)
+        margins.append(holds(form, close, budget) if bool((close != form).any()) else 1.0)
+    failed = error > 64 * eps or any(margin is None for margin in margins)
     margin = None if failed else min((m for m in margins if m is not None), default=1.0)
-    return Finding(path, error, slack.epsilon, margin)
+    return Finding(path, error, budget.epsilon, margin)
 
 
-def _same_bias(part: Conformal, program: Program, allowed: float) -> bool:
-    if part.bias is None or program.bias is None:
-        return part.bias is None and program.bias is None
-    return _distance(part.bias.double(), program.bias) <= allowed
+def _written_out(exact: Folded, part: _Part, stage: Stage) -> tuple[Tensor, Tensor]:
+    """Return M / gain and the forms as a fold computes them: (d_out, d_in), (forms, d_in, d_in)."""
+    unit, peak, tau = part.embedding.outputs
+    columns, rows = [], []
+    like = torch.empty(0, dtype=torch.float64, device=exact.anchor.device)
+    for batch in impulses(stage.input_shape, 256, like):
+        x = batch.requires_grad_()
+        ones = torch.ones(len(x), dtype=torch.float64, device=x.device)
+        with torch.enable_grad():
+            values = exact.evaluate({unit: x, peak: ones, tau: ones}, keep=True)
+            halves = [
+                sum(values[name].sum() for name in advance.inputs[2:]) / 2
+                for advance in part.advances
+            ]
+        columns.append(values[part.end.inputs[0]].detach().flatten(1))
+        gradients = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
+        if gradients:
+            rows.append(torch.stack(gradients).flatten(2))
+    size = math.prod(stage.input_shape)
+    forms = torch.cat(rows, 1) if rows else like.new_zeros(0, size, size)
+    return torch.cat(columns).T, (forms + forms.transpose(1, 2)) / 2
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:

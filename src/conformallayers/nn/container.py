@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from ..errors import ConformalError, refusal
 from ..folding.cache import FoldCache, must_run
 from ..folding.certificate import rounding_budget
-from ..folding.folded import Part, make_part
+from ..folding.operators import freeze, frozen_layers
+from ..folding.part import lower_part
 from ..folding.plan import make_plan
-from ..folding.problem import program_or_web, request_of
+from ..folding.problem import Problem
+from ..folding.stages import stage_of
 from ..folding.trace import Trace, trace_modules
 from ..functional import autocasts, transformed
+from ..recipe.torch.module import RecipeModule
 from ..registry.registry import check_module, flatten_modules, modules_in
 from .layerwise import run_layers
 
@@ -176,7 +179,7 @@ class ConformalLayers(nn.Sequential):
             raise
 
     def _run_layers(self, input: Tensor) -> Tensor:
-        """Run the layers one by one in the balanced scaling (see ``fold.py`` for the letters)."""
+        """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
         return run_layers(flatten_modules(self), input, self.training)
 
     def _would_lose_gradients(self) -> bool:
@@ -186,18 +189,21 @@ class ConformalLayers(nn.Sequential):
 
     def trace(self, input_shape: tuple[int, ...]) -> Trace:
         """Return the steps for an input shape; :func:`conformallayers.trace` checks it first."""
-        return trace_modules(flatten_modules(self), input_shape)
+        frozen = [(path, freeze(module)) for path, module in flatten_modules(self)]
+        return trace_modules(frozen, input_shape)
 
-    def _fold(self, input: Tensor) -> Part:
+    def _fold(self, input: Tensor) -> RecipeModule:
         begun = self._cache.begin(self)
         with torch.inference_mode(False), torch.no_grad():
             try:
-                program = program_or_web(self, "", tuple(input.shape[1:]))
+                steps = trace_modules(frozen_layers(self), tuple(input.shape[1:]))
             except ConformalError:
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
-            request = request_of(program, rounding_budget(input.dtype), input.dtype, input.device)
-            folded = make_part(request, make_plan(request, "auto", _EVAL_EFFORT).strategy).eval()
+            budget = rounding_budget(input.dtype)
+            problem = Problem(stage_of(steps), budget, input.dtype, input.device)
+            recipe, _ = lower_part(problem, make_plan(problem, "auto", _EVAL_EFFORT))
+            folded = RecipeModule(recipe, input.dtype).eval()
         self._cache.store(begun, input, folded)
         return folded
 

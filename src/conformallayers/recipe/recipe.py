@@ -7,7 +7,7 @@ whichever runtime holds them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -189,23 +189,54 @@ class RecipeBuilder:
         self._modules[name] = module
         return name
 
-    def add(self, kind: type[Operation], *inputs: str, name: str = "z", **fields: Any) -> str:
+    def add(self, kind: type[Operation], *inputs: str, name: str = "z", **settings: Any) -> str:
         """Append an operation with one output; return the name of the value."""
-        return self.add_many(kind, *inputs, names=(name,), **fields)[0]
+        return self.add_many(kind, *inputs, names=(name,), **settings)[0]
 
     def add_many(
-        self, kind: type[Operation], *inputs: str, names: tuple[str, ...], **fields: Any
+        self, kind: type[Operation], *inputs: str, names: tuple[str, ...], **settings: Any
     ) -> tuple[str, ...]:
         """Append an operation with several outputs; return the names of the values."""
         outputs: list[str] = []
         for name in names:
             outputs.append(_fresh(name, [*self._shapes, *outputs]))
-        operation = kind(inputs=inputs, outputs=tuple(outputs), **fields)
-        given = [self._shapes[value] for value in inputs]
-        shapes = operation.shapes(given, lambda name: tuple(self._constants[name].shape))
-        self._shapes.update(zip(outputs, shapes, strict=True))
-        self._operations.append(operation)
+        self._append(kind(inputs=inputs, outputs=tuple(outputs), **settings))
         return tuple(outputs)
+
+    def _append(self, operation: Operation) -> None:
+        given = [self._shapes[value] for value in operation.inputs]
+        shapes = operation.shapes(given, lambda name: tuple(self._constants[name].shape))
+        self._shapes.update(zip(operation.outputs, shapes, strict=True))
+        self._operations.append(operation)
+
+    def splice(self, recipe: Recipe, value: str) -> str:
+        """Append all operations of a recipe, with a value as its input; return its output."""
+        arrays = {
+            name: self.constant(name, array, wide=name in recipe.wide)
+            for name, array in recipe.constants.items()
+        }
+        modules = {name: self.module(name, module) for name, module in recipe.modules.items()}
+        values = {INPUT: value}
+        for operation in recipe.operations:
+            changes: dict[str, Any] = {}
+            for item in fields(operation):
+                held = getattr(operation, item.name)
+                if "constant" in item.metadata and held is not None:
+                    changes[item.name] = arrays[held]
+                elif item.name == "module" and held is not None:
+                    changes[item.name] = modules[held]
+            inputs = tuple(values[name] for name in operation.inputs)
+            outputs = tuple(_fresh(name, self._shapes) for name in operation.outputs)
+            spliced = replace(operation, inputs=inputs, outputs=outputs, **changes)
+            self._append(spliced)
+            values.update(zip(operation.outputs, outputs, strict=True))
+        return values[recipe.output]
+
+    def amend(self, value: str, **settings: Any) -> None:
+        """Change settings of the operation that wrote a value, once more is known; not its shapes."""
+        for index, operation in enumerate(self._operations):
+            if value in operation.outputs:
+                self._operations[index] = replace(operation, **settings)
 
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""

@@ -14,15 +14,9 @@ from torch import Tensor, nn
 from ..errors import ConformalError, checked_shape, refusal
 from ..folding.fold import fold
 from ..folding.folded import Folded
+from ..folding.part import TOLERANCES
 from ..nn.container import layer_by_layer
 from .cases import ALPHAS, LINEAR_CASES, Case
-
-TOLERANCES: dict[torch.dtype, float] = {
-    torch.float64: 1e-12,
-    torch.float32: 5e-6,
-    torch.bfloat16: 2e-2,
-    torch.float16: 1e-2,
-}
 
 
 def reference(model: nn.Module, x: Tensor) -> Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from .banded import BandedCore
-from .base import Core, Cost, Request
-from .composed import ComposedCore
-from .dense import DenseCore
-from .layers import LayersCore
-from .sparse import SparseCore
-from .torus import SpectralCore
+from .banded import Banded
+from .base import Strategy
+from .conv import Conv
+from .dense import Dense
+from .layers import Layers
+from .spectral import Spectral
 
-STRATEGIES: dict[str, type[Core]] = {
-    core.name: core
-    for core in (DenseCore, BandedCore, SparseCore, ComposedCore, SpectralCore, LayersCore)
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy for strategy in (Dense(), Banded(), Conv(), Spectral(), Layers())
 }
 
-__all__ = ["STRATEGIES", "Core", "Cost", "Request"]
+__all__ = ["STRATEGIES", "Strategy"]

@@ -12,12 +12,27 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ...functional import full_precision
+from ...recipe import layer_operations as layer
+from ...recipe import point_operations as point
 from ..certificate import ErrorBudget, holds
-from ..stages import Program
-from .base import Core, Cost, Request, at_least_float32, normalised, reach, wide
-from .dense import matrix_cost, too_large
+from ..cost import Cost
+from ..problem import Problem
+from ..stages import Chain
+from .base import (
+    Evaluation,
+    Strategy,
+    Values,
+    add_matrix,
+    add_reshape,
+    matrix_cost,
+    normalised,
+    not_a_chain,
+    out_of_range,
+    reach,
+)
+from .dense import too_large
 
 _BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor
 
@@ -45,93 +60,72 @@ class Layout:
         return index.movedim(1, 0).flatten()
 
 
-class BandedCore(Core):
-    """Hold the upper half of the band of each form, as wide as the slack provably asks for."""
+class Banded(Strategy):
+    """Hold the upper half of the band of each form, as wide as the budget provably asks for."""
 
     name = "banded"
-    settings = (*Core.settings, "layout", "weights", "widths")
-    matrix: Tensor
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.layout = Layout.of(request.program.input_shape)
-        matrix, self.gain = normalised(request.matrix)
-        self.register_buffer("matrix", matrix.to(request.device, request.dtype))
-        weights, widths, margins = [], [], []
-        for index, form in enumerate(request.forms.values):
-            width, margin = _width(index, self.layout, request)
-            band, weight = normalised(_pack(form, self.layout, width))
-            full = self.layout.blocks - width
-            last = _last(band[full:], width, self.layout.size)
-            self.register_buffer(f"band{index}", band[:full].to(request.device, request.dtype))
-            self.register_buffer(f"last{index}", last.to(request.device, request.dtype))
-            weights.append(weight)
-            widths.append(width)
-            margins.append(margin)
-        self.weights, self.widths = tuple(weights), tuple(widths)
-        proven = [margin for margin in margins if margin is not None]
-        self.certificate = request.certificate(min(proven, default=None))
-
-    @classmethod
-    def refuses(cls, program: Program) -> str | None:
+    def refuses(self, problem: Problem) -> str | None:
         """Refuse samples without image rows, and what cannot be written out."""
-        if len(program.input_shape) < 2 or program.input_shape[1] < 3:
+        if (reason := not_a_chain(problem)) is not None:
+            return reason
+        shape = problem.stage.input_shape
+        if len(shape) < 2 or shape[1] < 3:
             return "a sample has no image rows"
-        return too_large(program)
+        return too_large(problem) or out_of_range(problem)
 
-    @classmethod
-    def cost(cls, request: Request, *, built: bool) -> Cost:
+    def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the blocks of the band: its true width, or the narrowest one before it is built."""
-        layout = Layout.of(request.program.input_shape)
-        groups = len(request.program.groups)
+        layout, count = Layout.of(problem.stage.input_shape), problem.form_count
         if built:
-            widths = [_width(i, layout, request)[0] for i in range(groups)]
+            widths = [_width(i, layout, problem)[0] for i in range(count)]
         else:
-            least = 0 if request.slack.requested else _least_width(request.program, layout)
-            widths = [least] * groups
+            requested = problem.budget.requested
+            widths = [0 if requested else _least_width(problem.stage.chain, layout)] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
-        stream = 3 * layout.blocks * layout.size * (1 + groups)
-        forms = Cost(
-            blocks=size, stream=stream, calls=4 + 4 * groups, bytes=size * request.dtype.itemsize
-        )
-        return matrix_cost(request) + forms
+        stream = 3 * layout.blocks * layout.size * (1 + count)
+        calls = 4 + 4 * count
+        forms = Cost(blocks=size, stream=stream, calls=calls, bytes=size * problem.itemsize)
+        return matrix_cost(problem) + forms
 
-    def scratch(self) -> int:
-        """Count the sample in row order and the products of one form."""
-        return 3 * self.layout.blocks * self.layout.size + self.matrix.shape[0]
+    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+        """Append a banded form for each Q, of the sample in row order, and the product with M."""
+        layout = Layout.of(problem.stage.input_shape)
+        rows = _add_rows(values, layout)
+        energies, margins = [], []
+        for index, form in enumerate(problem.forms.values):
+            width, margin = _width(index, layout, problem)
+            packed, weight = normalised(_pack(form, layout, width))
+            full = layout.blocks - width
+            band = values.constant("band", packed[:full].contiguous())
+            last = values.constant("last", _last(packed[full:], width, layout.size))
+            fields = {"band": band, "last": last, "size": layout.size, "width": width}
+            n = values.builder.add(point.BandedForm, rows, name="n", weight=weight, **fields)
+            energies.append((n,))
+            margins.append(margin)
+        image, gain = add_matrix(problem, values)
+        proven = [margin for margin in margins if margin is not None]
+        certificate = problem.certificate(min(proven, default=None))
+        return Evaluation(image, tuple(energies), gain, certificate)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return M x̂ / gain, and the value of each form."""
-        v = (x.flatten(1) @ self.matrix.T).view(-1, *self.output_shape)
-        with full_precision(x):
-            blocks, size = self.layout.blocks, self.layout.size
-            rows = at_least_float32(x).movedim(2, 1).flatten(1)
-            if rows.shape[1] < blocks * size:
-                rows = torch.nn.functional.pad(rows, (0, blocks * size - rows.shape[1]))
-            values = []
-            for index, (weight, width) in enumerate(zip(self.weights, self.widths, strict=True)):
-                band = getattr(self, f"band{index}").to(rows.dtype)
-                last = getattr(self, f"last{index}").to(rows.dtype)
-                values.append(wide(_evaluate(rows, band, last, width, size)) * weight)
-        return v, tuple(values)
 
-
-def _evaluate(rows: Tensor, band: Tensor, last: Tensor, width: int, size: int) -> Tensor:
-    """Return the value of a form: one product of all full windows, one of the last window."""
-    windows = rows.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
-    images = torch.bmm(windows, band)
-    total = (images * windows[..., :size]).sum((0, 2))
-    if width == 0:
-        return total
-    end = rows[:, -width * size :]
-    return total + (end @ last * end).sum(1)
+def _add_rows(values: Values, layout: Layout) -> str:
+    """Append the sample with its image rows one after the other, zeros behind the last one."""
+    builder, shape = values.builder, layout.shape
+    order = (1, 0, *range(2, len(shape)))
+    rows = values.unit
+    if shape[0] > 1:
+        rows = builder.add(layer.Permute, rows, name="z", order=order)
+    rows = add_reshape(builder, rows, (math.prod(shape),))
+    extra = layout.blocks * layout.size - math.prod(shape)
+    return builder.add(layer.Pad, rows, name="rows", pads=((0, extra),)) if extra else rows
 
 
 def _in_row_order(form: Tensor, layout: Layout) -> Tensor:
     order = layout.order().to(form.device)
     ordered = form[order][:, order]
     extra = layout.blocks * layout.size - len(order)
-    return torch.nn.functional.pad(ordered, (0, extra, 0, extra))
+    return F.pad(ordered, (0, extra, 0, extra))
 
 
 def _pack(form: Tensor, layout: Layout, width: int) -> Tensor:
@@ -156,24 +150,24 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
     return matrix.reshape(width * size, width * size)
 
 
-def _least_width(program: Program, layout: Layout) -> int:
-    """Return the band of the first stages, which is never left out in float32."""
-    return min(-(-reach(program, 0) // layout.rows), layout.blocks - 1)
+def _least_width(chain: Chain, layout: Layout) -> int:
+    """Return the band of the first segments, which is never left out in float32."""
+    return min(-(-reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
-def _width(index: int, layout: Layout, request: Request) -> tuple[int, float | None]:
+def _width(index: int, layout: Layout, problem: Problem) -> tuple[int, float | None]:
     """Return how many off-diagonal blocks are provably enough, and the margin of the proof.
 
     The margin is None where all blocks that are not zero are kept.
     """
     key = "width", index, layout
-    if key not in request.memo:
-        request.memo[key] = _prove_width(request.forms.values[index], layout, request)
-    width: tuple[int, float | None] = request.memo[key]
+    if key not in problem.memo:
+        problem.memo[key] = _prove_width(problem.forms.values[index], layout, problem)
+    width: tuple[int, float | None] = problem.memo[key]
     return width
 
 
-def _prove_width(form: Tensor, layout: Layout, request: Request) -> tuple[int, float | None]:
+def _prove_width(form: Tensor, layout: Layout, problem: Problem) -> tuple[int, float | None]:
     # sums[o]: Schur norm of everything o or more blocks away from the diagonal
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
     absolute = ordered.abs().sum(3)  # (i, row, j)
@@ -184,24 +178,24 @@ def _prove_width(form: Tensor, layout: Layout, request: Request) -> tuple[int, f
         for o in range(layout.blocks + 1)
     ]
     exact = max(sum(total > 0 for total in sums) - 1, 0)
-    slack, forms = request.slack, request.forms
-    if slack.epsilon == 0 or len(forms.values) != 1:
+    budget, forms = problem.budget, problem.forms
+    if budget.epsilon == 0 or len(forms.values) != 1:
         return exact, None
-    room = slack.epsilon * (forms.smallest + request.room)
+    allowed = budget.epsilon * (forms.smallest + problem.inverse_radius)
     found: tuple[int, float | None] = exact, None
     for width in range(exact):
         lost = sums[width + 1] + forms.missing
-        if lost <= room:
-            found = width, 1 - lost / room
+        if lost <= allowed:
+            found = width, 1 - lost / allowed
             break
     # Schur's norm is coarse: an eigenvalue test often allows a narrower band.
-    radius = 1 / request.room if request.room else float("inf")
+    radius = 1 / problem.inverse_radius if problem.inverse_radius else float("inf")
     flat = ordered.reshape(layout.blocks * layout.size, -1)
     size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test
     for width in reversed(range(found[0])):
         kept = (distance <= width).repeat_interleave(layout.size, 0)
         band = flat * kept.repeat_interleave(layout.size, 1)
-        inner = ErrorBudget(slack.epsilon, radius)
+        inner = ErrorBudget(budget.epsilon, radius)
         margin = holds(flat[:size, :size], band[:size, :size], inner, forms.missing)
         if margin is None:
             break

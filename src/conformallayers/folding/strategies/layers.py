@@ -1,78 +1,167 @@
-"""Strategy "layers": the layers themselves, every α resolved, every factor merged into a weight."""
+"""Strategy "layers": the layers themselves, every α resolved, every factor merged into a weight.
+
+Where biases, branches or great depth could take numbers out of range, values are rescaled on the way.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from torch import Tensor, nn
-
-from ...functional import energy
+from ...functional import Scaling
+from ...nn.branches import Join
+from ...recipe import point_operations as point
+from ...recipe.recipe import RecipeBuilder
 from ...registry.registry import find_spec
-from ..operators import Operator, freeze
-from .base import Core, Cost, Request, exact_certificate, wide
+from ..certificate import Certificate
+from ..cost import Cost
+from ..lower import Lowering, add_join
+from ..operators import Operator
+from ..problem import Problem
+from ..stages import ActivationSite
+from .base import Evaluation, Strategy, Values, add_advance, add_output_bias
 from .routes import layer_cost
 
 
-class LayersCore(Core):
+class Layers(Strategy):
     """Run the layers and sum the energies that share a form."""
 
     name = "layers"
-    settings = (*Core.settings, "groups", "weights", "factors", "largest")
     foreseen = True
+    wide_slowdown = 1.0  # values are rescaled, not widened
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        program = request.program
-        self.groups = program.groups
-        self.weights = tuple(segment.weight for segment in program.segments)
-        stages = [stage_of(s.operators, s.factor) for s in program.segments]
-        stages.append(stage_of(program.trailing, 1.0))
-        self.factors = tuple(factor for _, factor in stages)
-        self.stages = nn.ModuleList(stage for stage, _ in stages)
-        self.largest = max((math.prod(op.output_shape) for op in program.operators), default=0)
-        self.to(dtype=request.dtype, device=request.device)
-        self.certificate = exact_certificate(request)
+    def refuses(self, problem: Problem) -> str | None:
+        """Refuse nothing."""
+        return None
 
-    @classmethod
-    def cost(cls, request: Request, *, built: bool) -> Cost:
+    def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the layers as they are, and a pass over each map whose energy is taken."""
-        program = request.program
-        maps = (s.operators[-1].output_shape if s.operators else () for s in program.segments)
-        energies = Cost(stream=sum(map(math.prod, maps)), calls=3 * len(program.segments))
-        item = request.dtype.itemsize
-        return sum((layer_cost(operator, item) for operator in program.operators), energies)
+        stage, item = problem.stage, problem.dtype.itemsize
+        if stage.branched:
+            maps = sum(math.prod(operator.output_shape) for operator in stage.operators)
+            energies = Cost(stream=3 * maps, calls=12 * len(stage.sites))
+        else:
+            segments = stage.chain.segments
+            shapes = (s.operators[-1].output_shape if s.operators else () for s in segments)
+            energies = Cost(stream=sum(map(math.prod, shapes)), calls=3 * len(segments))
+        return sum((layer_cost(operator, item) for operator in stage.operators), energies)
 
-    @classmethod
-    def effort(cls, request: Request) -> float:
+    def effort(self, problem: Problem) -> float:
         """Nothing is built."""
         return 0.0
 
-    def scratch(self) -> int:
-        """Count two feature maps: what a layer reads and what it writes."""
-        return 2 * self.largest
+    def lower(
+        self, problem: Problem, builder: RecipeBuilder, x: str
+    ) -> tuple[str, Certificate | None]:
+        """Append the layers, with a look at the range where it may be left."""
+        if not problem.stage.affine and problem.keeps_range():
+            return super().lower(problem, builder, x)
+        return _lower_rescaled(problem, builder, x), problem.exact_certificate()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return V z_k, and the value of each form."""
-        z = x
-        energies: list[Tensor] = []
-        for index, (stage, factor) in enumerate(zip(self.stages, self.factors, strict=True)):
-            z = stage(z) if factor == 1.0 else stage(z) * factor
-            if index < len(self.weights):
-                z, n = energy(z)
-                energies.append(wide(n) * self.weights[index])
-        values = (
-            sum((energies[i] for i in group[1:]), energies[group[0]]) for group in self.groups
+    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+        """Append the layers and the energy behind each segment."""
+        chain = problem.stage.chain
+        to = Lowering(values.builder)
+        energies: list[list[str]] = [[] for _ in chain.groups]
+        z = values.unit
+        for segment in chain.segments:
+            z = add_operators(to, z, segment.operators, segment.factor)
+            weight = segment.weight
+            n = values.builder.add(point.SumSquares, z, name="n", weight=weight)
+            energies[segment.group].append(n)
+        image = add_operators(to, z, chain.trailing, 1.0)
+        certificate = problem.exact_certificate()
+        return Evaluation(image, tuple(map(tuple, energies)), 1.0, certificate)
+
+
+def add_operators(to: Lowering, z: str, operators: Sequence[Operator], factor: float) -> str:
+    """Append operators one after the other, with a factor on the last weight there is."""
+    takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
+    last = takes[-1] if takes else len(operators) - 1
+    for index, operator in enumerate(operators):
+        own = factor if index == last else 1.0
+        z = to.module(z, operator.module, operator.output_shape, own)
+    if not operators and factor != 1.0:
+        z = Lowering(to.builder, to.wide, factor).finish(z)
+    return z
+
+
+def _has_weight(operator: Operator) -> bool:
+    spec = find_spec(operator.module)
+    return spec is not None and spec.parameter is not None
+
+
+@dataclass
+class _Points:
+    """Points on their way: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``."""
+
+    z: str
+    peak: str
+    tau: str
+    scaling: Scaling
+
+    def rebased(self, builder: RecipeBuilder) -> _Points:
+        """Append the step to ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
+        z, peak, tau = builder.add_many(
+            point.Rebase,
+            self.z,
+            self.peak,
+            self.tau,
+            names=("z", "peak", "tau"),
+            scale=float(self.scaling.rho),
+            coordinate=float(self.scaling.sigma),
         )
-        return z, tuple(values)
+        return _Points(z, peak, tau, Scaling())
 
 
-def stage_of(operators: Sequence[Operator], factor: float) -> tuple[nn.Sequential, float]:
-    """Merge the factor into the last weight of a stage; return what is left of it."""
-    modules = [freeze(operator.module) for operator in operators]
-    for module in reversed(modules):
-        kind = find_spec(module)
-        if kind is not None and kind.parameter is not None:
-            setattr(module, kind.parameter, getattr(module, kind.parameter) * factor)
-            return nn.Sequential(*modules), 1.0
-    return nn.Sequential(*modules), factor
+def _lower_rescaled(problem: Problem, builder: RecipeBuilder, x: str) -> str:
+    """Append the nodes of a stage one by one; every value has scalars of its own."""
+    stage, to = problem.stage, Lowering(builder)
+    names = "unit", "peak", "tau"
+    unit, peak, tau = builder.add_many(point.Normalize, x, names=names)
+    start = _Points(unit, peak, tau, Scaling(stage.norm_factor))
+    values: list[_Points] = []
+    for node in stage.nodes:
+        sources = [start if source < 0 else values[source] for source in node.sources]
+        if isinstance(node.action, Operator):
+            values.append(_passed(to, node.action, sources[0]))
+        elif isinstance(node.action, ActivationSite):
+            values.append(_activated(builder, node.action, sources[0]))
+        else:
+            values.append(_joined(builder, node.action, sources))
+    last = values[-1] if values else start
+    scale = float(last.scaling.rho)
+    y = builder.add(point.Divide, last.z, last.tau, last.peak, name="y", scale=scale)
+    return add_output_bias(builder, y, stage.bias)
+
+
+def _passed(to: Lowering, operator: Operator, before: _Points) -> _Points:
+    """Append a layer: on points if it has a bias, else with the factor that z needs by now."""
+    spec, shape = find_spec(operator.module), operator.output_shape
+    if operator.bias is not None:
+        points = before.rebased(to.builder)
+        points.z = to.module(points.z, operator.module, shape, bias=operator.bias)
+        return points
+    scaling = before.scaling.copy()
+    # Without a weight to put it on, the factor had better wait for a later layer.
+    factor = scaling.take() if spec is not None and spec.scaled is not None else None
+    z = to.module(before.z, operator.module, shape, 1.0 if factor is None else float(factor))
+    return _Points(z, before.peak, before.tau, scaling)
+
+
+def _activated(builder: RecipeBuilder, site: ActivationSite, before: _Points) -> _Points:
+    """Append an activation, with z rescaled where its squares would leave the range."""
+    scaling = before.scaling.copy()
+    weight = float(scaling.activate(site.alpha, site.rule.on_points, site.slope))
+    names = "z", "peak", "tau", "n"
+    inputs = before.z, before.peak, before.tau
+    z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
+    return _Points(z, peak, add_advance(builder, site, tau, peak, (n,)), scaling)
+
+
+def _joined(builder: RecipeBuilder, join: Join, sources: list[_Points]) -> _Points:
+    """Append a sum or a concatenation of points; the coordinate is that of the first."""
+    points = [source.rebased(builder) for source in sources]
+    points[0].z = add_join(builder, [point.z for point in points], join)
+    return points[0]

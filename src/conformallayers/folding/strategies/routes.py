@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...registry.bounds import Shape
-from ..machine import Machine
+from ..cost import Cost, Machine
 from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain, window
-from ..stages import Program
-from .base import Cost
+from ..stages import Chain
 
 _LANES = 16  # output channels that a convolution computes at a time
 _WINDOW = 4096  # coefficients that a composed kernel may read
@@ -68,27 +67,27 @@ class Move:
         return self.how in ("matrix", "matrix of x")
 
 
-class Chain:
-    """The operators of a program in one line, with the positions of its activations."""
+class RouteMap:
+    """The operators of a chain in one line, with the positions of its activations."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
         self._windows: dict[tuple[int, int], Window | None] = {}
-        self.operators = program.operators
-        self.axes = len(program.input_shape) - 1
+        self.operators = chain.operators
+        self.axes = len(chain.input_shape) - 1
         self.ends: list[int] = []
         position = 0
-        for segment in program.segments:
+        for segment in chain.segments:
             position += len(segment.operators)
             self.ends.append(position)
 
     def shape(self, position: int) -> Shape:
         """Return the shape of the map at a position."""
-        return self.operators[position - 1].output_shape if position else self.program.input_shape
+        return self.operators[position - 1].output_shape if position else self.chain.input_shape
 
     def factor(self, levels: tuple[int, int]) -> float:
         """Return the product of the factors of a range of activations."""
-        return math.prod(segment.factor for segment in self.program.segments[slice(*levels)])
+        return math.prod(segment.factor for segment in self.chain.segments[slice(*levels)])
 
     def window(self, start: int, stop: int) -> Window | None:
         """Return the window of a part that composes into one convolution, or None."""
@@ -147,16 +146,16 @@ class Chain:
         return min(outputs, patch)
 
 
-def best_route(program: Program, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
+def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
     """Return the steps that take the least time, and what they cost."""
-    chain = Chain(program)
-    last = len(chain.ends)
+    places = RouteMap(chain)
+    last = len(places.ends)
 
     @cache
     def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
         found: list[tuple[float, Cost, tuple[Move, ...]]] = []
-        for move in _moves(chain, position, level, energy):
-            cost = _cost(chain, move, itemsize)
+        for move in _moves(places, position, level, energy):
+            cost = _cost(places, move, itemsize)
             seconds = cost.seconds(machine)
             if move.energy is None:
                 found.append((seconds, cost, (move,)))
@@ -168,53 +167,53 @@ def best_route(program: Program, machine: Machine, itemsize: int) -> tuple[tuple
         return min(found, key=lambda item: item[0])
 
     for energy in reversed(range(last)):  # bottom up, or a deep network would recurse too deep
-        best(chain.ends[energy], energy + 1, energy + 1)
+        best(places.ends[energy], energy + 1, energy + 1)
     _, cost, moves = best(0, 0, 0)
     return moves, cost
 
 
-def _moves(chain: Chain, position: int, level: int, energy: int) -> Iterator[Move]:
+def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator[Move]:
     """Yield what can be done next, with the map of a position at hand."""
-    total = len(chain.operators)
-    if energy == len(chain.ends):
+    total = len(places.operators)
+    if energy == len(places.ends):
         levels = level, energy
         yield Move("layers", position, total, levels)
-        outputs = math.prod(chain.shape(total))
+        outputs = math.prod(places.shape(total))
         for how, start in (("matrix", position), ("matrix of x", 0)):
-            entries = math.prod(chain.shape(start)) * outputs
-            if position < total and entries <= _MATRIX and chain.ends:
+            entries = math.prod(places.shape(start)) * outputs
+            if position < total and entries <= _MATRIX and places.ends:
                 yield Move(how, start, total, levels)  # type: ignore[arg-type]
         return
-    stop, levels = chain.ends[energy], (level, energy + 1)
+    stop, levels = places.ends[energy], (level, energy + 1)
     yield Move("layers", position, stop, levels, energy)
-    if chain.window(position, stop) is None:
+    if places.window(position, stop) is None:
         return
     yield Move("conv", position, stop, levels, energy)
     if energy - level >= _SPAN:
         return
     yield Move("conv", position, stop, levels, energy, keep=False)
-    for phase in chain.phases(stop):
+    for phase in places.phases(stop):
         yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
-        if chain.pools(stop, phase):
+        if places.pools(stop, phase):
             yield Move("pooled", position, stop, levels, energy, phase=phase)
 
 
-def _cost(chain: Chain, move: Move, itemsize: int) -> Cost:
+def _cost(places: RouteMap, move: Move, itemsize: int) -> Cost:
     """Return what one step takes."""
-    inputs, outputs = chain.shape(move.start), chain.shape(move.stop)
+    inputs, outputs = places.shape(move.start), places.shape(move.stop)
     if move.multiplies:
         size = math.prod(inputs) * math.prod(outputs)
         return Cost(gemm=size, stream=math.prod(inputs), calls=3, bytes=size * itemsize)
     energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
     if move.how == "layers":
-        operators = chain.operators[move.start : move.stop]
+        operators = places.operators[move.start : move.stop]
         return sum((layer_cost(operator, itemsize) for operator in operators), energy)
-    seen = chain.window(move.start, move.stop)
+    seen = places.window(move.start, move.stop)
     if seen is None:
         return Cost()
-    channels = chain.patches(move)
+    channels = places.patches(move)
     patch = inputs[0] * seen.patch(move.phase)
-    positions = math.prod(outputs[1:]) // move.phase**chain.axes
+    positions = math.prod(outputs[1:]) // move.phase**places.axes
     idle = (-channels % _LANES) * patch * positions
     return Cost(
         conv=channels * patch * positions,
@@ -239,17 +238,17 @@ def layer_cost(operator: Operator, itemsize: int) -> Cost:
     return Cost(conv=work, stream=2 * stream, calls=2, bytes=size)
 
 
-def kernel_of(chain: Chain, move: Move) -> Tensor:
+def kernel_of(places: RouteMap, move: Move) -> Tensor:
     """Return the kernel of a step in float64, (channels, C_in, *window), all factors included."""
-    seen = chain.window(move.start, move.stop)
+    seen = places.window(move.start, move.stop)
     if seen is None:
         raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
-    operators = chain.operators[move.start : move.stop]
-    kernel = _compose(operators, chain.shape(move.start)[0], seen) * chain.factor(move.levels)
+    operators = places.operators[move.start : move.stop]
+    kernel = _compose(operators, places.shape(move.start)[0], seen) * places.factor(move.levels)
     if move.phase == 1:
         return kernel
     shifted = []
-    for offsets in product(range(move.phase), repeat=chain.axes):
+    for offsets in product(range(move.phase), repeat=places.axes):
         pads: list[int] = []
         for offset, stride in zip(reversed(offsets), reversed(seen.stride), strict=True):
             pads += [offset * stride, (move.phase - 1 - offset) * stride]

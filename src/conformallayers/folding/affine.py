@@ -1,0 +1,314 @@
+"""Stages with biases or branches: a point is a sum of parts, linear ones and constant ones.
+
+``p = Σ_a k_a·A_a x̂ + Σ_c k_c·v_c``. Every activation divides all parts of its point by one growth, so
+the coefficient of a part is a product: ``k_a = (1/τ₀)·Π 1/growth``, ``k_c = Π 1/growth`` over the sites
+(activations) that the part has passed. What a site needs is the energy of its point: forms
+``x̂ᵀ A_aᵀA_b x̂``, dot products ``(A_aᵀ v_c)·x̂`` and constants ``v_c·v_d``. All coefficients stay bounded,
+whatever the coordinate does.
+
+A sum of two branches has the parts of both; where both have passed the same activations they are one. So
+n residual blocks in a row can have 2ⁿ parts, and every activation needs a form for each pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..nn.branches import Join
+from ..recipe.point_operations import Key
+from ..registry.bounds import Shape
+from ..utils.progress import progress
+from .forms import CHUNK_BYTES
+from .operators import Operator, adjoint, impulses
+from .stages import ActivationSite, Chain, Node, Stage
+
+Parts = dict[Key, Tensor]  # what a value consists of: (B, *shape) by the sites passed
+
+
+@dataclass(frozen=True)
+class SiteTerms:
+    """What the energy of a point at one activation, or at several that collapse, consists of.
+
+    Args:
+        site: the activation.
+        linear: the keys of the linear parts; the forms of pairs (a, b ≥ a) come in this order.
+        constant: the keys of the constant parts.
+        rows: float64 (linear · constant, d_in): dot products that mix a linear and a constant part.
+        gram: float64 (constant, constant): inner products of the constant parts.
+        coordinate: the sites that the coordinate has passed.
+        factor: what the coordinate was multiplied with besides.
+    """
+
+    site: ActivationSite
+    linear: tuple[Key, ...]
+    constant: tuple[Key, ...]
+    rows: Tensor
+    gram: Tensor
+    coordinate: Key
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The activations in order, and the parts of the output.
+
+    Args:
+        sites: one for each activation, or for several that collapse.
+        linear: the keys of the linear parts of the output.
+        constant: the keys of its constant parts.
+        vectors: float64 (constant, *output_shape): the constant parts.
+    """
+
+    sites: tuple[SiteTerms, ...]
+    linear: tuple[Key, ...]
+    constant: tuple[Key, ...]
+    vectors: Tensor
+
+    @property
+    def dots(self) -> int:
+        """The number of dot products that biases cost a sample."""
+        return sum(len(terms.rows) for terms in self.sites)
+
+
+@dataclass(frozen=True)
+class PathArrays:
+    """A branched stage written out, in float64.
+
+    Args:
+        matrix: (linear parts of the output · d_out, d_in).
+        forms: (forms, d_in, d_in), in the order of the recurrence.
+        recurrence: the scalars.
+    """
+
+    matrix: Tensor
+    forms: Tensor
+    recurrence: Recurrence
+
+
+def pairs(parts: int) -> int:
+    """Return the number of pairs (a, b ≥ a).
+
+    Examples:
+        >>> [pairs(n) for n in (1, 2, 3)]
+        [1, 3, 6]
+    """
+    return parts * (parts + 1) // 2
+
+
+def chain_recurrence(chain: Chain, device: torch.device) -> Recurrence:
+    """Push the biases of a chain through the layers behind them."""
+    groups, biased = chain.groups, chain.bias_segments
+    first = {members[0]: group for group, members in enumerate(groups)}
+    first[len(chain.segments)] = len(groups)
+    constants: dict[int, Tensor] = {}  # by the group that they came before
+    sites: list[SiteTerms] = []
+    operators: list[Operator] = []
+    scale, d_in = 1.0, math.prod(chain.input_shape)
+    with torch.no_grad():
+        for group, members in enumerate(groups):
+            size = len([segment for segment in biased if segment <= members[0]])
+            rows = torch.zeros(size, d_in, dtype=torch.float64, device=device)
+            gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+            for index in members:
+                segment = chain.segments[index]
+                operators.extend(segment.operators)
+                _push(constants, segment.operators, first.get(index, group), segment.factor)
+                scale *= segment.factor
+                if constants:
+                    c = torch.stack(list(constants.values()))
+                    flat = c.flatten(1)
+                    gram += segment.weight * flat @ flat.T
+                    rows += segment.weight * scale * adjoint(operators, c).flatten(1)
+            keys = tuple(tuple(range(start, group)) for start in constants)
+            before = tuple(range(group))
+            sites.append(SiteTerms(chain.sites[group], (before,), keys, rows, gram, before))
+        _push(constants, chain.trailing, len(groups), 1.0)
+    every: Key = tuple(range(len(groups)))
+    keys = tuple(tuple(range(start, len(groups))) for start in constants)
+    shape = len(constants), *chain.output_shape
+    vectors = torch.stack(list(constants.values())) if constants else torch.zeros(shape)
+    return Recurrence(tuple(sites), (every,), keys, vectors.double())
+
+
+def _push(
+    constants: dict[int, Tensor], operators: tuple[Operator, ...], group: int, factor: float
+) -> None:
+    """Let constant parts pass a segment, where more of them may begin."""
+    for operator in operators:
+        for start, value in constants.items():
+            constants[start] = operator.apply(value.unsqueeze(0))[0]
+        if operator.bias is not None:
+            known = constants.get(group)
+            constants[group] = operator.bias if known is None else known + operator.bias
+    for start in constants:
+        constants[start] = constants[start] * factor
+
+
+# -- branches ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The linear parts of every value of a stage: one for each set of activations on the way."""
+
+    keys: tuple[tuple[Key, ...], ...]  # by node
+    forms: int
+
+    @property
+    def most(self) -> int:
+        """The largest number of paths that meet."""
+        return max((len(keys) for keys in self.keys), default=1)
+
+    @property
+    def output(self) -> tuple[Key, ...]:
+        """Those of the output."""
+        return self.keys[-1] if self.keys else ((),)
+
+
+def paths_of(stage: Stage) -> Paths:
+    """Follow all paths from the input by the activations that they pass."""
+    found: list[tuple[Key, ...]] = []
+    forms = 0
+    for node in stage.nodes:
+        merged: dict[Key, None] = {}
+        for source in node.sources:
+            merged.update(dict.fromkeys(((),) if source < 0 else found[source]))
+        keys = tuple(merged)
+        if isinstance(node.action, ActivationSite):
+            forms += pairs(len(keys))
+            keys = tuple((*key, node.action.number) for key in keys)
+        found.append(keys)
+    return Paths(tuple(found), forms)
+
+
+def _follow(stage: Stage, start: Parts, biased: bool) -> Iterator[tuple[Node, Parts, Parts]]:
+    """Yield every node with the parts that enter it (of its first source) and that leave it."""
+    values: list[Parts] = []
+    for node in stage.nodes:
+        sources = [start if source < 0 else values[source] for source in node.sources]
+        action, before = node.action, sources[0]
+        if isinstance(action, Operator):
+            after = {key: action.apply(value) for key, value in before.items()}
+            if biased and action.bias is not None:
+                known = after.get(())
+                bias = action.bias.unsqueeze(0)
+                after[()] = bias if known is None else known + bias
+        elif isinstance(action, ActivationSite):
+            factor = action.slope / action.alpha
+            after = {(*key, action.number): value * factor for key, value in before.items()}
+        else:
+            after = _joined(action, sources, [stage.shape_at(source) for source in node.sources])
+        values.append(after)
+        yield node, before, after
+
+
+def _joined(join: Join, sources: list[Parts], shapes: list[Shape]) -> Parts:
+    """Join parts by their keys; a branch that has no part of a key counts as zeros."""
+    found: Parts = {}
+    for key in dict.fromkeys(key for parts in sources for key in parts):
+        like = next(parts[key] for parts in sources if key in parts)
+        values = [
+            parts[key] if key in parts else like.new_zeros(len(like), *shape)
+            for parts, shape in zip(sources, shapes, strict=True)
+        ]
+        found[key] = join.merge(values)
+    return found
+
+
+def write_out_paths(stage: Stage) -> PathArrays:
+    """Push the identity through all paths: a column of a form is the gradient of an inner product."""
+    device, d_in, paths = stage.device, math.prod(stage.input_shape), paths_of(stage)
+    like = torch.empty(0, dtype=torch.float64, device=device)
+    recurrence, fixed = _constant_parts(stage, paths, like)
+    forms = torch.zeros(paths.forms, d_in, d_in, dtype=torch.float64, device=device)
+    # (constant, linear, d_in): the order of a site's rows is linear parts first, then constant ones
+    rows = [like.new_zeros(len(s.constant), len(s.linear), d_in) for s in recurrence.sites]
+    columns: list[Tensor] = []
+    chunk = _chunk_size(stage, paths)
+    start = 0
+    batches = impulses(stage.input_shape, chunk, like)
+    for batch in progress(batches, -(-d_in // chunk), "folding paths"):
+        stop = start + len(batch)
+        columns.append(_columns(stage, batch, slice(start, stop), forms, rows, fixed))
+        start = stop
+    forms = (forms + forms.transpose(1, 2)) / 2
+    matrix = torch.cat(columns).T.contiguous()
+    sites = tuple(
+        replace(terms, rows=row.transpose(0, 1).reshape(-1, d_in))
+        for terms, row in zip(recurrence.sites, rows, strict=True)
+    )
+    return PathArrays(matrix, forms, replace(recurrence, sites=sites))
+
+
+def _chunk_size(stage: Stage, paths: Paths) -> int:
+    d_in = math.prod(stage.input_shape)
+    largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
+    return max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
+
+
+def _columns(
+    stage: Stage,
+    batch: Tensor,
+    place: slice,
+    forms: Tensor,
+    rows: list[Tensor],
+    fixed: list[tuple[Tensor, ...]],
+) -> Tensor:
+    """Fill in the columns of forms and rows for a batch of impulses; return those of the matrix."""
+    x = batch.requires_grad_()
+    form = 0
+    output: Parts = {(): x}
+    with torch.enable_grad():
+        for node, before, after in _follow(stage, {(): x}, biased=False):
+            output = after
+            site = node.action
+            if not isinstance(site, ActivationSite):
+                continue
+            weight, values = site.alpha**-2, list(before.values())
+            for a, left in enumerate(values):
+                for right in values[a:]:
+                    inner = (left * right.detach()).sum()
+                    forms[form, place] = weight * _gradient(inner, x).flatten(1)
+                    form += 1
+            for index, c in enumerate(fixed[site.number]):
+                for a, left in enumerate(values):
+                    dots = (left.detach() * c).flatten(1).sum(1)
+                    rows[site.number][index, a, place] = weight * dots
+    return torch.cat([part.detach().flatten(1) for part in output.values()], 1)
+
+
+def _gradient(value: Tensor, x: Tensor) -> Tensor:
+    (result,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(x) if result is None else result
+
+
+def _constant_parts(
+    stage: Stage, paths: Paths, like: Tensor
+) -> tuple[Recurrence, list[tuple[Tensor, ...]]]:
+    """Push the biases through a stage; return all sites but their rows, and their constant parts."""
+    sites: list[SiteTerms] = []
+    fixed: list[tuple[Tensor, ...]] = []
+    coordinates: list[tuple[Key, float]] = []  # of the value that each node gives
+    parts: Parts = {}
+    with torch.no_grad():
+        for index, (node, before, after) in enumerate(_follow(stage, {}, biased=True)):
+            source = node.sources[0]
+            key, factor = ((), 1.0) if source < 0 else coordinates[source]
+            parts = after
+            if isinstance(node.action, ActivationSite):
+                site = node.action
+                flat = [value.flatten() for value in before.values()]
+                c = torch.stack(flat) if flat else like.new_zeros(0, 1)
+                linear = tuple(k[:-1] for k in paths.keys[index])
+                gram, rows = c @ c.T / site.alpha**2, like.new_zeros(0, 1)
+                sites.append(SiteTerms(site, linear, tuple(before), rows, gram, key, factor))
+                fixed.append(tuple(before.values()))
+                key, factor = (*key, site.number), factor * site.alpha / site.slope
+            coordinates.append((key, factor))
+    vectors = torch.cat(list(parts.values())) if parts else like.new_zeros(0, *stage.output_shape)
+    return Recurrence(tuple(sites), paths.output, tuple(parts), vectors), fixed

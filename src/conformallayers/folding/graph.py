@@ -1,0 +1,235 @@
+"""Whole models: trace any module with ConformalLayers inside, and find what belongs to each fold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..errors import ConformalError, refusal, shape_text
+from ..nn.branches import branches
+from ..nn.container import ConformalLayers
+from ..nn.extra_layers import Centre
+from ..registry.bounds import Shape
+from ..registry.registry import find_spec
+from .folded import Folded
+from .operators import (
+    Operator,
+    freeze,
+    frozen_layers,
+    frozen_wide,
+    is_plain,
+    operator_of,
+    refuse_hooks,
+)
+from .stages import Stage, stage_of, with_head, with_prefix
+from .trace import Trace, trace_modules
+
+_SAMPLES = 2  # that shapes are followed with; of 1, an axis could be the batch or not
+_ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A frozen model as torch.fx draws it.
+
+    Attributes:
+        module: the graph with its modules.
+        shapes: of a sample at each node, where the batch axis comes first.
+        traces: the steps of each ConformalLayers.
+        output_shape: of one sample.
+    """
+
+    module: fx.GraphModule
+    shapes: dict[fx.Node, Shape]
+    traces: dict[fx.Node, Trace]
+    output_shape: Shape
+
+    def path(self, node: fx.Node) -> str:
+        """Return the path of a ConformalLayers in its model."""
+        return "" if node.target == _ROOT else str(node.target)
+
+    def labels(self) -> dict[fx.Node, str]:
+        """Return a name for each call of a ConformalLayers: its path, and the node if it is not new."""
+        found: dict[fx.Node, str] = {}
+        for node in self.traces:
+            path = self.path(node)
+            found[node] = f"{path} ({node.name})" if path in found.values() else path
+        return found
+
+
+def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Graph:
+    """Trace a frozen copy of the model and learn the shape of every value in it."""
+    _check_model(model, keep_hooks)
+    root: nn.Module = freeze(model)
+    if isinstance(model, ConformalLayers):
+        container = nn.Sequential()
+        container.add_module(_ROOT, root)
+        root = container
+    try:
+        module = fx.GraphModule(root, _Tracer().trace(root))
+    except Exception as error:
+        raise refusal(
+            f"fold({type(model).__name__})",
+            "a model that torch.fx can trace",
+            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
+        ) from error
+    parameter = next(model.parameters(), None)
+    zeros = torch.zeros(
+        _SAMPLES,
+        *shape,
+        dtype=None if parameter is None else parameter.dtype,
+        device=None if parameter is None else parameter.device,
+    )
+    follower = _ShapeFollower(module)
+    try:
+        follower.run(zeros)
+    except ConformalError:
+        raise
+    except Exception as error:
+        raise refusal(
+            f"fold({type(model).__name__})",
+            f"a model that takes one batch of samples of shape {shape_text(shape)}",
+            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            "Check input_shape, and that model(x) runs.",
+        ) from error
+    return Graph(module, follower.shapes, follower.traces, follower.result)
+
+
+def _check_model(model: nn.Module, keep_hooks: bool) -> None:
+    if not isinstance(model, nn.Module):
+        raise refusal("fold(model)", "an nn.Module", type(model).__name__, "Pass the model itself.")
+    if isinstance(model, Folded):
+        raise refusal("fold(model)", "a model with layers", "a Folded", "It is folded already.")
+    if not any(isinstance(m, ConformalLayers) for m in model.modules()):
+        raise refusal(
+            "fold(model)",
+            "a cl.ConformalLayers, or a module with some inside",
+            type(model).__name__,
+            "Nothing else folds; wrap its linear layers and activations.",
+        )
+    for path, module in model.named_modules():
+        custom = type(module).forward is not ConformalLayers.forward
+        if isinstance(module, ConformalLayers) and custom:
+            raise refusal(
+                f"fold({path or 'model'})",
+                "the forward of ConformalLayers",
+                f"{type(module).__name__}, which overrides it",
+                "Put what it adds into a module around the ConformalLayers.",
+            )
+        if not keep_hooks:
+            refuse_hooks(path, module)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        known = isinstance(m, ConformalLayers) or is_plain(m, (Centre,)) or find_spec(m) is not None
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+class _ShapeFollower(fx.Interpreter):
+    """Follow zeros through the graph to learn shapes; ConformalLayers are traced, not run."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # or fx would write its own lines into our messages
+        self.traces: dict[fx.Node, Trace] = {}
+        self.shapes: dict[fx.Node, Shape] = {}
+        self.result: Shape = ()
+
+    def run_node(self, n: fx.Node) -> Any:
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if isinstance(module, ConformalLayers):
+            x: Tensor = self.env[n.all_input_nodes[0]]
+            prefix = "" if n.target == _ROOT else str(n.target)
+            layers = frozen_layers(module, prefix)
+            self.traces[n] = trace_modules(layers, tuple(x.shape[1:]))
+            value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
+        else:
+            value = super().run_node(n)
+        if isinstance(value, Tensor) and n.op != "get_attr" and value.shape[:1] == (_SAMPLES,):
+            self.shapes[n] = tuple(value.shape[1:])
+        if n.op == "output":
+            if not isinstance(value, Tensor):
+                raise refusal(
+                    "fold(model)",
+                    "a model that returns one tensor",
+                    type(value).__name__,
+                    "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
+                )
+            self.result = tuple(value.shape[1:])
+        return value
+
+
+def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage, fx.Node]:
+    """Return what a ConformalLayers computes, with the layers before it that only scale the norm.
+
+    A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
+    fold away. Returns the stage and the node that feeds it.
+    """
+    stage, feed = stage_of(graph.traces[node]), node.all_input_nodes[0]
+    if stage.branched or not prefix:
+        return stage, feed
+    operators: list[Operator] = []
+    norm_factor, first = 1.0, feed
+    while first.op == "call_module" and len(first.users) == 1 and len(first.all_input_nodes) == 1:
+        module, before = graph.module.get_submodule(str(first.target)), first.all_input_nodes[0]
+        spec = find_spec(module)
+        factor = spec.norm_factor(module) if spec and spec.norm_factor else None
+        refused = spec is not None and spec.check is not None and spec.check(module) is not None
+        if factor is None or refused or not {before, first} <= graph.shapes.keys():
+            break
+        shapes = graph.shapes[before], graph.shapes[first]
+        operators.insert(0, operator_of(frozen_wide(module), *shapes))
+        norm_factor, first = norm_factor * factor, before
+    if not operators or not _begins(graph, first):  # behind a part they belong to that one
+        return stage, feed
+    return with_prefix(stage, tuple(operators), norm_factor), first
+
+
+def _begins(graph: Graph, node: fx.Node) -> bool:
+    """Tell whether a node is the input of the model, or that without its mean."""
+    while node.op == "call_module" and len(node.all_input_nodes) == 1:
+        if not is_plain(graph.module.get_submodule(str(node.target)), (Centre,)):
+            return False
+        node = node.all_input_nodes[0]
+    return node.op == "placeholder"
+
+
+def with_followers(graph: Graph, node: fx.Node, stage: Stage) -> list[tuple[fx.Node, Stage]]:
+    """Return a stage with none, one, … of the affine modules behind it, and the node where each ends."""
+    found = [(node, stage)]
+    while len(node.users) == 1:
+        (node,) = node.users
+        module = _affine_module(graph, node)
+        if module is None or node not in graph.shapes or len(node.all_input_nodes) != 1:
+            break
+        found.append((node, with_head(found[-1][1], frozen_wide(module), graph.shapes[node])))
+    return found
+
+
+def _affine_module(graph: Graph, node: fx.Node) -> nn.Module | None:
+    if node.op == "call_module":
+        module = graph.module.get_submodule(str(node.target))
+        spec = find_spec(module)
+        refused = spec is None or (spec.check is not None and spec.check(module) is not None)
+        return None if refused or branches(module) else module
+    return nn.Flatten() if flattens(node) else None
+
+
+def flattens(node: fx.Node) -> bool:
+    """Tell whether a node flattens all axes but the first."""
+    is_flatten = node.op == "call_function" and node.target is torch.flatten
+    is_flatten = is_flatten or (node.op == "call_method" and node.target == "flatten")
+    return is_flatten and (node.args[1:], dict(node.kwargs)) in _FROM_AXIS_1
+
+
+_FROM_AXIS_1: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
+    ((1,), {}),
+    ((1, -1), {}),
+    ((), {"start_dim": 1}),
+    ((), {"start_dim": 1, "end_dim": -1}),
+)

@@ -1,0 +1,172 @@
+"""Graph → Recipe: the folded parts, and the operations of what stands around them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from ..recipe import layer_operations as layer
+from ..recipe.operation import Shape
+from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from ..utils.text import call_text
+from .graph import Graph, flattens
+from .lower import Lowering, by_sample, find_lowering
+
+_RELUS = (torch.relu, F.relu, "relu")
+_ADDS = (operator.add, torch.add)
+_SUBTRACTS = (operator.sub, torch.sub)
+_MULTIPLIES = (operator.mul, torch.mul)
+_DIVIDES = (operator.truediv, torch.div)
+
+
+class GraphLowering:
+    """Lower the nodes of a graph in their order.
+
+    Args:
+        graph: the model.
+        input_shape: of one sample.
+        parts: the recipe of each folded part by the node that it ends with, and the node that feeds it.
+        covered: nodes that belong to a part.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        input_shape: Shape,
+        parts: Mapping[fx.Node, tuple[Recipe, fx.Node]],
+        covered: set[fx.Node],
+    ) -> None:
+        self.graph, self.parts, self.covered = graph, parts, covered
+        self.builder = RecipeBuilder(input_shape)
+        self.values: dict[fx.Node, str] = {}
+
+    def lower(self) -> Recipe:
+        """Return the recipe of the whole model."""
+        output = INPUT
+        for node in self.graph.module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = INPUT
+            elif node in self.parts:
+                recipe, feed = self.parts[node]
+                self.values[node] = self.builder.splice(recipe, self.values[feed])
+            elif node.op == "output":
+                output = self.values[node.args[0]]
+            elif node not in self.covered and node.op != "get_attr":
+                self.values[node] = self._node(node)
+        return self.builder.recipe(output)
+
+    def _node(self, node: fx.Node) -> str:
+        known = all(n in self.graph.shapes for n in (node, *self._inputs(node)))
+        if known and node.op == "call_module" and node.args == (node.all_input_nodes[0],):
+            module = self.graph.module.get_submodule(str(node.target))
+            if find_lowering(module) is not None and by_sample(module):
+                value = self.values[node.all_input_nodes[0]]
+                return Lowering(self.builder).module(value, module, self.graph.shapes[node])
+        if known and node.op in ("call_function", "call_method"):
+            found = self._function(node)
+            if found is not None:
+                return found
+        return self._call(node)
+
+    def _inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that a node reads, constants left out."""
+        return [before for before in node.all_input_nodes if before.op != "get_attr"]
+
+    def _function(self, node: fx.Node) -> str | None:
+        """Lower a function that has an operation; None for others."""
+        shape, values = self.graph.shapes[node], [self.values[n] for n in self._inputs(node)]
+        if flattens(node):
+            return self.builder.add(layer.Reshape, *values, shape=shape)
+        if node.target in _RELUS and len(values) == 1:
+            return self.builder.add(layer.Elementwise, *values, function="relu")
+        if node.target is torch.cat:
+            return self._concatenation(node)
+        if node.target in (*_ADDS, *_SUBTRACTS, *_MULTIPLIES, *_DIVIDES) and not node.kwargs:
+            return self._arithmetic(node, values, shape)
+        return None
+
+    def _concatenation(self, node: fx.Node) -> str | None:
+        parts: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
+        axis: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+        nodes = isinstance(parts, (list, tuple)) and all(n in self.values for n in parts)
+        rank = len(self.graph.shapes[node]) + 1
+        if not nodes or not isinstance(axis, int) or axis % rank == 0:
+            return None
+        values = [self.values[part] for part in parts]
+        return self.builder.add(layer.Concatenate, *values, axis=axis % rank - 1)
+
+    def _arithmetic(self, node: fx.Node, values: list[str], shape: Shape) -> str | None:
+        """Lower a sum of two values, or of a value and a constant, and the like."""
+        both = [n for n in node.args if isinstance(n, fx.Node) and n.op != "get_attr"]
+        if len(both) == 2:
+            fits = node.target in _ADDS and all(self.graph.shapes[n] == shape for n in both)
+            return self.builder.add(layer.Add, *(self.values[n] for n in both)) if fits else None
+        if len(both) != 1 or node.args[0] is not both[0] or self.graph.shapes[both[0]] != shape:
+            return None
+        constant = self._constant(node.args[1], shape)
+        if constant is None:
+            return None
+        if node.target in (*_ADDS, *_SUBTRACTS):
+            held = self.builder.constant("shift", constant if node.target in _ADDS else -constant)
+            return self.builder.add(layer.AddConstant, values[0], value=held)
+        factor = constant if node.target in _MULTIPLIES else 1 / constant
+        return self.builder.add(
+            layer.Multiply, values[0], factor=self.builder.constant("factor", factor)
+        )
+
+    def _constant(self, value: Any, shape: Shape) -> Tensor | None:
+        """Return a constant for every sample in float64; None if it differs between samples."""
+        if isinstance(value, fx.Node):
+            value = operator.attrgetter(str(value.target))(self.graph.module)
+        if not isinstance(value, (int, float, Tensor)):
+            return None
+        tensor = torch.as_tensor(value).detach().double()
+        while tensor.dim() > len(shape) and tensor.shape[0] == 1:
+            tensor = tensor[0]
+        try:
+            fits = torch.broadcast_shapes(tensor.shape, shape) == shape
+        except RuntimeError:
+            return None
+        return tensor if fits and tensor.dim() <= len(shape) else None
+
+    def _call(self, node: fx.Node) -> str:
+        """Append a call of whatever the node is."""
+        inputs = self._inputs(node)
+        alone = node.op == "call_module" and list(node.args) == inputs and not node.kwargs
+        if alone and len(inputs) == len(node.all_input_nodes) == 1:
+            module = self.graph.module.get_submodule(str(node.target))
+            what, apart = type(module).__name__, by_sample(module)
+        else:
+            module, what, apart = _single_node(self.graph.module, node), call_text(node), False
+        steady = node in self.graph.shapes and all(n in self.graph.shapes for n in inputs)
+        return self.builder.add(
+            layer.Call,
+            *(self.values[n] for n in inputs),
+            module=self.builder.module("module", module),
+            what=what[:200],
+            result=self.graph.shapes.get(node),
+            by_sample=apart and steady,
+        )
+
+
+def _single_node(root: fx.GraphModule, node: fx.Node) -> nn.Module:
+    """Return a module that computes one node of a graph from its inputs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for before in node.all_input_nodes:
+        if before.op == "get_attr":
+            copies[before] = graph.get_attr(str(before.target))
+    for before in node.all_input_nodes:
+        if before.op != "get_attr":
+            copies[before] = graph.placeholder(before.name)
+    take: Callable[[fx.Node], fx.Node] = copies.__getitem__
+    graph.output(graph.node_copy(node, take))
+    module = fx.GraphModule(root, graph)
+    for item in module.graph.nodes:
+        item.type = None  # pickle cannot take annotations that are text
+    return module

@@ -1,0 +1,160 @@
+"""Strategy "conv": composed convolutions, only as many as the energies and the result need.
+
+Which layers compose, and where an energy is had without its feature map, is the route; see there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...recipe import layer_operations as layer
+from ...recipe import point_operations as point
+from ..cost import Cost, machine
+from ..lower import Lowering
+from ..operators import apply_all, impulses
+from ..problem import Problem
+from .base import (
+    Evaluation,
+    Strategy,
+    Values,
+    add_reshape,
+    image_shape,
+    no_image,
+    normalised,
+    not_a_chain,
+    out_of_range,
+)
+from .layers import add_operators
+from .routes import Move, RouteMap, best_route, kernel_of
+
+
+class Conv(Strategy):
+    """Follow a route: convolve, take norms, end with the last layers or with one matrix."""
+
+    name = "conv"
+    foreseen = True
+    wide_slowdown = 4.0  # float64 has no convolution of its own
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Refuse a network in which nothing can be composed, or maps that leave the range."""
+        reason = not_a_chain(problem) or no_image(problem)
+        if reason is not None:
+            return reason
+        if not problem.keeps_range():
+            return "values between its layers could leave the range of the dtype"
+        places = RouteMap(problem.stage.chain)
+        if places.window(0, 1) is None and places.window(0, places.ends[0]) is None:
+            return "the first layers are no convolution with zero padding or none"
+        return out_of_range(problem)
+
+    def cost(self, problem: Problem, *, built: bool) -> Cost:
+        """Return the cost of the best route, and of the change to channels last."""
+        _, cost = _route(problem)
+        return cost + Cost(stream=2 * math.prod(problem.stage.input_shape), calls=1)
+
+    def effort(self, problem: Problem) -> float:
+        """Count the matrix of the input, if the route ends with it; kernels are small."""
+        moves, _ = _route(problem)
+        return problem.effort_of_matrix() if moves[-1].how == "matrix of x" else 0.0
+
+    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+        """Append the steps of the route."""
+        moves, _ = _route(problem)
+        follower = _RouteFollower(problem, values)
+        for move in moves:
+            follower.follow(move)
+        energies = tuple(tuple(group) for group in follower.energies)
+        return Evaluation(follower.z, energies, follower.gain, problem.exact_certificate())
+
+
+class _RouteFollower:
+    """Append the operations of a route, step by step."""
+
+    def __init__(self, problem: Problem, values: Values) -> None:
+        self.problem, self.values = problem, values
+        self.chain = problem.stage.chain
+        self.places = RouteMap(self.chain)
+        self.energies: list[list[str]] = [[] for _ in self.chain.groups]
+        self.z, self.gain = values.unit, 1.0
+        self.pending = 1.0  # what the map at hand still has to be multiplied with
+
+    def follow(self, move: Move) -> None:
+        """Append one step."""
+        builder = self.values.builder
+        if move.multiplies:
+            self._multiply(move)
+            return
+        weight = 1.0 if move.energy is None else self.chain.segments[move.energy].weight
+        if move.how == "layers":
+            operators = self.places.operators[move.start : move.stop]
+            factor = self.pending * self.places.factor(move.levels)
+            y = add_operators(Lowering(builder, self.values.wide), self.z, operators, factor)
+        else:
+            kernel = self.pending * kernel_of(self.places, move)
+            if not move.keep and move.energy is not None:
+                kernel, weight = kernel * math.sqrt(weight), 1.0
+            y = self._convolve(move, kernel)
+        if move.energy is not None:
+            n = builder.add(point.SumSquares, y, name="n", weight=weight)
+            self.energies[self.chain.segments[move.energy].group].append(n)
+        if move.keep:
+            pooled = move.how == "pooled"
+            self.pending = move.phase ** (-self.places.axes / 2) if pooled else 1.0
+            # The channels of a pooled map come first.
+            kept = self.places.shape(move.stop)[0]
+            self.z = builder.add(layer.Slice, y, axis=0, start=0, stop=kept) if pooled else y
+
+    def _convolve(self, move: Move, kernel: Tensor) -> str:
+        seen = self.places.window(move.start, move.stop)
+        if seen is None:
+            raise TypeError("a route over layers that do not compose")
+        stride = tuple(move.phase * s for s in seen.stride)
+        weight = self.values.constant("kernel", kernel)
+        options: dict[str, Any] = {
+            "stride": stride,
+            "padding": seen.padding,
+            "dilation": (1,) * len(stride),
+        }
+        return self.values.builder.add(layer.Conv, self.z, weight=weight, **options)
+
+    def _multiply(self, move: Move) -> None:
+        """Append the matrix that ends the route, of the map at hand or of the input."""
+        builder = self.values.builder
+        if move.how == "matrix of x":
+            matrix, source = self.problem.matrix, self.values.unit
+        else:
+            matrix, source = self.pending * _matrix_behind(self.problem, move), self.z
+        matrix, self.gain = normalised(matrix)
+        shape = builder.shape(source)
+        if len(shape) == 3 and not self.values.wide:
+            # Maps of images are channels last in memory: reordering the matrix saves a copy.
+            source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
+            matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
+        rows = add_reshape(builder, source, (math.prod(shape),))
+        weight = self.values.constant("matrix", matrix.contiguous())
+        image = builder.add(layer.Matmul, rows, name="image", weight=weight)
+        self.z = add_reshape(builder, image, image_shape(self.problem))
+
+
+def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
+    """Return the best route of a problem, searched once."""
+    stage = problem.stage
+    key = "route", stage.output_shape, len(stage.chain.trailing), machine()
+    if key not in problem.memo:
+        problem.memo[key] = best_route(stage.chain, machine(), problem.itemsize)
+    route: tuple[tuple[Move, ...], Cost] = problem.memo[key]
+    return route
+
+
+def _matrix_behind(problem: Problem, move: Move) -> Tensor:
+    """Return the layers behind a map as one matrix, (d_out, d_map), in float64."""
+    places = RouteMap(problem.stage.chain)
+    operators = places.operators[move.start :]
+    like = torch.empty(0, dtype=torch.float64, device=problem.stage.device)
+    batches = impulses(places.shape(move.start), 256, like)
+    columns = torch.cat([apply_all(operators, batch).flatten(1) for batch in batches])
+    return columns.T * places.factor(move.levels)
