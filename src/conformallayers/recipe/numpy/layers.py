@@ -136,9 +136,13 @@ def _entries(
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, net: Holder, x: Array) -> Array:
     y = x.astype(np.float64)
     for axis, size in enumerate(op.size, 2):
-        n = x.shape[axis]
-        ranges = [range(i * n // size, -(-(i + 1) * n // size)) for i in range(size)]
-        y = np.stack([np.take(y, places, axis).mean(axis) for places in ranges], axis)
+        n, i, later = x.shape[axis], np.arange(size), x.ndim - axis - 1
+        first, last = i * n // size, -(-(i + 1) * n // size)
+        # reduceat sums from each end to the next one; every second sum is that of a range.
+        ends = np.stack([first, last], 1).reshape(-1)
+        y = _surrounded(y, [(0, 1), *[(0, 0)] * later])  # it takes no end behind the last entry
+        sums = np.add.reduceat(y, ends, axis)[(slice(None),) * axis + (slice(None, None, 2),)]
+        y = sums / (last - first).reshape(-1, *[1] * later)
     return y.astype(x.dtype)
 
 
