@@ -83,13 +83,13 @@ def _card_data(title: str, dataset: str | None, accuracy: float | None, folded: 
     from huggingface_hub import EvalResult, ModelCardData
 
     results = None
-    shown, hub_name = _DATASETS.get(dataset or "", (dataset, dataset))
+    shown, hub_name = _DATASETS.get(dataset or "", (dataset or "", dataset or ""))
     if accuracy is not None:
         results = [
             EvalResult(
                 task_type=TASK,
-                dataset_type=hub_name or "",
-                dataset_name=shown or "",
+                dataset_type=hub_name,
+                dataset_name=shown,
                 dataset_split="test",
                 metric_type="accuracy",
                 metric_value=accuracy,
