@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...inspection import Form, Part, Terms, inspect
+from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ..data.batches import as_input
@@ -51,7 +51,7 @@ def run_inspect(
 
     Args:
         run: the folder of a run, or a checkpoint.
-        dataset: a name or a data set; None means the training set's.
+        dataset: a name or a data set; None means that of the training.
         samples: number of images; None means 1000, or all if there are fewer.
         out: the folder; None means ``results/inspect/`` and the name of the run's folder.
         resume: keep a folder that has the record of the same checkpoint and options.
@@ -60,24 +60,17 @@ def run_inspect(
         say: receives the lines of output.
     """
     path = checkpoint_of(run, "inspect")
-    out = out or Path("results/inspect") / path.absolute().parent.name
-    if out.exists() and not out.is_dir():
-        raise refusal("inspect --out", "a folder", f"the file {out}", "Give another folder.")
+    out = _checked_folder(out or Path("results/inspect") / path.absolute().parent.name)
     config, model, epoch = trained(path)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
-    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    options: Row = {"dataset": name, "samples": samples, "checkpoint": checksum}
+    options: Row = {"dataset": name, "samples": samples, "checkpoint": _checksum(path)}
     record = kept(out / RECORD, options, resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    most = len(dataset.test_labels)
-    count = min(_SAMPLES, most) if samples is None else samples
-    if not 1 <= count <= most:
-        expected, remedy = f"a whole number from 1 to {most}", "Leave it out."
-        raise refusal("inspect --samples", expected, str(samples), remedy)
+    count = _image_count(samples, len(dataset.test_labels))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -93,18 +86,45 @@ def run_inspect(
             "network": config.network,
             "epoch": epoch,
             "trained": config.command({}),
-            "image_frequency": _summary(frequencies(x)),
-            "parts": [
-                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
-                for part in found.parts
-            ],
-            "untrained": [_part_row(part, labels) for part in untrained.parts],
+            **_results(model, found, untrained, x, labels),
         }
         title = f"{config.network}, {name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     finally:
         torch.set_num_threads(before)
     return record
+
+
+def _results(
+    model: nn.Module, found: Inspection, untrained: Inspection, x: Tensor, labels: Tensor
+) -> Row:
+    """Return the numbers of a record: those of the trained and of the untrained network."""
+    return {
+        "image_frequency": _summary(frequencies(x)),
+        "parts": [
+            {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
+            for part in found.parts
+        ],
+        "untrained": [_part_row(part, labels) for part in untrained.parts],
+    }
+
+
+def _checked_folder(out: Path) -> Path:
+    if out.exists() and not out.is_dir():
+        raise refusal("inspect --out", "a folder", f"the file {out}", "Give another folder.")
+    return out
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def _image_count(samples: int | None, available: int) -> int:
+    count = min(_SAMPLES, available) if samples is None else samples
+    if not 1 <= count <= available:
+        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
+    return count
 
 
 def _initial(config: TrainConfig) -> nn.Module:
