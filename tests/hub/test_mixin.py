@@ -116,7 +116,7 @@ def test_a_subclass_keeps_its_own_arguments(tmp_path: Path) -> None:
     assert torch.equal(again.head[0].weight, network.head[0].weight)
 
 
-def test_networks_stay_what_they_were(tmp_path: Path) -> None:
+def test_networks_copy_pickle_fold_and_save(tmp_path: Path) -> None:
     network = networks.DkNetCL(1, num_classes=3)
     names = {key.split(".")[0] for key in network.state_dict()}
     assert names == {"features", "head"}
@@ -177,7 +177,7 @@ def test_a_changed_network_is_refused(change: Callable[[Any], None], tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-def test_a_new_head_of_the_same_kind_is_kept(tmp_path: Path) -> None:
+def test_another_number_of_classes_is_kept(tmp_path: Path) -> None:
     network = networks.LeNetCL()
     network.head[4] = nn.Linear(84, 5)
     network.save_pretrained(tmp_path)
@@ -197,7 +197,7 @@ def refused(folder: Path | str, message: str, kind: Any = networks.LeNetCL, **op
 
 
 @pytest.mark.parametrize("name", ["nowhere", "./nowhere", "runs/of/lenet"])
-def test_what_the_hub_cannot_know_is_not_asked_for(
+def test_a_name_that_is_no_repository_is_not_requested(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", None)
@@ -258,15 +258,13 @@ def test_a_repository_with_a_pickle_alone_is_refused(
         ({"alpha": "old"}, "some that fail .*'old'"),
     ],
 )
-def test_a_config_without_sense_is_refused(
-    change: dict[str, Any], message: str, lenet: Path
-) -> None:
+def test_an_invalid_config_is_refused(change: dict[str, Any], message: str, lenet: Path) -> None:
     config = json.loads((lenet / "config.json").read_text())
     (lenet / "config.json").write_text(json.dumps({**config, **change}))
     refused(lenet, message)
 
 
-def test_a_folder_that_is_none_is_refused(lenet: Path) -> None:
+def test_an_incomplete_folder_is_refused(lenet: Path) -> None:
     refused(lenet / "none", "expected a folder, got none")
     refused(lenet, "got one of LeNetCL", networks.DkNetCL)
     (lenet / "config.json").write_text("[1]")
