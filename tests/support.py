@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from conformallayers.folding.fold import stages_of
+from conformallayers.folding.stages import Chain
 from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.point_operations import Advance, Normalize
 
 TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)
@@ -45,3 +49,24 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
             raise KeyboardInterrupt
 
     return stopping
+
+
+def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
+    """Return what a model with one ConformalLayers computes, its whole linear head included."""
+    (stages,) = stages_of(model, shape).values()
+    return stages[-1].chain
+
+
+def operations(folded: cl.Folded, kind: type[Operation]) -> list[Any]:
+    """Return the operations of a kind that a fold runs."""
+    return [operation for operation in folded.recipe.operations if isinstance(operation, kind)]
+
+
+def form_values(folded: cl.Folded, x: Tensor) -> list[Tensor]:
+    """Return the value of each quadratic form of a fold with one part, for x as it is."""
+    (embedding,) = operations(folded, Normalize)
+    unit, peak, tau = embedding.outputs
+    ones = torch.ones(len(x), dtype=torch.float64)
+    values = folded.evaluate({unit: x, peak: ones, tau: ones}, keep=True)
+    sums = (advance.inputs[2:] for advance in operations(folded, Advance))
+    return [torch.stack([values[name] for name in names]).sum(0) for names in sums]

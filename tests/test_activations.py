@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
-from conformallayers.folding.fold import programs_of
 from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, folds, samples
@@ -68,10 +67,8 @@ def test_scale_invariant_and_bounded(act: type) -> None:
 
 
 def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
-    ((program,),) = programs_of(stack(cl.Gnomonic, depth=5), SHAPE).values()
-    assert len(program.groups) == 1
-    ((program,),) = programs_of(stack(cl.RadialTanh, depth=5), SHAPE).values()
-    assert len(program.groups) == 5
+    assert len(chain_of(stack(cl.Gnomonic, depth=5), SHAPE).groups) == 1
+    assert len(chain_of(stack(cl.RadialTanh, depth=5), SHAPE).groups) == 5
     # y = M x / √(xᵀ(I + Q)x), from the arrays of the fold itself.
     model = stack(cl.Gnomonic, depth=4).double()
     folded = cl.fold(model, SHAPE, strategy="dense")

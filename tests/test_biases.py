@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.folding.fold import programs_of
+from conformallayers.folding.affine import chain_recurrence
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
 
@@ -36,7 +36,7 @@ def test_a_bias_anywhere(places: str, projective: bool) -> None:
         with torch.no_grad(), cl.layer_by_layer():
             assert relative_error(model(x), expected) <= TOLERANCES[dtype]
         found = folds(model, SHAPE)
-        assert {"dense", "banded", "sparse", "layers"} <= set(found)
+        assert {"dense", "banded", "layers"} <= set(found)
         for name, folded in found.items():
             assert relative_error(folded(x), expected) <= TOLERANCES[dtype], name
             assert not folded(x)[2].any()
@@ -55,9 +55,9 @@ def test_a_bias_anywhere(places: str, projective: bool) -> None:
 )
 def test_what_a_bias_costs(places: str, forms: int, dots: int) -> None:
     model = stack(places, projective=False)
-    ((program,),) = programs_of(model, SHAPE).values()
-    assert len(program.groups) == forms
-    assert (0 if program.recurrence is None else program.recurrence.dots) == dots
+    chain = chain_of(model, SHAPE)
+    assert len(chain.groups) == forms
+    assert chain_recurrence(chain, torch.device("cpu")).dots == dots
     text = str(cl.fold(model, SHAPE).explain())
     assert ("more dot products" in text) == ("b" in places)
     if "b" in places:
@@ -103,11 +103,10 @@ def test_alpha_does_not_follow_running_statistics(alpha: str | None) -> None:
 
 def test_a_normalisation_disappears_into_the_convolution_before_it() -> None:
     model = randomise(cl.ConformalLayers(cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro()))
-    ((program,),) = programs_of(model, SHAPE).values()
-    assert [type(op.module).__name__ for op in program.operators] == ["Conv2d"]
+    chain = chain_of(model, SHAPE)
+    assert [type(op.module).__name__ for op in chain.operators] == ["Conv2d"]
     linear = cl.ConformalLayers(cl.Linear(4, 3), nn.BatchNorm1d(3), cl.ReSPro())
-    ((program,),) = programs_of(randomise(linear), (4,)).values()
-    assert len(program.operators) == 1
+    assert len(chain_of(randomise(linear), (4,)).operators) == 1
 
 
 def test_without_running_statistics_it_is_refused() -> None:

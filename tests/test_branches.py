@@ -234,7 +234,7 @@ def test_branches_without_activations_are_one_layer() -> None:
         cl.ReSPro(),
     )
     assert [step.sources for step in cl.trace(model, SHAPE).steps] == [(i - 1,) for i in range(5)]
-    for strategy in ("dense", "sparse", "layers"):
+    for strategy in ("dense", "layers"):
         cl.testing.assert_folds(model, SHAPE, strategy=strategy)
 
 

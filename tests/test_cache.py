@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import conformallayers as cl
-from conformallayers.folding.folded import Conformal
+from conformallayers.recipe.torch.module import RecipeModule
 from oracle import exact, oracle, randomise, relative_error
 from support import samples
 
 SHAPE = (2, 5, 5)
 Model = cl.ConformalLayers
-Made = list[Conformal]
+Made = list[RecipeModule]
 
 
 def small() -> Model:
@@ -289,7 +289,7 @@ def test_no_part_of_state_pickle_or_copies(model: Model, x: Tensor, made: Made) 
     assert list(model.state_dict()) == state
     assert len(pickle.dumps(model)) == stored
     assert repr(model) == text
-    assert not any(isinstance(module, Conformal) for module in model.modules())
+    assert not any(isinstance(module, RecipeModule) for module in model.modules())
     for other in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
         count = len(made)
         assert_true(other, x)

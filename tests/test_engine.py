@@ -16,13 +16,15 @@ from conformallayers.folding.certificate import (
     positive_definite,
     smallest_eigenvalue,
 )
-from conformallayers.folding.folded import Conformal
-from conformallayers.folding.forms import _forms
-from conformallayers.folding.forms_by_row import applies, rowwise_forms
+from conformallayers.folding.forms import _forms, forms_of
+from conformallayers.folding.forms_by_row import applies, forms_by_row
 from conformallayers.folding.operators import Operator
-from conformallayers.folding.stages import forms_of, program_of
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.networks import DkNetCL
+from conformallayers.recipe.point_operations import BandedForm
+from support import chain_of, form_values, operations
+
+CPU = torch.device("cpu")
 
 
 def stack(
@@ -57,7 +59,7 @@ STACKS = {
 @pytest.mark.parametrize("kind", STACKS)
 def test_all_strategies_agree(kind: str, projective: bool) -> None:
     shape = (3, 11, 9)
-    expected = {"dense", "banded", "sparse", "layers"}
+    expected = {"dense", "banded", "layers"}
     expected |= {"spectral"} if kind in ("circular", "unpadded") else set()
     expected |= {"conv"} if kind != "circular" else set()
     for model in (
@@ -85,18 +87,18 @@ def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool)
         cl.ReSPro(projective=projective),
     ).double()
     shape = (2, height, 5)
-    program = program_of(model.trace(shape))
-    assert applies(shape, program.stages)
-    rows = rowwise_forms(shape, program.stages, program.device, ErrorBudget(0.0))[0]
-    columns = _forms(shape, program.stages, program.device)[0]
+    segments = chain_of(model, shape).segments
+    assert applies(shape, segments)
+    rows = forms_by_row(shape, segments, CPU, ErrorBudget(0.0))[0]
+    columns = _forms(shape, segments, CPU)[0]
     assert torch.allclose(rows, columns, rtol=1e-12, atol=1e-14 * float(columns.abs().max()))
 
 
 def test_what_a_truncated_form_lacks_is_below_its_bound() -> None:
     model = stack(8, channels=16, padding=1)
-    program = program_of(model.trace((3, 12, 12)))
-    exact = forms_of(program, ErrorBudget(0.0))
-    short = forms_of(program, ErrorBudget(1e-3, radius=20.0))
+    chain = chain_of(model, (3, 12, 12))
+    exact = forms_of(chain, CPU, ErrorBudget(0.0))
+    short = forms_of(chain, CPU, ErrorBudget(1e-3, radius=20.0))
     assert exact.depth == 8
     assert exact.missing == 0
     assert short.depth < 8
@@ -133,8 +135,8 @@ def test_the_smallest_eigenvalue_is_a_lower_bound() -> None:
     assert holds(form, form * 1.011, ErrorBudget(0.01)) is None
 
 
-def denominator(part: Conformal, x: torch.Tensor) -> torch.Tensor:
-    _, (n,) = part.core(x)
+def denominator(folded: cl.Folded, x: torch.Tensor) -> torch.Tensor:
+    (n,) = form_values(folded, x)
     return torch.linalg.vector_norm(x.flatten(1), dim=1) + n
 
 
@@ -148,7 +150,9 @@ def test_a_certificate_survives_gradient_ascent(tolerance: float, radius: float 
     exact = cl.fold(model, shape, strategy="dense")
     assert loose.certificate is not None
     assert loose.certificate.epsilon == tolerance
-    assert loose.body.core.widths < cl.fold(model, shape, strategy="banded").body.core.widths
+    whole = cl.fold(model, shape, strategy="banded")
+    (narrow,), (wide,) = (operations(folded, BandedForm) for folded in (loose, whole))
+    assert narrow.width < wide.width
     assert cl.verify(loose, model)
     x = torch.randn(16, *shape, dtype=torch.float64)
     worst = 0.0
@@ -156,8 +160,8 @@ def test_a_certificate_survives_gradient_ascent(tolerance: float, radius: float 
         size = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, 1, 1, 1)
         x = x / size * (radius or 1e3)  # the larger the input, the more the form counts
         x.requires_grad_()
-        true = denominator(exact.body, x)
-        error = (denominator(loose.body, x) - true).abs() / true
+        true = denominator(exact, x)
+        error = (denominator(loose, x) - true).abs() / true
         worst = max(worst, float(error.detach().max()))
         (gradient,) = torch.autograd.grad(error.sum(), x)
         step = torch.linalg.vector_norm(gradient.flatten(1), dim=1).view(-1, 1, 1, 1)
@@ -172,7 +176,7 @@ def test_verify_finds_a_tampered_fold_and_another_model() -> None:
     assert cl.verify(folded, model)
     assert "proven" in str(cl.verify(folded, model))
     tampered = copy.deepcopy(folded)
-    tampered.body.core.band0[1] *= 1.01
+    tampered.constants.band[1] *= 1.01
     assert not cl.verify(tampered, model)
     changed = copy.deepcopy(model)
     with torch.no_grad():
@@ -187,7 +191,7 @@ def test_folding_changes_nothing_in_the_model() -> None:
     model = with_head(stack(3, padding=1), (3, 8, 8)).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     versions = [p._version for p in model.parameters()]
-    for name in ("auto", "dense", "banded", "sparse", "layers"):
+    for name in ("auto", "dense", "banded", "layers"):
         cl.fold(model, (3, 8, 8), strategy=name)
     assert model.training
     assert all(module.training for module in model.modules())
@@ -196,7 +200,7 @@ def test_folding_changes_nothing_in_the_model() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["dense", "banded", "sparse", "conv", "layers"])
+@pytest.mark.parametrize("name", ["dense", "banded", "conv", "layers"])
 def test_large_batches_run_in_pieces_with_the_same_numbers(name: str) -> None:
     model = stack(2, channels=4)
     folded = cl.fold(model, (3, 12, 12), strategy=name)
@@ -235,7 +239,7 @@ def test_a_model_with_several_conformal_parts_folds_each() -> None:
 
 def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     from conformallayers.folding import plan
-    from conformallayers.folding.machine import TYPICAL
+    from conformallayers.folding.cost import TYPICAL
 
     monkeypatch.setattr(plan, "machine", lambda: TYPICAL)
     monkeypatch.setattr("conformallayers.folding.fold.machine", lambda: TYPICAL)
@@ -254,7 +258,6 @@ SNAPSHOT = """\
 ----------  -------------  ---------  -----------  ----
 → dense            4.74 k   18.5 KiB    0.0241 ms
   banded           4.74 k   18.5 KiB    0.0375 ms
-  sparse           2.02 k   15.8 KiB     0.045 ms
   conv             7.24 k   20.9 KiB    0.0586 ms
   layers           13.1 k   7.53 KiB    0.0709 ms
   spectral         12.3 k   4.19 KiB     0.266 ms

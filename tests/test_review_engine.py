@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.machine import TYPICAL
-from conformallayers.folding.strategies import composed
+from conformallayers.folding.cost import TYPICAL
+from conformallayers.folding.strategies import conv
 from conformallayers.networks import LeNetCL
 from conformallayers.registry import bounds
 
@@ -127,7 +127,7 @@ def test_the_output_can_be_viewed() -> None:
 def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = [layer for i in range(6) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
     model = cl.ConformalLayers(*layers, cl.AdaptiveAvgPool2d(1)).eval()
-    module = importlib.import_module("conformallayers.folding.stages")
+    module = importlib.import_module("conformallayers.folding.forms")
     monkeypatch.setattr(module, "dense_matrix", lambda *_: pytest.fail("built a large matrix"))
     with torch.no_grad():
         model(torch.rand(1, 3, 224, 224))
@@ -156,9 +156,9 @@ def test_float64_keeps_away_from_differences() -> None:
 
 def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    search = composed.best_route
-    monkeypatch.setattr(composed, "machine", lambda: TYPICAL)
-    monkeypatch.setattr(composed, "best_route", lambda *a: calls.append(a) or search(*a))
+    search = conv.best_route
+    monkeypatch.setattr(conv, "machine", lambda: TYPICAL)
+    monkeypatch.setattr(conv, "best_route", lambda *a: calls.append(a) or search(*a))
     cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
     assert len(calls) == 1
 
@@ -185,7 +185,7 @@ def test_the_norm_of_the_input_says_nothing_of_later_parts() -> None:
     assert cl.fold_error(model, folded, 1e-4 * torch.rand(8, 1, 10, 10)) < 3e-2
 
 
-@pytest.mark.parametrize("strategy", ["sparse", "dense", "banded", "conv", "auto"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "auto"])
 def test_verify_knows_what_was_absorbed(strategy: str) -> None:
     features = cl.ConformalLayers(cl.Conv2d(1, 1, 3, padding=1), cl.ReSPro())
     model = nn.Sequential(features, nn.Flatten(), nn.Linear(100, 100))

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.folding.fold import programs_of
-from conformallayers.folding.machine import TYPICAL, Machine
-from conformallayers.folding.strategies import composed
-from conformallayers.folding.strategies.routes import Chain, Move, best_route, kernel_of
+from conformallayers.folding.cost import TYPICAL, Machine
+from conformallayers.folding.strategies import conv
+from conformallayers.folding.strategies.routes import Move, RouteMap, best_route, kernel_of
+from support import chain_of
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.
 MACHINES = {
@@ -89,7 +89,7 @@ NETWORKS = {
 def test_every_route_gives_the_layers_numbers(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composed, "machine", lambda: MACHINES[kind])
+    monkeypatch.setattr(conv, "machine", lambda: MACHINES[kind])
     model, shape = NETWORKS[name]
     cl.testing.assert_folds(model, shape, strategy="conv")
 
@@ -105,21 +105,19 @@ def test_every_kind_of_step_is_taken_somewhere() -> None:
 
 
 def route(model: nn.Module, shape: tuple[int, ...], machine: Machine) -> tuple[Move, ...]:
-    (programs,) = programs_of(model, shape).values()
-    return best_route(programs[-1], machine, 4)[0]
+    return best_route(chain_of(model, shape), machine, 4)[0]
 
 
 def test_patches_have_the_energy_of_the_map() -> None:
-    (programs,) = programs_of(NETWORKS["tiles"][0], (3, 14, 14)).values()
-    chain = Chain(programs[-1])
+    places = RouteMap(chain_of(NETWORKS["tiles"][0], (3, 14, 14)))
     x = torch.rand(4, 3, 14, 14, dtype=torch.float64)
     plain = Move("conv", 0, 1, (0, 1), 0)
-    expected = nn.functional.conv2d(x, kernel_of(chain, plain))
+    expected = nn.functional.conv2d(x, kernel_of(places, plain))
     pool = nn.functional.avg_pool2d(expected, 2)
     for how, phase in (("patches", 2), ("patches", 3), ("patches", 4), ("pooled", 2)):
         move = replace(plain, how=how, phase=phase)
-        kernel = kernel_of(chain, move)
-        assert len(kernel) == chain.patches(move)
+        kernel = kernel_of(places, move)
+        assert len(kernel) == places.patches(move)
         result = nn.functional.conv2d(x, kernel, stride=phase)
         torch.testing.assert_close(
             result.square().sum((1, 2, 3)), expected.square().sum((1, 2, 3)), rtol=1e-13, atol=0
@@ -151,7 +149,7 @@ def test_random_stacks(data: st.DataObject) -> None:
         return  # the image became too small
     machine = MACHINES[data.draw(st.sampled_from(sorted(MACHINES)))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composed, "machine", lambda: machine)
+        patch.setattr(conv, "machine", lambda: machine)
         cl.testing.assert_folds(model, shape, strategy="conv")
 
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
-from conformallayers.folding.folded import Conformal
+from conformallayers.recipe.torch.module import RecipeModule
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import folds, samples
 
@@ -231,7 +231,7 @@ def test_threads_evaluate_one_model_at_once() -> None:
     assert max(errors) <= 5e-6
 
 
-def test_threads_fold_once(made: list[Conformal]) -> None:
+def test_threads_fold_once(made: list[RecipeModule]) -> None:
     model, x = small().eval(), inputs()
     start = threading.Barrier(8)
 
@@ -307,18 +307,3 @@ def test_floating_point_operations_are_counted() -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         folded(inputs())
     assert counter.get_total_flops() >= 2 * 5 * (4 + 2) * 72  # M, and a row of each form
-
-
-def test_custom_operators_are_sound() -> None:
-    from conformallayers.folding.strategies.sparse import csr_adjoint, csr_matmul
-
-    crow = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
-    column = torch.tensor([0, 3, 1], dtype=torch.int32)
-    value = torch.tensor([1.0, -2.0, 3.0])
-    x = torch.rand(4, 5, requires_grad=True)
-    dense = torch.tensor([[1.0, 0, 0, -2], [0, 0, 0, 0], [0, 3, 0, 0]])
-    assert torch.allclose(csr_matmul(crow, column, value, x), dense @ x)
-    g = torch.rand(3, 5, requires_grad=True)
-    assert torch.allclose(csr_adjoint(crow, column, value, g, 4), dense.T @ g)
-    torch.library.opcheck(csr_matmul, (crow, column, value, x))
-    torch.library.opcheck(csr_adjoint, (crow, column, value, g, 4))
