@@ -24,7 +24,6 @@ ORDER = (
     "utils",
     "recipe",
     "functional",
-    "nn.rules",
     "nn.extra_layers",
     "nn.layers",
     "nn.activations",

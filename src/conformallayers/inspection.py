@@ -16,8 +16,8 @@ from .folding.fold import programs_of
 from .folding.operators import freeze
 from .folding.stages import Program, forms_of, matrix_of
 from .folding.strategies.dense import too_large
+from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
-from .nn.rules import Rule
 from .registry.bounds import Shape
 from .utils.text import table
 

@@ -15,9 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..nn.activations import RadialActivation
+from ..nn.activations import RadialActivation, Rule
 from ..nn.branches import Join
-from ..nn.rules import Rule
 from ..registry.bounds import Shape
 from ..utils.progress import progress
 from .forms import CHUNK_BYTES

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import full_precision, guarded_ratio, scale_samples, wide_dtype
-from ..nn.rules import LARGEST, Rule
+from ..nn.activations import LARGEST, Rule
 
 Key = tuple[int, ...]  # the sites whose growth divides a coefficient
 

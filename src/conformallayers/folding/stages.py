@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import shape_text
 from ..functional import Scaling
-from ..nn.activations import RadialActivation
-from ..nn.rules import PUBLISHED, Rule
+from ..nn.activations import PUBLISHED, RadialActivation, Rule
 from ..registry.bounds import Shape
 from .certificate import ErrorBudget
 from .forms import Forms, dense_forms, dense_matrix

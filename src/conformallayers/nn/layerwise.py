@@ -33,10 +33,9 @@ from ..registry.registry import (
     run,
     spec_of,
 )
-from .activations import RadialActivation
+from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
 from .power_iteration import power_step
-from .rules import LARGEST, PROJECTIVE, PUBLISHED
 
 _RENEWAL = 8  # activations between rescalings, where nobody may look whether they are needed
 
