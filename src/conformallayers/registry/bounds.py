@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functional import Scalar, signed, wide_dtype
+from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
@@ -131,9 +132,9 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
         _windows(*sizes, bool(module.ceil_mode))
         for sizes in zip(
             shape[1:],
-            spread(module.kernel_size, axes),
-            spread(module.stride, axes),
-            spread(module.padding, axes),
+            per_axis(module.kernel_size, axes),
+            per_axis(module.stride, axes),
+            per_axis(module.padding, axes),
             strict=True,
         )
     ]
@@ -144,7 +145,7 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums: its windows overlap unevenly."""
-    sizes = spread(module.output_size, len(shape) - 1)
+    sizes = per_axis(module.output_size, len(shape) - 1)
     windows = []
     for n, wanted in zip(shape[1:], sizes, strict=True):
         out = n if wanted is None else wanted
@@ -200,7 +201,7 @@ def upsample_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
     axes = len(shape) - 1
     sizes, scales = (
-        spread(value, axes) if value is not None else (None,) * axes
+        per_axis(value, axes) if value is not None else (None,) * axes
         for value in (module.size, module.scale_factor)
     )
     product = 1.0
@@ -251,13 +252,6 @@ def gain_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``cl.Scale``: the absolute value of its gain."""
     bound: Tensor = module.gain.abs().to(wide_dtype(module.gain.device))
     return bound
-
-
-def spread(value: object, axes: int) -> tuple[int, ...]:
-    """Repeat a single size for every axis."""
-    if isinstance(value, (tuple, list)):
-        return tuple(value) * (axes if len(value) == 1 else 1)
-    return (value,) * axes  # type: ignore[return-value]
 
 
 def pad_copies(size: int, before: int, after: int, mode: str) -> int:
