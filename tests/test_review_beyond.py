@@ -144,6 +144,7 @@ def test_radii_are_part_of_the_state_of_layers() -> None:
     assert torch.equal(one(x), other(x))
 
 
+@pytest.mark.filterwarnings("ignore:batch normalisation at position")  # variances below eps
 def test_a_normalised_mean_does_not_cost_digits() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4, momentum=None)

@@ -1,9 +1,16 @@
-"""The layers one by one: batches of points in the balanced scaling, through chains and branches."""
+"""Run the layers one by one: batches of points in the balanced scaling, with branches.
+
+A bias right before a batch norm in training is left out of the computation: the norm subtracts it
+again with the batch mean. Its gradient would be rounding noise, which Adam scales up to full steps,
+and the running mean could not follow. The running mean still includes the bias, as in torch.nn, so
+evaluation, folds and checkpoints need no special case.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +32,7 @@ from ..functional import (
 from ..registry.bounds import Shape
 from ..registry.registry import (
     LayerSpec,
+    bias_is_redundant,
     check_batch_axis,
     check_input,
     has_batch_statistics,
@@ -37,14 +45,14 @@ from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
 from .power_iteration import power_step
 
-_RENEWAL = 8  # activations between rescalings, where nobody may look whether they are needed
+_RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
 
 
 @dataclass
 class Segment:
-    """The layers since the last activation, and a batch that entered them.
+    """The layers since the last activation or join, with a batch that entered them.
 
-    ``before`` are the segments of branches that were joined since then.
+    ``before`` holds the segments of the joined branches.
     """
 
     entry: Tensor
@@ -53,18 +61,18 @@ class Segment:
     join: Join | None = None
 
     def base(self) -> Scalar:
-        """Return the bound of what entered: 1 behind an activation, else that of the branches."""
+        """Return the bound at the entry: 1 after an activation, that of the branches after a join."""
         return joined_bound([segment.bound() for segment in self.before], self.join)
 
     def bound(self) -> Scalar:
-        """Return the bound of what leaves the layers."""
+        """Return the bound after the last layer."""
         bound = self.base()
-        for module, kind, shape in self.layers:
-            bound = kind.bound(module, shape) * bound
+        for module, spec, shape in self.layers:
+            bound = spec.bound(module, shape) * bound
         return bound
 
     def alpha(self, activation: RadialActivation, advance: bool) -> Scalar:
-        """Return α; ``advance`` lets a spectral norm take its step."""
+        """Return α; with ``advance`` a spectral norm makes one step of power iteration."""
         if isinstance(activation.alpha, float):
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
@@ -77,7 +85,7 @@ class Segment:
 class Points:
     """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
 
-    ``age`` counts the activations since z was last known to be of moderate norm.
+    ``age`` counts the activations since the norm of z was last known to be moderate.
     """
 
     z: Tensor
@@ -88,28 +96,28 @@ class Points:
     age: int = 0
 
     def fork(self) -> Points:
-        """Return points of their own for a branch; tensors are shared."""
+        """Return a copy for a branch; tensors are shared."""
         segment = self.segment
         copied = Segment(segment.entry, list(segment.layers), segment.before, segment.join)
         return Points(self.z, self.m, self.tau, self.scaling.copy(), copied, self.age)
 
     def rebase(self) -> Points:
-        """Return the same with ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
+        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
         m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
         tau = self.tau.detach()
         alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
         z = dehomogenize(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment, _RENEWAL)
+        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY)
 
     def measured(self) -> tuple[Points, Tensor]:
-        """Return the points and ``‖z‖²``, rescaled where that would leave the range of z's dtype.
+        """Return the points and ``‖z‖²``, rescaled if the square would leave the range of the dtype.
 
-        In float32 it would after some 60 layers that keep the norm, or behind a bias where large
-        inputs have made the points tiny.
+        In float32 that happens after about 60 layers that preserve the norm, and after a bias when
+        large inputs have made the points tiny.
         """
         z, n = energy(self.z)
         m, tau, age = self.m, self.tau, self.age + 1
-        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RENEWAL
+        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RESCALE_EVERY
         if not fits:
             z, factor = rescaled(self.z)
             z, n = energy(z)
@@ -117,7 +125,7 @@ class Points:
         return Points(z, m, tau, self.scaling, self.segment, age), n.to(tau.dtype)
 
     def dehomogenize(self) -> Tensor:
-        """Return the points."""
+        """Return the points ``x / t``."""
         return dehomogenize(self.z, self.scaling.rho, self.tau)
 
 
@@ -125,8 +133,8 @@ class Running(Flow[Points]):
     """Run modules on batches.
 
     Args:
-        advance: let spectral norms take their steps.
-        alphas: the radii of the activations in the order they are passed; None: work them out.
+        advance: make one step of power iteration for each spectral norm.
+        alphas: the radii of the activations in the order a point passes them; None to compute them.
     """
 
     def __init__(self, advance: bool, alphas: Sequence[float] | None = None) -> None:
@@ -134,14 +142,25 @@ class Running(Flow[Points]):
         self.alphas = None if alphas is None else iter(alphas)
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
-        """Pass one module of a branch, or all of an nn.Sequential."""
-        value = value.fork()
-        for name, child in modules_in(path, module):
-            value = self.step(name, child, value)
+        """Run one module of a branch, or all modules of an nn.Sequential."""
+        return self.run_chain(list(modules_in(path, module)), value.fork())
+
+    def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
+        """Run (path, module) pairs in order."""
+        bias: Tensor | None = None  # left out of the layer before
+        for index, (path, module) in enumerate(pairs):
+            following = pairs[index + 1][1] if index + 1 < len(pairs) else None
+            redundant = bias_is_redundant(module, following, value.z.dim())
+            value = self.step(path, module, value, with_bias=not redundant)
+            if bias is not None:
+                _add_to_running_mean(module, bias)
+            bias = module.bias if redundant else None  # type: ignore[assignment]
+            if bias is not None and _needs_all_gradients():
+                value.tau = value.tau + 0 * bias.sum()
         return value
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
-        """Add or concatenate points, with the coordinate of the first."""
+        """Add or concatenate points; the result has the coordinate of the first."""
         if len(values) == 1:
             return values[0]
         segments = tuple(value.segment for value in values)
@@ -149,29 +168,31 @@ class Running(Flow[Points]):
         first = rebased[0]
         z = join.merge([value.z for value in rebased])
         segment = Segment(z, [], segments, join)
-        return Points(z, first.m, first.tau, Scaling(), segment, _RENEWAL)
+        return Points(z, first.m, first.tau, Scaling(), segment, _RESCALE_EVERY)
 
-    def step(self, path: str, module: nn.Module, value: Points) -> Points:
-        """Pass a layer, an activation or a composite."""
+    def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
+        """Run a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
             return self._activate(module, value, self._weight(module, value))
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
-        kind = spec_of(path, module)
+        spec = spec_of(path, module)
         batch = value.z.shape[0]
-        check_input(path, module, kind, tuple(value.z.shape))
-        value.segment.layers.append((module, kind, tuple(value.z.shape[1:])))
+        check_input(path, module, spec, tuple(value.z.shape))
+        value.segment.layers.append((module, spec, tuple(value.z.shape[1:])))
         if isinstance(module, Composite) and has_batch_statistics(module):
-            # For α it is one linear layer, but the statistics are those of points on their way.
+            # One linear layer for α, but its batch norms must see the points inside it.
             segment = value.segment
             value = module.flow(path, value, self)
             value.segment = segment
-        elif is_affine(module):
+        elif with_bias and is_affine(module):
             value = value.rebase()
             value.z = module(value.z)
         else:
-            factor = value.scaling.take() if kind.scaled else None
-            value.z = run(module, kind, value.z, factor)
+            factor = value.scaling.take() if spec.scaled else None
+            if not with_bias and factor is None:
+                factor = 1.0  # the scaled form has no bias
+            value.z = run(module, spec, value.z, factor)
         check_batch_axis(path, module, value.z.shape, batch)
         return value
 
@@ -181,10 +202,10 @@ class Running(Flow[Points]):
         return Points(value.z, value.m, tau, value.scaling, Segment(value.z), value.age)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
-        """Pass the last activation and leave: in one pass, where rule and range allow it."""
+        """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
         weight = self._weight(module, value)
         looks = may_look(value.z)
-        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RENEWAL):
+        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RESCALE_EVERY):
             published = module.rule == PUBLISHED
             gain = value.m * weight if published else guarded_ratio(weight, value.tau)
             y, n = activate_and_dehomogenize(value.z, value.tau, gain, value.scaling.rho)
@@ -204,27 +225,46 @@ def run_layers(
     training: bool,
     alphas: Sequence[float] | None = None,
 ) -> Tensor:
-    """Run (path, module) pairs one by one on a batch (see ``fold.py`` for the letters).
+    """Run (path, module) pairs on a batch, (B, ...) → (B, ...).
 
     Args:
         layers: in order.
         input: (B, ...).
-        training: let spectral norms take their steps.
+        training: make one step of power iteration for each spectral norm.
         alphas: the radii of all activations, if they are known.
     """
     z, m, tau = normalise(input)
     running = Running(training and _may_step(), alphas)
     value = Points(z, m, tau, Scaling(), Segment(z))
     pairs = list(layers)
-    for index, (path, module) in enumerate(pairs):
-        if index + 1 == len(pairs) and isinstance(module, RadialActivation):
-            return running.finish(module, value)
-        value = running.step(path, module, value)
-    return value.dehomogenize()
+    last = pairs[-1][1] if pairs else None
+    if isinstance(last, RadialActivation):
+        return running.finish(last, running.run_chain(pairs[:-1], value))
+    return running.run_chain(pairs, value).dehomogenize()
+
+
+def _add_to_running_mean(norm: Any, bias: Tensor) -> None:
+    """Add the bias that was left out before a batch norm to the running mean of this batch.
+
+    The initial mean of 0 counts as that of the layer without its bias: the first batch adds the whole
+    bias, and the mean starts where it would otherwise arrive after many steps.
+    """
+    with torch.no_grad():
+        batches = norm.num_batches_tracked.to(bias.dtype)
+        first = (batches == 1).to(bias.dtype)
+        share = 1 / batches if norm.momentum is None else norm.momentum
+        share = first + (1 - first) * share
+        # Through .data: the backward pass holds the running mean, but does not use its values.
+        norm.running_mean.data.add_(bias.detach() * share)
+
+
+def _needs_all_gradients() -> bool:
+    """Check for distributed training, which waits for a gradient of every parameter."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _may_step() -> bool:
-    """Power iteration needs autograd of its own, which transforms and inference mode do not give."""
+    """Check that autograd is available to power iteration: no transform, no inference mode."""
     if torch.compiler.is_compiling():
         return True
     return not (transformed() or torch.is_inference_mode_enabled())

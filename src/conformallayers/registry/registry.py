@@ -8,7 +8,8 @@ itself, because nothing guarantees that the override is linear.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -135,9 +136,58 @@ def is_affine(module: nn.Module) -> bool:
     return kind is not None and kind.affine and isinstance(getattr(module, "bias", None), Tensor)
 
 
+def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int) -> bool:
+    """Check whether a batch norm in training subtracts the bias of the layer right before it.
+
+    Args:
+        module: the layer.
+        following: the module after it.
+        rank: the number of axes of the batch; the bias of ``nn.Linear`` is one per channel only in 2.
+    """
+    if not isinstance(following, BATCH_NORMS) or not following.training:
+        return False
+    spec = find_spec(module)
+    if spec is None or not spec.affine or spec.scaled is None or has_hooks(module):
+        return False
+    per_channel = rank == 2 or not isinstance(module, nn.Linear)
+    return per_channel and isinstance(module.bias, Tensor) and find_spec(following) is not None
+
+
 def has_batch_statistics(module: nn.Module) -> bool:
     """Check whether a module contains a batch norm, which updates its statistics in training."""
     return any(isinstance(child, BATCH_NORMS) for child in module.modules())
+
+
+def warn_if_eps_dominates(
+    modules: Iterable[tuple[str, nn.Module]],
+) -> list[tuple[str, nn.Module]]:
+    """Return the (path, module) pairs; warn about batch norms that mostly divide by their eps.
+
+    The points of a deep network are small, and a norm does not amplify a variance below its eps.
+    """
+    pairs = list(modules)
+    norms = {
+        f"{path}.{name}" if name else path: child
+        for path, module in pairs
+        for name, child in module.named_modules()
+        if isinstance(child, BATCH_NORMS) and _eps_dominates(child)
+    }
+    if norms:
+        warnings.warn(
+            f"batch normalisation at position {', '.join(norms)}: the running variance of most "
+            "channels is below eps, so they are hardly normalised. Scale up the input of the norm, "
+            "for example with cl.Scale, or set a smaller eps.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return pairs
+
+
+def _eps_dominates(norm: Any) -> bool:
+    variance: Tensor | None = norm.running_var
+    if variance is None or variance.is_meta:
+        return False
+    return bool((variance < norm.eps).double().mean() > 0.5)
 
 
 def linear_part(module: nn.Module, kind: LayerSpec, x: Tensor) -> Tensor:
