@@ -273,7 +273,7 @@ def test_other_strategies_refuse_branches() -> None:
     [
         (lambda: cl.Parallel(), "at least one branch"),
         (lambda: cl.Parallel(nn.Identity(), join="product"), '"sum" or "concatenate"'),
-        (lambda: cl.Parallel(nn.Identity(), dim=0), "behind that of the batch"),
+        (lambda: cl.Parallel(nn.Identity(), dim=0), "after the batch axis"),
         (lambda: cl.Parallel(torch.relu), "modules"),
         (lambda: cl.Residual(torch.relu), "modules"),
         (lambda: cl.ConformalLayers(cl.Residual(nn.ReLU())), "position 0.body.0"),

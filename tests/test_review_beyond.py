@@ -309,7 +309,7 @@ def test_concatenation_leaves_the_batch_alone() -> None:
     model = cl.ConformalLayers(
         cl.Parallel(nn.Identity(), nn.Identity(), join="concatenate", dim=-4)
     )
-    with pytest.raises(cl.ConformalError, match="not that of the batch"):
+    with pytest.raises(cl.ConformalError, match="not the batch axis"):
         model(torch.rand(1, 1, 4, 4))
 
 

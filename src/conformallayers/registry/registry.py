@@ -74,17 +74,17 @@ def find_spec(module: nn.Module) -> LayerSpec | None:
     """Return the row of a module's type, or None if no row covers its forward."""
     if "forward" in vars(module):
         return None  # the instance overrides its class
-    kind = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
-    return kind if kind is not None else _inherited(type(module))
+    spec = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
+    return spec if spec is not None else _inherited(type(module))
 
 
 def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
     if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
         return None  # no bound before the weight exists
     for ancestor in module_type.__mro__:
-        kind = _SPECS.get(ancestor)
-        if kind is not None:
-            return kind if computes_like(module_type, ancestor) else None
+        spec = _SPECS.get(ancestor)
+        if spec is not None:
+            return spec if computes_like(module_type, ancestor) else None
     return None
 
 
@@ -96,15 +96,15 @@ def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bo
 
 def spec_of(path: str, module: nn.Module) -> LayerSpec:
     """Return the row of a module's type, or refuse the module."""
-    kind = find_spec(module)
-    if kind is None:
+    spec = find_spec(module)
+    if spec is None:
         name, suggestion = type(module).__name__, _suggestion(type(module))
         where = f"ConformalLayers at position {path}"
         raise refusal(where, "a linear layer or cl.ReSPro", name, suggestion)
-    problem = kind.check(module) if kind.check else None
+    problem = spec.check(module) if spec.check else None
     if problem is not None:
         raise ConformalError(f"ConformalLayers at position {path}: {problem}")
-    return kind
+    return spec
 
 
 def _suggestion(module_type: type[nn.Module]) -> str:
@@ -132,8 +132,8 @@ def is_affine(module: nn.Module) -> bool:
         return any(is_affine(child) for child in module.modules() if child is not module)
     if isinstance(module, BATCH_NORMS):
         return True
-    kind = find_spec(module)
-    return kind is not None and kind.affine and isinstance(getattr(module, "bias", None), Tensor)
+    spec = find_spec(module)
+    return spec is not None and spec.affine and isinstance(getattr(module, "bias", None), Tensor)
 
 
 def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int) -> bool:
@@ -190,9 +190,9 @@ def _eps_dominates(norm: Any) -> bool:
     return bool((variance < norm.eps).double().mean() > 0.5)
 
 
-def linear_part(module: nn.Module, kind: LayerSpec, x: Tensor) -> Tensor:
+def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
     """Return U x for α: the module without its bias, with the normalisations its bound ignores."""
-    if kind.identity_in_eval:
+    if spec.identity_in_eval:
         return x
     if isinstance(module, BATCH_NORMS):
         return x if module.weight is None else x * module.weight.view(-1, *[1] * (x.dim() - 2))
@@ -214,12 +214,12 @@ class _Linear(Flow[Tensor]):
         return join.merge(values)
 
 
-def run(module: nn.Module, kind: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
+def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
-    if factor is None or kind.scaled is None:
+    if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
-    scaled = scale_output if has_hooks(module) else kind.scaled
+    scaled = scale_output if has_hooks(module) else spec.scaled
     return scaled(module, x, factor)
 
 
@@ -261,19 +261,19 @@ def check_module(path: str, module: nn.Module) -> list[nn.Module]:
 
 def _check_activation(path: str, module: RadialActivation) -> None:
     where = f"ConformalLayers at position {path}"
-    kind, base = type(module), RadialActivation
-    if kind.growth is base.growth and kind.rule is base.rule:
+    module_type, base = type(module), RadialActivation
+    if module_type.growth is base.growth and module_type.rule is base.rule:
         remedy = "Derive from it and define growth(q), or use cl.ReSPro."
-        got = f"{kind.__name__}, which has none"
+        got = f"{module_type.__name__}, which has none"
         raise refusal(where, "an activation with a growth", got, remedy)
-    if kind.rule is base.rule:
+    if module_type.rule is base.rule:
         problem = module.fault()
         if problem is not None:
             expected = "a growth(q) that is a positive function of each q by itself, 1 at q = 0, "
             raise refusal(
                 where,
                 f"{expected}and a slope > 0",
-                f"{kind.__name__} with {problem}",
+                f"{module_type.__name__} with {problem}",
                 "See cl.RadialActivation.",
             )
 
@@ -293,32 +293,32 @@ class _Checking(Flow[None]):
 
 
 def check_input(
-    path: str, module: nn.Module, kind: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
+    path: str, module: nn.Module, spec: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
 ) -> None:
     """Refuse a batch whose number of axes or channels does not fit the module.
 
     With ``traced`` the user gave the shape of one sample instead of a batch.
     """
     name = type(module).__name__
-    came = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
-    if kind.rank is not None and len(shape) != kind.rank:
-        unbatched = not traced and len(shape) == kind.rank - 1
+    got = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
+    if spec.rank is not None and len(shape) != spec.rank:
+        unbatched = not traced and len(shape) == spec.rank - 1
         remedy = "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input."
-        if traced and len(shape) == kind.rank + 1:
+        if traced and len(shape) == spec.rank + 1:
             remedy = "Leave the batch axis out of the input shape."
         raise refusal(
             f"{name} at position {path}",
-            f"a batch with {kind.rank} axes",
-            f"an unbatched input of shape {shape}" if unbatched else came,
+            f"a batch with {spec.rank} axes",
+            f"an unbatched input of shape {shape}" if unbatched else got,
             remedy,
         )
-    wanted = getattr(module, kind.channels) if kind.channels else None
+    expected = getattr(module, spec.channels) if spec.channels else None
     axis = -1 if isinstance(module, nn.Linear) else 1
-    if wanted is not None and shape[axis] != wanted:
+    if expected is not None and shape[axis] != expected:
         raise refusal(
             f"{name} at position {path}",
-            f"{kind.channels}={wanted} on axis {axis}",
-            came,
+            f"{spec.channels}={expected} on axis {axis}",
+            got,
             "Change the layer or the input.",
         )
 
