@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)
 ALWAYS = {"dense", "layers"}  # strategies that apply to every network
 
+FORM = re.compile(r"^.+: expected .+, got .+\. .+", re.DOTALL)
 both_forms = pytest.mark.parametrize("projective", [False, True], ids=["published", "projective"])
 
 
@@ -45,3 +47,20 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
             raise KeyboardInterrupt
 
     return stopping
+
+
+def message_of(action: Callable[[], object]) -> str:
+    """Return the message of the refusal, after checking its family and form."""
+    with pytest.raises(cl.ConformalError) as caught:
+        action()
+    assert isinstance(caught.value, ValueError)
+    text = str(caught.value)
+    assert FORM.match(text), text
+    assert "\n" not in text, text
+    return text
+
+
+def assert_says(action: Callable[[], object], *parts: str) -> None:
+    text = message_of(action)
+    for part in parts:
+        assert part in text, text

@@ -183,9 +183,3 @@ def test_only_what_keeps_the_norm_folds_before_the_part() -> None:
         folded = cl.fold(model, shape)
         assert any(type(m) is type(before) for m in folded.modules()) == kept
         assert cl.fold_error(model, folded, samples(shape, torch.float32)) <= 5e-6
-
-
-@pytest.mark.parametrize("times", [0, -1, 1.5, True])
-def test_repeat_channels_wants_a_number(times: object) -> None:
-    with pytest.raises(cl.ConformalError, match="RepeatChannels"):
-        cl.RepeatChannels(times)

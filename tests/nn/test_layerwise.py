@@ -136,3 +136,10 @@ def test_a_norm_inside_a_branch() -> None:
         model(samples(SHAPE, torch.float32)).square().sum().backward()
         assert layers[0].bias.grad is None
         cl.testing.assert_folds(model, SHAPE)
+
+
+def test_refusals_in_training_name_the_layer() -> None:
+    with pytest.raises(cl.ConformalError, match="BatchNorm1d at position 0"):
+        cl.ConformalLayers(nn.BatchNorm1d(2), cl.ReSPro(1.0))(torch.rand(3, 2, 4, 4))
+    with pytest.raises(cl.ConformalError, match="growth"):
+        cl.ConformalLayers(cl.RadialActivation())
