@@ -45,6 +45,9 @@ from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
 from .power_iteration import power_step
 
+_BIAS_IN_MEAN = (
+    "_bias_in_mean"  # attribute of a batch norm: the bias that its running mean includes
+)
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
 
 
@@ -155,7 +158,7 @@ class Running(Flow[Points]):
             if bias is not None:
                 _add_to_running_mean(module, bias)
             bias = module.bias if redundant else None  # type: ignore[assignment]
-            if bias is not None and _needs_all_gradients():
+            if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
                 value.tau = value.tau + 0 * bias.sum()
         return value
 
@@ -244,23 +247,22 @@ def run_layers(
 
 
 def _add_to_running_mean(norm: Any, bias: Tensor) -> None:
-    """Add the bias that was left out before a batch norm to the running mean of this batch.
+    """Correct the running mean after a batch whose bias b was left out.
 
-    The initial mean of 0 counts as that of the layer without its bias: the first batch adds the whole
-    bias, and the mean starts where it would otherwise arrive after many steps.
+    The mean of the batches without their bias is averaged, and the current b added:
+    ``mean + b − (1 − momentum)·b_before``, where b_before is the bias that the mean included. Averaging
+    b itself would lag behind weight decay by many standard deviations of small points. The initial
+    mean of 0 includes no bias.
     """
     with torch.no_grad():
         batches = norm.num_batches_tracked.to(bias.dtype)
-        first = (batches == 1).to(bias.dtype)
         share = 1 / batches if norm.momentum is None else norm.momentum
-        share = first + (1 - first) * share
+        before = vars(norm).get(_BIAS_IN_MEAN)
+        before = bias if before is None else before.to(bias)  # unknown after loading a checkpoint
         # Through .data: the backward pass holds the running mean, but does not use its values.
-        norm.running_mean.data.add_(bias.detach() * share)
-
-
-def _needs_all_gradients() -> bool:
-    """Check for distributed training, which waits for a gradient of every parameter."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+        norm.running_mean.data.add_(bias - (1 - share) * before * (batches > 1))
+        if not torch.compiler.is_compiling():
+            vars(norm)[_BIAS_IN_MEAN] = bias.clone()
 
 
 def _may_step() -> bool:
