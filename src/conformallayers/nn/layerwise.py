@@ -52,7 +52,7 @@ _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be rea
 
 
 @dataclass
-class Segment:
+class LinearSegment:
     """The layers since the last activation or join, with a batch that entered them.
 
     ``before`` holds the segments of the joined branches.
@@ -60,7 +60,7 @@ class Segment:
 
     entry: Tensor
     layers: list[tuple[nn.Module, LayerSpec, Shape]] = field(default_factory=list)
-    before: tuple[Segment, ...] = ()
+    before: tuple[LinearSegment, ...] = ()
     join: Join | None = None
 
     def base(self) -> Scalar:
@@ -95,13 +95,13 @@ class Points:
     m: Tensor
     tau: Tensor
     scaling: Scaling
-    segment: Segment
+    segment: LinearSegment
     age: int = 0
 
     def fork(self) -> Points:
         """Return a copy for a branch; tensors are shared."""
         segment = self.segment
-        copied = Segment(segment.entry, list(segment.layers), segment.before, segment.join)
+        copied = LinearSegment(segment.entry, list(segment.layers), segment.before, segment.join)
         return Points(self.z, self.m, self.tau, self.scaling.copy(), copied, self.age)
 
     def rebase(self) -> Points:
@@ -132,7 +132,7 @@ class Points:
         return dehomogenize(self.z, self.scaling.rho, self.tau)
 
 
-class Running(Flow[Points]):
+class LayerFlow(Flow[Points]):
     """Run modules on batches.
 
     Args:
@@ -170,7 +170,7 @@ class Running(Flow[Points]):
         rebased = [value.rebase() for value in values]
         first = rebased[0]
         z = join.merge([value.z for value in rebased])
-        segment = Segment(z, [], segments, join)
+        segment = LinearSegment(z, [], segments, join)
         return Points(z, first.m, first.tau, Scaling(), segment, _RESCALE_EVERY)
 
     def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
@@ -202,7 +202,7 @@ class Running(Flow[Points]):
     def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
         value, n = value.measured()
         tau = module.rule.advance(value.tau, n * weight, value.m)
-        return Points(value.z, value.m, tau, value.scaling, Segment(value.z), value.age)
+        return Points(value.z, value.m, tau, value.scaling, LinearSegment(value.z), value.age)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
         """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
@@ -237,13 +237,13 @@ def run_layers(
         alphas: the radii of all activations, if they are known.
     """
     z, m, tau = normalise(input)
-    running = Running(training and _may_step(), alphas)
-    value = Points(z, m, tau, Scaling(), Segment(z))
+    flow = LayerFlow(training and _may_step(), alphas)
+    value = Points(z, m, tau, Scaling(), LinearSegment(z))
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
     if isinstance(last, RadialActivation):
-        return running.finish(last, running.run_chain(pairs[:-1], value))
-    return running.run_chain(pairs, value).dehomogenize()
+        return flow.finish(last, flow.run_chain(pairs[:-1], value))
+    return flow.run_chain(pairs, value).dehomogenize()
 
 
 def _add_to_running_mean(norm: Any, bias: Tensor) -> None:

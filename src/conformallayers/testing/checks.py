@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConformalError, checked_shape, refusal
+from ..errors import checked_shape, refusal
 from ..folding.fold import fold
 from ..folding.folded import Folded
 from ..nn.container import layer_by_layer
-from .cases import ALPHAS, LINEAR_CASES, Case
 
 TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-12,
@@ -145,17 +144,3 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
     for name, (actual, expected) in checks.items():
         if actual.shape != expected.shape or not torch.allclose(actual, expected, 1e-9, 1e-12):
             raise AssertionError(f"{type(module).__name__}: {name} does not hold")
-
-
-__all__ = [
-    "ALPHAS",
-    "LINEAR_CASES",
-    "TOLERANCES",
-    "Case",
-    "ConformalError",
-    "assert_folds",
-    "assert_linear",
-    "fold_error",
-    "reference",
-    "relative_error",
-]
