@@ -45,7 +45,7 @@ from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
 from .power_iteration import power_step
 
-_BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm, with the bias its running mean includes
+_BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
 
 
