@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ TOLERANCES = cl.testing.TOLERANCES
 DTYPES = (torch.float64, torch.float32)
 ALWAYS = {"dense", "layers"}  # strategies that apply to every network
 
+FORM = re.compile(r"^.+: expected .+, got .+\. .+", re.DOTALL)
 both_forms = pytest.mark.parametrize("projective", [False, True], ids=["published", "projective"])
 
 
@@ -70,3 +72,20 @@ def form_values(folded: cl.Folded, x: Tensor) -> list[Tensor]:
     values = folded.evaluate({unit: x, peak: ones, tau: ones}, keep=True)
     sums = (advance.inputs[2:] for advance in operations(folded, Advance))
     return [torch.stack([values[name] for name in names]).sum(0) for names in sums]
+
+
+def message_of(action: Callable[[], object]) -> str:
+    """Return the message of the refusal, after checking its family and form."""
+    with pytest.raises(cl.ConformalError) as caught:
+        action()
+    assert isinstance(caught.value, ValueError)
+    text = str(caught.value)
+    assert FORM.match(text), text
+    assert "\n" not in text, text
+    return text
+
+
+def assert_says(action: Callable[[], object], *parts: str) -> None:
+    text = message_of(action)
+    for part in parts:
+        assert part in text, text

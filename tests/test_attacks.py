@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import conformallayers as cl
-from support import form_values
 from conformallayers.folding.certificate import ErrorBudget, rounding_budget
 from conformallayers.folding.forms import forms_of
-from conformallayers.folding.plan import Plan
+from conformallayers.folding.operators import frozen_layers
 from conformallayers.folding.part import lower_part
+from conformallayers.folding.plan import Plan
 from conformallayers.folding.problem import Problem
 from conformallayers.folding.stages import stage_of
 from conformallayers.folding.trace import trace_modules
-from conformallayers.folding.operators import frozen_layers
 from conformallayers.recipe.torch.module import RecipeModule
+from support import form_values
 
 
 def stack(depth: int, channels: int = 8) -> cl.ConformalLayers:

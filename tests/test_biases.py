@@ -9,7 +9,8 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.folding.affine import chain_recurrence
 from oracle import exact, oracle, randomise, relative_error
-from support import DTYPES, TOLERANCES, both_forms, folds, samples
+from conformallayers.recipe.layer_operations import Concatenate
+from support import DTYPES, TOLERANCES, both_forms, chain_of, folds, operations, samples
 
 SHAPE = (2, 8, 7)
 
@@ -146,11 +147,9 @@ def test_grey_images_fold_from_their_own_pixels(projective: bool) -> None:
     folded = cl.fold(model, (1, 28, 28))
     assert folded.input_shape == (1, 28, 28)
     assert cl.fold_error(model, folded, x) <= TOLERANCES[torch.float32]
-    names = [name for name, _ in folded.body.named_modules()]
-    assert not any(type(m).__name__ == "RepeatChannels" for m in folded.modules()), names
+    assert not operations(folded, Concatenate), "channels are repeated"
     dense = cl.fold(model, (1, 28, 28), strategy="dense")
-    (core,) = [m for m in dense.modules() if type(m).__name__ == "DenseCore"]
-    assert core.forms.shape[1:] == (784, 784)
+    assert dense.constants.form.shape == (784, 784)
     assert cl.fold_error(model, dense, x) <= TOLERANCES[torch.float32]
     assert all(finding.ok for finding in cl.verify(dense, model))
 
@@ -182,9 +181,3 @@ def test_only_what_keeps_the_norm_folds_before_the_part() -> None:
         folded = cl.fold(model, shape)
         assert any(type(m) is type(before) for m in folded.modules()) == kept
         assert cl.fold_error(model, folded, samples(shape, torch.float32)) <= 5e-6
-
-
-@pytest.mark.parametrize("times", [0, -1, 1.5, True])
-def test_repeat_channels_wants_a_number(times: object) -> None:
-    with pytest.raises(cl.ConformalError, match="RepeatChannels"):
-        cl.RepeatChannels(times)

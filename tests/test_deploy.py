@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.layer_operations import Slice
 from conformallayers.recipe.point_operations import Fourier
-from conformallayers.folding.strategies import STRATEGIES
 from nets import NETS, SHAPE, folds, net
 from oracle import relative_error
-from support import samples
+from support import operations, samples
 
 BATCHES = 1, 4, 64
 compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -24,10 +24,8 @@ compiles = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Fut
 
 
 def exported(folded: cl.Folded, *, strict: bool = False) -> torch.export.ExportedProgram:
-    """Export for any batch size; pieces must not be frozen."""
-    for module in folded.modules():
-        if hasattr(module, "piece"):
-            module.piece = 1
+    """Export for any batch size; chunks must not be frozen."""
+    folded.chunk_size = 1
     batch = torch.export.Dim("batch")
     x = samples(SHAPE, folded.dtype, 3)
     return torch.export.export(folded, (x,), dynamic_shapes={"x": {0: batch}}, strict=strict)

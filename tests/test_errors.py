@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -11,25 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-
-FORM = re.compile(r"^.+: expected .+, got .+\. .+", re.DOTALL)
-
-
-def message_of(action: Callable[[], object]) -> str:
-    """Return the message of the refusal, after checking its family and form."""
-    with pytest.raises(cl.ConformalError) as caught:
-        action()
-    assert isinstance(caught.value, ValueError)
-    text = str(caught.value)
-    assert FORM.match(text), text
-    assert "\n" not in text, text
-    return text
-
-
-def assert_says(action: Callable[[], object], *parts: str) -> None:
-    text = message_of(action)
-    for part in parts:
-        assert part in text, text
+from support import assert_says
 
 
 class Doubled(nn.Conv2d):
@@ -104,21 +85,6 @@ def test_refused_inside_a_nested_sequential() -> None:
     for mode in (True, False):
         model.train(mode)
         assert_says(lambda: model(torch.ones(1, 2)), "at position 0.1", "ReLU", "cl.ReSPro()")
-
-
-@pytest.mark.parametrize(
-    "name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
-)
-def test_own_layers_have_a_bias_only_if_asked(name: str) -> None:
-    assert getattr(cl, name)(1, 1, 1).bias is None
-    assert getattr(cl, name)(1, 1, 1, bias=True).bias is not None
-
-
-def test_scale_refuses_bad_arguments() -> None:
-    for gain in ("1", float("nan"), float("inf"), True, None):
-        assert_says(
-            lambda gain=gain: cl.Scale(gain), "Scale(gain=...)", "a finite number", repr(gain)
-        )
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), "Young", True, [1]])
@@ -293,21 +259,3 @@ def test_folded_refuses_other_inputs() -> None:
     assert_says(
         lambda: folded(torch.ones(2, 3, 8, 8).double()), "torch.float32", "torch.float64", "dtype="
     )
-
-
-def test_register_linear_wants_a_class() -> None:
-    action = lambda: cl.register_linear(nn.ReLU(), lambda module, shape: 1.0)  # noqa: E731
-    assert_says(action, "register_linear(module_type)", "a subclass of nn.Module")
-
-
-def test_a_registered_class_may_stand_in_a_stack() -> None:
-    class Negated(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return -super().forward(input)
-
-    layer = Negated(3, 2, bias=False)
-    assert_says(lambda: cl.ConformalLayers(layer), "Negated", "overrides forward")
-    cl.register_linear(Negated, bound=lambda module, shape: 2.0)
-    model = cl.ConformalLayers(layer, cl.ReSPro())
-    assert cl.trace(model, (3,)).steps[1].alpha == 2.0
-    cl.testing.assert_folds(model, (3,))

@@ -30,7 +30,6 @@ ORDER = (
     "recipe.document",
     "recipe.numpy",
     "functional",
-    "nn.rules",
     "nn.extra_layers",
     "nn.layers",
     "nn.activations",

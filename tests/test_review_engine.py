@@ -30,8 +30,8 @@ def test_pieces_leave_the_statistics_of_a_batch_alone() -> None:
     features = cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro())
     model = nn.Sequential(features, nn.BatchNorm2d(6, track_running_stats=False)).eval()
     folded = cl.fold(model, (3, 32, 32))
-    assert folded.piece is None
-    x = torch.rand(3 * folded.body[0].piece, 3, 32, 32)
+    assert folded.chunk_size is None
+    x = torch.rand(3 * cl.fold(features, (3, 32, 32)).chunk_size, 3, 32, 32)
     x[len(x) // 2 :] *= -1
     assert cl.fold_error(model, folded, x) < 5e-6
 

@@ -1,7 +1,8 @@
 """Pure tensor functions on the pair (x, t): the mathematics of the library, without modules.
 
-The first three functions follow the table of the paper to the letter. The others carry the same
-numbers in a balanced scaling that stays inside float range at any depth and any input scale.
+``embed``, ``respro`` and ``project`` follow the formulas of the paper literally. The other functions
+compute the same values in a balanced scaling, ``x = m·κ·z`` and ``t = m·σ·τ``, that stays within the
+range of the dtype at any depth and input scale.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_PIECE = 2**18  # elements of a feature map that stay in the cache
-Scalar = float | Tensor  # a Python number or a 0-dim tensor, whichever the layer gives
+_CHUNK = 2**18  # elements of a feature map that fit into the cache
+Scalar = float | Tensor  # a Python number or a 0-dim tensor
 
 
 def embed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Embed a batch of points: ``t = ‖x‖₂`` over all coefficients of the sample.
+    """Embed a batch of points: ``t = ‖x‖₂`` over all coefficients of a sample.
 
     Args:
         x: coefficients, shape (B, ...).
@@ -49,7 +50,7 @@ def respro(
         x: coefficients, shape (B, ...).
         t: homogeneous coordinates, shape (B,).
         alpha: the radius of the sphere, positive.
-        projective: take the projective form.
+        projective: use the projective form.
 
     Examples:
         >>> x, t = respro(torch.tensor([[3.0, 0.0]]), torch.ones(1), alpha=3.0)
@@ -62,7 +63,7 @@ def respro(
 
 
 def project(x: Tensor, t: Tensor) -> Tensor:
-    """Leave the conformal space: ``x / t``, and 0 (with zero gradient) where ``t = 0``.
+    """Return the points ``x / t``, and 0 (with zero gradient) where ``t = 0``.
 
     Args:
         x: coefficients, shape (B, ...).
@@ -72,22 +73,22 @@ def project(x: Tensor, t: Tensor) -> Tensor:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Return the widest float the device has; per-sample and per-layer scalars use it."""
+    """Return the widest float dtype of the device, used for scalars per sample and per layer."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split x into ``m · x̂`` with ``max|x̂| = 1``, and give ``τ = ‖x̂‖``.
+    """Split x into ``m · x̂`` with ``max|x̂| = 1``, and return ``τ = ‖x̂‖`` as well.
 
-    The output of a network does not depend on how x is split, as long as every path uses the
-    same m, so m carries no gradient. It keeps squares inside the range of float32 for inputs
-    of any scale. A zero sample has m = 1 and τ = 0.
+    The split keeps squares within the range of float32 for inputs of any scale. The output of a
+    network does not depend on m as long as every path uses the same m, so m carries no gradient. A
+    zero sample has m = 1 and τ = 0.
 
     Returns:
         x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
     """
     fixed, axes = x.detach(), _features(x)
-    # Two reads and no write; a norm of order infinity would take twenty times as long.
+    # Two reads and no write; vector_norm(ord=inf) takes twenty times as long.
     peak = torch.maximum(fixed.amax(axes, keepdim=True), -fixed.amin(axes, keepdim=True))
     peak = peak + (peak == 0)
     unit = x / peak
@@ -98,13 +99,13 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
-    """Return ``‖x‖`` if no sample needs :func:`normalise`, None if one does or nobody may look.
+    """Return ``‖x‖``, or None if a sample needs :func:`normalise` or values must not be read.
 
-    Looking at values is for plain inference on the CPU, where it costs less than dividing.
+    Values are read only in plain inference on the CPU, where that costs less than the division.
 
     Args:
         x: coefficients, shape (B, ...).
-        limits: of the norms that need no :func:`normalise`; None: all need it.
+        limits: the range of norms that need no :func:`normalise`; None if all of them do.
     """
     moderate = (
         limits is not None
@@ -118,24 +119,24 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
         return None
     norm: Tensor = torch.linalg.vector_norm(x, dim=_features(x))
     low, high = torch.aminmax(norm)
-    inside = limits[0] < float(low) and float(high) < limits[1]  # NaN is not
+    inside = limits[0] < float(low) and float(high) < limits[1]  # False for NaN
     return norm.to(wide_dtype(x.device)) if inside else None
 
 
 def may_look(x: Tensor) -> bool:
-    """Tell whether the values of a tensor are there to be looked at, at no cost: on the CPU."""
+    """Check whether Python code may read the values of x: eager, on the CPU, no transform active."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
         return False
     return not (torch._C._get_tracing_state() or transformed())
 
 
 def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
-    """Tell whether ``n = ‖z‖²`` is far from both ends of the range, but where a sample is zero.
+    """Check that ``n = ‖z‖²`` is far from overflow and, for nonzero samples, from underflow.
 
     Args:
         z: coefficients, shape (B, ...).
-        n: as :func:`energy` gives it.
-        tau: coordinates; 0 for a sample of zeros.
+        n: the result of :func:`energy`, shape (B,).
+        tau: coordinates, shape (B,); 0 for a zero sample.
     """
     high = torch.finfo(z.dtype).max ** 0.6
     if n.shape[0] == 0:
@@ -143,14 +144,14 @@ def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
     least, most = (float(end) for end in torch.aminmax(n.detach()))
     if 1 / high < least and most < high:
         return True
-    outside = (n > high) | ((n < 1 / high) & (tau != 0))  # NaN is neither
+    outside = (n > high) | ((n < 1 / high) & (tau != 0))  # False for NaN
     return not bool(outside.any())
 
 
 def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply every sample by a power of two that brings its norm near 1; return it as well.
+    """Multiply each sample by the power of two that brings its norm near 1; return the factors too.
 
-    Nothing is rounded, so that it does not matter which samples are rescaled, and when.
+    Powers of two round nothing, so the result does not depend on which samples are rescaled.
     """
     wide = wide_dtype(z.device)
     norm = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
@@ -163,7 +164,7 @@ def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:
     """Return z itself and ``‖z‖²`` per sample, shape (B,), never narrower than float32.
 
-    Use the returned z afterwards: both gradients are then added in one pass over the feature map.
+    Use the returned z afterwards: both gradients are then summed in one pass over the feature map.
     """
     result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
     return result
@@ -177,13 +178,13 @@ def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
 def activate_and_dehomogenize(
     z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar
 ) -> tuple[Tensor, Tensor]:
-    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division in one pass.
+    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once.
 
     Args:
         z: coefficients, shape (B, ...).
         tau: coordinate before the activation, shape (B,).
         gain: factor of the energy, shape (B,).
-        rho: scale of the result.
+        rho: factor of the result.
     """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
@@ -200,17 +201,17 @@ def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
 
 
 def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
-    """Return ``n / τ``, and 0 where τ = 0 (a zero sample has no energy either)."""
+    """Return ``n / τ``, and 0 where τ = 0, since a zero sample has no energy."""
     return n * _inverse(tau)
 
 
 def transformed(g: Tensor | None = None) -> bool:
-    """Tell whether a torch.func transform (vmap, grad, jacrev, …) is under way.
+    """Check whether a torch.func transform (vmap, grad, jacrev, …) is active.
 
-    A gradient g also tells the batching of ``torch.autograd.grad(is_grads_batched=True)``.
+    With a gradient g, also detect ``torch.autograd.grad(is_grads_batched=True)``.
     """
     if torch.compiler.is_compiling():
-        return False  # the compiler cannot look, and would take the answer for yes
+        return False  # the compiler cannot trace the query
     active: Any = torch._C._functorch.peek_interpreter_stack()
     return active is not None or (
         g is not None and bool(torch._C._functorch.is_legacy_batchedtensor(g))
@@ -218,59 +219,59 @@ def transformed(g: Tensor | None = None) -> bool:
 
 
 def autocasts(x: Tensor) -> bool:
-    """Tell whether autocast is on for the device of x."""
+    """Check whether autocast is enabled for the device of x."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Keep autocast away from the denominator."""
+    """Disable autocast, for computations of the denominator."""
     if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def positive(alpha: Scalar) -> Scalar:
-    """Replace a bound of 0 (zero weights) by 1: x is 0 there, and so is the output."""
+    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way."""
     return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0
 
 
 class Scaling:
-    """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, kept so that nothing over- or underflows.
+    """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, chosen so that z and τ stay in range.
 
-    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation wants balance 1 (z = x/√s), one
-    that acts on points wants rho 1 (z/τ is the point); :meth:`take` gives the factor that z has to
-    be multiplied with to get there. It can wait until a layer takes it on its weights.
+    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation keeps the balance at 1 (z = x/√s);
+    one that acts on points keeps rho at 1 (z/τ is the point). :meth:`take` returns the factor of z
+    that restores this. It is deferred so that the next layer can apply it to its weights.
     """
 
     def __init__(self, norm_factor: float = 1.0) -> None:
         # t starts as norm_factor·‖x‖, so κ = 1 and σ = norm_factor.
         self._balance: Scalar = 1.0 / norm_factor
         self._rho: Scalar = 1.0 / norm_factor
-        # What the last activation divides by, and whether it acts on points; until it is taken.
+        # slope/α of the last activation and whether it acts on points, until :meth:`take`.
         self._last: tuple[Scalar, bool] | None = None
 
     @property
     def rho(self) -> Scalar:
-        """The point is ``rho · z / τ``, for z as it is now."""
+        """The factor of the point ``rho · z / τ``, for the current z."""
         return self._rho if self._last is None else self._rho * self._last[0]
 
     def copy(self) -> Scaling:
-        """Return the same scalars for a branch of its own."""
+        """Return an independent copy for a branch."""
         other = Scaling()
         other._balance, other._rho, other._last = self._balance, self._rho, self._last
         return other
 
     @property
     def sigma(self) -> Scalar:
-        """The coordinate is ``m · sigma · τ``."""
+        """The factor of the coordinate ``m · sigma · τ``."""
         balance, rho = self._balance, self._rho
         if self._last is not None:
             balance, rho = balance * self._last[0], rho * self._last[0]
-        return balance / (rho * rho)  # a power of a Python number would raise beyond the range
+        return balance / (rho * rho)  # rho**2 of a float raises on overflow
 
     def activate(self, alpha: Scalar, on_points: bool, slope: float = 2.0) -> Scalar:
-        """Pass an activation; return the weight that ``‖z‖²`` has in τ, for z as it is now."""
-        if self._last is not None:  # no layer took the factor of the one before
+        """Pass an activation; return the weight of ``‖z‖²`` in τ, for the current z."""
+        if self._last is not None:  # no layer has applied the previous factor
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
@@ -278,7 +279,7 @@ class Scaling:
         return 1.0 / (alpha * alpha) if _is_one(weight) else weight / (alpha * alpha)
 
     def take(self) -> Scalar | None:
-        """Return the factor that z must be multiplied with now, or None if there is none."""
+        """Return the pending factor of z, or None."""
         if self._last is None:
             return None
         (double, on_points), self._last = self._last, None
@@ -299,7 +300,7 @@ class Scaling:
 
 
 def _is_one(scalar: Scalar) -> bool:
-    """Tell whether a scalar is the plain number 1, which needs no operation."""
+    """Check for the plain number 1, which needs no operation."""
     return isinstance(scalar, float) and scalar == 1.0
 
 
@@ -328,11 +329,11 @@ def _squared_norm(z: Tensor) -> Tensor:
 
 
 def _combine(
-    g: Tensor, p: Tensor | None, z: Tensor, q: Tensor, spare: Tensor | None = None
+    g: Tensor, p: Tensor | None, z: Tensor, q: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z.
 
-    ``spare`` is a tensor like z that may be overwritten: fresh memory costs more than arithmetic.
+    ``out`` is a tensor like z to write to: allocating memory costs more than the arithmetic.
     """
     dtype = _at_least_float32(z.dtype)
     q = q.to(dtype).view(-1, *[1] * (z.dim() - 1))
@@ -340,21 +341,21 @@ def _combine(
         total = torch.addcmul(g.to(dtype), z.to(dtype), q)
     else:
         p = p.to(dtype).view(-1, *[1] * (z.dim() - 1))
-        if spare is not None and spare.dtype == dtype:
-            total = torch.mul(g.to(dtype), p, out=spare).addcmul_(z.to(dtype), q)
+        if out is not None and out.dtype == dtype:
+            total = torch.mul(g.to(dtype), p, out=out).addcmul_(z.to(dtype), q)
         else:
             total = torch.addcmul(g.to(dtype) * p, z.to(dtype), q)
     return total.to(z.dtype)
 
 
 def signed(function: Callable[..., T]) -> Callable[..., T]:
-    """Keep a function's signature: ``Function.apply`` would work it out anew at every call."""
+    """Store a function's signature, which ``Function.apply`` would compute at every call."""
     function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return function
 
 
 class _Energy(torch.autograd.Function):
-    """z ↦ (z, ‖z‖²). A function of its own because autograd would make three passes of it."""
+    """z ↦ (z, ‖z‖²), with a backward of one pass over z where autograd makes three."""
 
     generate_vmap_rule = True
 
@@ -386,7 +387,7 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        # y instead of z: the layer behind keeps y anyway, so that z need not stay in memory.
+        # Save y instead of z: the next layer saves y anyway, so z can be freed.
         ctx.save_for_backward(output[0], *inputs[1:], output[1])
 
     @staticmethod
@@ -401,26 +402,26 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
             s = (g * y).sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
             g_z = _combine(g, factor, y, slope * s + offset)
         else:
-            g_z, s = _combine_in_pieces(g, factor, y, slope, offset)
+            g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
         return g_z, g_d, g_d * n, s.sum() * _inverse(rho)
 
 
-def _combine_in_pieces(
+def _combine_in_chunks(
     g: Tensor, p: Tensor, y: Tensor, slope: Tensor, offset: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a few samples at a time.
+    """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a chunk of samples at a time.
 
-    Both need g and y; in pieces they come from the cache the second time.
+    Both results read g and y; for a chunk the second read hits the cache.
     """
-    step = max(1, _PIECE // max(1, y[:1].numel()))
+    size = max(1, _CHUNK // max(1, y[:1].numel()))
     result, dots = torch.empty_like(y), torch.empty_like(p)
-    for start in range(0, y.shape[0], step):
-        piece = slice(start, start + step)
-        product = g[piece] * y[piece]
-        dots[piece] = product.sum(_features(y), dtype=_at_least_float32(y.dtype))
-        q = torch.addcmul(offset[piece], slope[piece], dots[piece])
-        combined = _combine(g[piece], p[piece], y[piece], q, result[piece])
-        if _narrow(y):  # computed in float32 beside it
-            result[piece] = combined
+    for start in range(0, y.shape[0], size):
+        chunk = slice(start, start + size)
+        product = g[chunk] * y[chunk]
+        dots[chunk] = product.sum(_features(y), dtype=_at_least_float32(y.dtype))
+        q = torch.addcmul(offset[chunk], slope[chunk], dots[chunk])
+        combined = _combine(g[chunk], p[chunk], y[chunk], q, result[chunk])
+        if _narrow(y):  # computed in float32, not in place
+            result[chunk] = combined
     return result, dots

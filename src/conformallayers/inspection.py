@@ -17,8 +17,8 @@ from .folding.operators import frozen_wide
 from .folding.problem import Problem
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import too_large
+from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
-from .nn.rules import Rule
 from .registry.bounds import Shape
 from .utils.text import table
 

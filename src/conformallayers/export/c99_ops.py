@@ -23,7 +23,7 @@ Place = Callable[[int], str]
 GROWTHS = {  # functions in C
     "projective": "growth_projective",
     "gnomonic": "growth_gnomonic",
-    "RadialTanh": "growth_radial_tanh",
+    "radial_tanh": "growth_radial_tanh",
 }
 
 
@@ -328,7 +328,7 @@ class Leave(Step):
 
     def helpers(self) -> tuple[str, ...]:
         """Return the functions in C that are called."""
-        growths = [GROWTHS[rule] for rule in self.rules if rule in ("gnomonic", "RadialTanh")]
+        growths = [GROWTHS[rule] for rule in self.rules if rule in ("gnomonic", "radial_tanh")]
         return ("multiply", "ratio", *growths, *(("add",) if self.bias is not None else ()))
 
     def lines(self, at: Place) -> list[str]:

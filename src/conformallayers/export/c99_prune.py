@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..folding.certificate import Certificate, positive_definite
-from ..nn.rules import Rule
+from ..nn.activations import Rule
 
 _STEPS = 10, 7  # of the search in small and in large forms; each takes two factorisations
 _LARGE = 1536

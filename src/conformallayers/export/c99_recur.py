@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..folding.recurrence import Key
-from ..nn.rules import LARGEST
+from ..nn.activations import LARGEST
 from .c99_arrays import Array, Constant, Form, number
 from .c99_ops import GROWTHS, Place, State, Step, grow
 

@@ -17,10 +17,9 @@ from ..folding.strategies import Cost
 from ..folding.strategies.banded import Layout
 from ..folding.strategies.composed import Geometry
 from ..folding.strategies.routes import Move
-from ..nn.activations import RadialTanh
-from ..nn.rules import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
+from ..nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 
-RULES = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RadialTanh(1.0).rule)}
+RULES = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RADIAL_TANH)}
 _RECORDS: dict[str, Any] = {
     record.__name__: record
     for record in (Candidate, Certificate, Cost, Geometry, Layout, Move, Plan)

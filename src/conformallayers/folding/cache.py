@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn.activations import RadialActivation
-from ..nn.rules import Rule
+from ..nn.activations import RadialActivation, Rule
 from ..recipe.torch.module import RecipeModule
 from ..registry.registry import find_spec, has_batch_statistics, has_hooks
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import shape_text
 from ..functional import Scaling
-from ..nn.activations import RadialActivation
+from ..nn.activations import RadialActivation, Rule
 from ..nn.branches import Join
-from ..nn.rules import Rule
 from ..registry.bounds import Shape
 from .operators import Operator, merged, operator_of
 from .trace import Trace

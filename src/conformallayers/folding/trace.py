@@ -21,6 +21,7 @@ from ..registry.registry import (
     modules_in,
     shape_after,
     spec_of,
+    warn_if_eps_dominates,
 )
 from ..utils.text import table
 
@@ -156,7 +157,7 @@ def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) 
     """
     tracing, place = _Tracing(), _Place(-1, input_shape)
     with torch.no_grad():
-        for path, module in modules:
+        for path, module in warn_if_eps_dominates(modules):
             place = tracing.step(path, module, place)
     return Trace(input_shape, tuple(tracing.steps))
 

@@ -1,8 +1,15 @@
-"""Activations that change only the coordinate: ReSPro of the paper, others, and a base for more."""
+"""Radial activations, which change only the coordinate t, and their rules on t.
+
+With ``q = ‖p‖²/α²``, the squared length of the point in units of α, a rule multiplies t by a
+growth: ``1 + t·q`` for the published ReSPro, ``1 + q`` for the projective one, ``√(1 + q)`` for
+Gnomonic. The layers, the folds and their certificates all use the same rule.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +19,7 @@ from ..errors import refusal
 from ..functional import (
     Scalar,
     energy,
+    guarded_ratio,
     may_look,
     positive,
     rescaled,
@@ -19,30 +27,104 @@ from ..functional import (
     squares_fit,
     wide_dtype,
 )
-from .rules import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 
+LARGEST = 1e300  # of t; the published form has sent every point to 0 long before
 _MODES = ("young", "spectral", "learned")
+Growth = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Advance the coordinate t of an activation whose growth depends on q alone.
+
+    Args:
+        name: as shown and as stored in files; rules of the same name are equal.
+        growth: q → the factor of t, 1 at q = 0.
+        collapses: whether consecutive activations need only the sum of their energies, which is one
+            quadratic form.
+        on_points: whether the rule does not depend on the scale of the input.
+        provable: whether the error bound of a simplified form bounds the relative error of t.
+    """
+
+    name: str
+    growth: Growth = field(compare=False)
+    collapses: bool = False
+    on_points: bool = True
+    provable: bool = False
+
+    @property
+    def signature(self) -> str:
+        """The name, with the values that a user-defined activation has learned for its growth."""
+        owner = getattr(self.growth, "__self__", None)
+        parts = [self.name]
+        if isinstance(owner, nn.Module):
+            for key, value in sorted(owner.state_dict().items()):
+                if key not in ("norm", "log_factor"):  # these determine α, not the growth
+                    parts.append(f"{key}={value.tolist()}")
+        return " ".join(parts)
+
+    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
+        """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
+        return tau * self.growth(guarded_ratio(guarded_ratio(n, tau), tau))
+
+    def grow(self, q: Tensor, t: Tensor) -> Tensor:
+        """Return the factor of t."""
+        return self.growth(q)
+
+
+class _Published(Rule):
+    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
+        return tau + m * n
+
+    def grow(self, q: Tensor, t: Tensor) -> Tensor:
+        return 1 + t * q
+
+
+class _Projective(Rule):
+    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
+        return tau + guarded_ratio(n, tau)
+
+
+def _linear_growth(q: Tensor) -> Tensor:
+    return 1 + q
+
+
+def _root_growth(q: Tensor) -> Tensor:
+    return (1 + q).sqrt()
+
+
+def _tanh_growth(q: Tensor) -> Tensor:
+    """Return u / tanh(u) for u = √q."""
+    short = q < 1e-4  # the series is exact to rounding there; the root has no derivative at 0
+    u = torch.where(short, 1.0, q).sqrt()
+    return torch.where(short, 1 + q / 3 - q**2 / 45, u / u.tanh())
+
+
+PUBLISHED = _Published("published", _linear_growth, collapses=True, on_points=False, provable=True)
+PROJECTIVE = _Projective("projective", _linear_growth, provable=True)
+GNOMONIC = Rule("gnomonic", _root_growth, collapses=True, provable=True)
+RADIAL_TANH = Rule("radial_tanh", _tanh_growth)
 
 
 class RadialActivation(nn.Module):
-    """The base of activations that move a point along its ray: ``p ← (slope/α)·p / growth(q)``.
+    """Base class of activations that scale a point: ``p ← (slope/α)·p / growth(q)``.
 
     ``q = ‖p‖²/α²`` is the squared length of the point in units of the radius α. Inside a
-    :class:`ConformalLayers` only the homogeneous coordinate changes, so that what follows still
-    folds. Derive from it, set ``slope`` and define :meth:`growth`: a positive, smooth function of q
-    that is 1 at q = 0. Then a stack of them folds to one quadratic form for each and a scalar
-    recurrence over them. ``rule.collapses`` tells whether several in a row need only one form.
+    :class:`ConformalLayers` only the homogeneous coordinate changes, so the network still folds.
+    A subclass sets ``slope`` and defines :meth:`growth`: a positive, smooth function of q that is 1
+    at q = 0. A stack of such activations folds to one quadratic form for each of them and a scalar
+    recurrence. Where ``rule.collapses`` is true, consecutive activations share one form.
 
     Args:
-        alpha: how to get α.
+        alpha: the radius α.
 
             - ``None`` or ``"young"``: the product of the norm bounds of the layers since the last
               activation (Young's inequality), as in the paper; gradients flow through it.
-            - ``"spectral"``: the norm of those layers as one map, by one step of power iteration
-              per training forward. It nears the norm from below. Kept in the buffer ``norm``.
-            - ``"learned"``: Young's bound times a trained positive factor that starts at 1.
+            - ``"spectral"``: the operator norm of those layers together, estimated from below by one
+              step of power iteration per training forward and stored in the buffer ``norm``.
+            - ``"learned"``: Young's bound times a learned positive factor, initially 1.
             - a number > 0: that number.
-        device, dtype: where and how the factor and the norm are kept.
+        device, dtype: of the learned factor and the stored norm.
 
     Shape:
         (B, ...) → (B, ...)
@@ -76,16 +158,16 @@ class RadialActivation(nn.Module):
         self.reset_parameters()
 
     def growth(self, q: Tensor) -> Tensor:
-        """Return what the coordinate is multiplied with, of the shape of q."""
+        """Return the factor of the coordinate, of the shape of q."""
         raise NotImplementedError(f"{type(self).__name__} does not define growth(q)")
 
     @property
     def rule(self) -> Rule:
-        """How the coordinate changes; by default with :meth:`growth`, and without collapsing."""
+        """The rule on t; by default from :meth:`growth`, and not collapsing."""
         return Rule(type(self).__name__, self.growth)
 
     def fault(self) -> str | None:
-        """Try slope and growth at a few places; return what is wrong with them, or None."""
+        """Evaluate slope and growth at a few values of q; return what is wrong, or None."""
         slope: object = self.slope
         if not isinstance(slope, (int, float)) or not 0 < slope < math.inf:
             return f"slope={slope!r}"
@@ -108,7 +190,7 @@ class RadialActivation(nn.Module):
         return None
 
     def reset_parameters(self) -> None:
-        """Set the learned factor to 1, and forget the spectral norm."""
+        """Set the learned factor to 1 and clear the spectral norm."""
         if self.alpha == "learned":
             nn.init.zeros_(self.log_factor)
         if self.alpha == "spectral":
@@ -116,9 +198,9 @@ class RadialActivation(nn.Module):
             self.vector = None
 
     def resolve(self, bound: Scalar, base: Scalar = 1.0) -> Scalar:
-        """Return α, given the bound of the layers since the last activation; never 0.
+        """Return α > 0, given the bound of the layers since the last activation.
 
-        Behind joined branches ``base`` is the bound of what enters the layers behind the join.
+        After a join, ``base`` is the bound of the joined value that enters the layers.
         """
         if isinstance(self.alpha, float):
             return self.alpha
@@ -131,7 +213,7 @@ class RadialActivation(nn.Module):
         return positive(bound)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map points; needs α as a number."""
+        """Map a batch of points; alpha must be a number."""
         where = f"{type(self).__name__} called on its own"
         if not isinstance(self.alpha, float):
             raise refusal(
@@ -157,25 +239,26 @@ class RadialActivation(nn.Module):
         return scale_samples(input, self.slope / (self.alpha * growth))
 
     def extra_repr(self) -> str:
-        """Show alpha if it is not the default."""
+        """Return alpha if it is not the default."""
         if isinstance(self.alpha, float):
             return f"alpha={self.alpha:g}"
         return "" if self.alpha == "young" else f"alpha={self.alpha!r}"
 
 
 class ReSPro(RadialActivation):
-    """Reflect in a sphere of radius α, scale by 2/α, project back: the activation of the paper.
+    """Reflect in a sphere of radius α, scale by 2/α and project back: the paper's activation.
 
     Inside a :class:`ConformalLayers` it changes only the homogeneous coordinate:
     ``t ← (α/2)·t + ‖x‖²/(2α)`` as published, ``t ← (α/2)·t + ‖x‖²/(2α·t)`` in the projective form.
     Called on its own it maps points (t = 1, where the forms agree): ``y = 2αx/(α² + ‖x‖²)``.
 
-    The published form collapses to one quadratic form, the projective one to a recurrence.
+    A stack folds to one quadratic form in the published form, and to one form for each activation
+    and a scalar recurrence in the projective form.
 
     Args:
-        alpha: how to get α, see :class:`RadialActivation`.
-        projective: take the projective form, invariant to the scale of the input and bounded by 1.
-        device, dtype: where and how a learned factor or a spectral norm are kept.
+        alpha: see :class:`RadialActivation`.
+        projective: use the projective form, invariant to the scale of the input and bounded by 1.
+        device, dtype: of a learned factor or a spectral norm.
 
     Shape:
         (B, ...) → (B, ...)
@@ -199,16 +282,18 @@ class ReSPro(RadialActivation):
     ) -> None:
         super().__init__(alpha, device=device, dtype=dtype)
         if not isinstance(projective, bool):
-            raise refusal("ReSPro(projective=...)", "True or False", repr(projective), "Give one.")
+            raise refusal(
+                "ReSPro(projective=...)", "True or False", repr(projective), "Pass a bool."
+            )
         self.projective = projective
 
     @property
     def rule(self) -> Rule:
-        """The published or the projective one."""
+        """The published or the projective rule."""
         return PROJECTIVE if self.projective else PUBLISHED
 
     def extra_repr(self) -> str:
-        """Show the arguments that are not the default."""
+        """Return the arguments that are not the default."""
         shown = super().extra_repr(), "projective=True" * self.projective
         return ", ".join(part for part in shown if part)
 
@@ -216,8 +301,8 @@ class ReSPro(RadialActivation):
 class Gnomonic(RadialActivation):
     """Project the point from the plane onto the unit hemisphere: ``p ← (p/α) / √(1 + ‖p‖²/α²)``.
 
-    Invariant to the scale of the input and bounded by 1, as the projective ReSPro is, and yet any
-    number of them collapses to one quadratic form: ``t² ← t² + ‖x‖²/α²`` is a sum.
+    Invariant to the scale of the input and bounded by 1, like the projective ReSPro. A stack of any
+    depth still folds to one quadratic form, because ``t² ← t² + ‖x‖²/α²`` is a sum.
 
     Args:
         alpha, device, dtype: see :class:`RadialActivation`.
@@ -232,15 +317,15 @@ class Gnomonic(RadialActivation):
 
     @property
     def rule(self) -> Rule:
-        """The one of sums of squares."""
+        """The rule ``t² ← t² + ‖x‖²/α²``."""
         return GNOMONIC
 
 
 class RadialTanh(RadialActivation):
-    """Give the length of the point a hyperbolic tangent: ``‖p‖ ← tanh(‖p‖/α)``.
+    """Apply a hyperbolic tangent to the length of the point: ``‖p‖ ← tanh(‖p‖/α)``.
 
-    Closer to the identity than the others for short points, and bounded by 1. It folds to one
-    quadratic form for each activation and a recurrence over them.
+    Bounded by 1, and closer to the identity for short points than the other activations. A stack
+    folds to one quadratic form for each activation and a scalar recurrence.
 
     Args:
         alpha, device, dtype: see :class:`RadialActivation`.
@@ -255,9 +340,12 @@ class RadialTanh(RadialActivation):
 
     def growth(self, q: Tensor) -> Tensor:
         """Return u / tanh(u) for u = √q."""
-        short = q < 1e-4  # the series is exact to rounding there, and the root has a derivative
-        u = torch.where(short, 1.0, q).sqrt()
-        return torch.where(short, 1 + q / 3 - q**2 / 45, u / u.tanh())
+        return RADIAL_TANH.growth(q)
+
+    @property
+    def rule(self) -> Rule:
+        """The rule on t; a subclass with another growth has a rule of its own."""
+        return RADIAL_TANH if type(self).growth is RadialTanh.growth else super().rule
 
 
 def _wide(scalar: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Modules that branch: residual connections and parallel branches.
 
-Two points are added or concatenated as points: ``x ← x₁ + (t₁/t₂)·x₂`` keeps the coordinate of the
-first. A module here says only how its values flow; what a value is, a batch, a shape, a bound or a
-symbol, is the business of whoever follows it.
+Branches are added or concatenated as points: ``x ← x₁ + (t₁/t₂)·x₂`` keeps the coordinate of the
+first branch. A composite defines only the order in which values pass its modules and joins. A
+:class:`Flow` defines what a value is: a batch, a shape, a bound or a step of a trace.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ How = Literal["sum", "concatenate"]
 
 
 class Flow(Protocol[T]):
-    """What is done at the modules and joins that values pass."""
+    """Define what happens to a value at each module and join of a composite."""
 
     def run(self, path: str, module: nn.Module, value: T) -> T:
-        """Pass a module: a layer, an activation, an ``nn.Sequential`` or another composite."""
+        """Apply a module: a layer, an activation, an ``nn.Sequential`` or another composite."""
         ...
 
     def join(self, path: str, values: list[T], join: Join) -> T:
-        """Add or concatenate values; the first one gives the coordinate."""
+        """Add or concatenate values; the result has the coordinate of the first."""
         ...
 
 
 class Join(nn.Module):
-    """The end of branches: the sum of their points, or the points behind each other on an axis."""
+    """Join branches: the sum of their points, or their concatenation along an axis."""
 
     def __init__(self, how: How, dim: int = 1) -> None:
         super().__init__()
         self.how, self.dim = how, dim
 
     def merge(self, parts: list[Tensor]) -> Tensor:
-        """Return the sum, or the concatenation; nothing is broadcast."""
+        """Return the sum or the concatenation, without broadcasting."""
         shapes = [tuple(part.shape) for part in parts]
         if self.how == "concatenate":
             self._check_axes(shapes)
             return torch.cat(parts, self.dim)
         if any(shape != shapes[0] for shape in shapes):
-            remedy = "A sum does not broadcast; a shortcut can change the shape of a skip."
+            remedy = "A sum does not broadcast; use a shortcut to change the shape of the skip."
             raise refusal("a sum of branches", "one shape", _listed(shapes), remedy)
         total = parts[0]
         for part in parts[1:]:
@@ -59,8 +59,8 @@ class Join(nn.Module):
         axis = self.dim % rank if -rank <= self.dim < rank else 0
         others = [shape[:axis] + shape[axis + 1 :] for shape in shapes]
         if axis == 0 or any(other != others[0] for other in others):  # no set: sizes may be symbols
-            expected = f"shapes that differ on axis {self.dim} alone, not that of the batch"
-            remedy = "Make the branches fit, or join them on another axis."
+            expected = f"shapes that differ on axis {self.dim} alone, which is not the batch axis"
+            remedy = "Make the shapes of the branches fit, or join them on another axis."
             raise refusal("a concatenation of branches", expected, _listed(shapes), remedy)
 
     def shape(self, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -69,25 +69,25 @@ class Join(nn.Module):
         return tuple(self.merge(parts).shape[1:])
 
     def extra_repr(self) -> str:
-        """Show how, and the axis."""
+        """Return the kind of join and its axis."""
         return self.how if self.how == "sum" else f"concatenate, dim={self.dim}"
 
 
 class Composite(nn.Module):
-    """The base of modules that branch."""
+    """Base class of modules that branch."""
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
-        """Let a value pass the branches."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how values flow")
+        """Apply the modules and joins of the branches to a value."""
+        raise NotImplementedError(f"{type(self).__name__} does not define flow")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map points; activations inside need α as a number."""
+        """Map a batch of points; activations inside need a number for alpha."""
         result: Tensor = self.flow("", input, _Plain())
         return result
 
 
 class _Plain(Flow[Tensor]):
-    """Values are batches of points."""
+    """Apply modules to batches of points."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
         result: Tensor = module(value)
@@ -98,14 +98,14 @@ class _Plain(Flow[Tensor]):
 
 
 def branches(module: nn.Module) -> bool:
-    """Tell whether a module branches with activations inside, so that it is no linear layer."""
+    """Check whether a module has branches with activations, so that it is not one linear layer."""
     return isinstance(module, Composite) and any(
         isinstance(child, RadialActivation) for child in module.modules()
     )
 
 
 def joined_bound(bounds: list[Scalar], join: Join | None) -> Scalar:
-    """Return the bound of a sum or a concatenation; 1 where nothing was joined."""
+    """Return the bound of a sum or a concatenation; 1 without a join."""
     if join is None:
         return 1.0
     squares = join.how == "concatenate"
@@ -120,12 +120,12 @@ def _listed(shapes: list[tuple[int, ...]]) -> str:
 
 
 class Residual(Composite):
-    """Add to a point what a few layers make of it; the coordinate is that of the skip.
+    """Add the output of a few layers to their input; the sum has the coordinate of the skip.
 
     Args:
-        *modules: the layers, as in :class:`ConformalLayers`; or one ``OrderedDict`` of them.
-        shortcut: what stands in the skip, such as a convolution that changes the number of
-            channels; None is nothing.
+        *modules: the layers, as in :class:`ConformalLayers`, or one ``OrderedDict`` of them.
+        shortcut: a module in the skip connection, such as a convolution that changes the number of
+            channels; None for the identity.
 
     Shape:
         (B, ...) → (B, ...)
@@ -145,7 +145,7 @@ class Residual(Composite):
         self.join = Join("sum")
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
-        """Add what the body gives to the skip."""
+        """Add the output of the body to the skip."""
         skip = through.run(below(path, "shortcut"), self.shortcut, value)
         return through.join(
             path, [skip, through.run(below(path, "body"), self.body, value)], self.join
@@ -153,14 +153,14 @@ class Residual(Composite):
 
 
 class Parallel(Composite):
-    """Send a point through several branches and add or concatenate what they give.
+    """Apply several branches to the same input and add or concatenate their outputs.
 
-    The coordinate is that of the first branch.
+    The result has the coordinate of the first branch.
 
     Args:
         *modules: the branches: layers, composites, or ``nn.Sequential`` of them.
         join: ``"sum"`` or ``"concatenate"``.
-        dim: the axis to concatenate on, not that of the batch.
+        dim: the axis to concatenate on, not the batch axis.
 
     Shape:
         (B, ...) → (B, ...)
@@ -175,20 +175,18 @@ class Parallel(Composite):
     def __init__(self, *modules: nn.Module, join: How = "sum", dim: int = 1) -> None:
         super().__init__()
         if join not in ("sum", "concatenate"):
-            remedy = "Give one of them."
+            remedy = "Pass one of them."
             raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
         if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
-            remedy = "1 is that of the channels."
-            raise refusal(
-                "Parallel(dim=...)", "an axis behind that of the batch", repr(dim), remedy
-            )
+            remedy = "1 is the channel axis."
+            raise refusal("Parallel(dim=...)", "an axis after the batch axis", repr(dim), remedy)
         if not modules:
-            raise refusal("Parallel", "at least one branch", "none", "Give modules.")
+            raise refusal("Parallel", "at least one branch", "none", "Pass modules.")
         self.branches = nn.ModuleList(checked_module("Parallel", module) for module in modules)
         self.join = Join(join, dim)
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
-        """Join what the branches give."""
+        """Join the outputs of the branches."""
         values = [
             through.run(below(path, f"branches.{index}"), branch, value)
             for index, branch in enumerate(self.branches)
@@ -197,12 +195,12 @@ class Parallel(Composite):
 
 
 def below(path: str, name: str) -> str:
-    """Return the path of a child."""
+    """Return the path of a child module."""
     return f"{path}.{name}" if path else name
 
 
 def checked_module(owner: str, module: Any) -> nn.Module:
-    """Return a module, or refuse what is none."""
+    """Return the argument if it is a module, and refuse anything else."""
     if not isinstance(module, nn.Module):
         raise refusal(owner, "modules", repr(module), "Pass layers, or nn.Sequential of layers.")
     return module

@@ -1,4 +1,4 @@
-"""Modules that torch.nn has not: factors, repeated channels, and the mean that is taken off."""
+"""Linear modules that torch.nn lacks: gains, repeated channels, and a mean that is subtracted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Scale(nn.Module):
     """Multiply by one learned number.
 
     Args:
-        gain: the value to start from.
-        device, dtype: where and how the gain is kept.
+        gain: the initial value.
+        device, dtype: of the gain.
 
     Shape:
         (B, ...) → (B, ...)
@@ -39,7 +39,7 @@ class Scale(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the gain back to the value it started from."""
+        """Reset the gain to its initial value."""
         nn.init.constant_(self.gain, self.initial)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -47,15 +47,15 @@ class Scale(nn.Module):
         return input * self.gain
 
     def extra_repr(self) -> str:
-        """Show the starting value if it is not 1."""
+        """Return the initial value if it is not 1."""
         return "" if self.initial == 1.0 else f"gain={self.initial:g}"
 
 
 class RepeatChannels(nn.Module):
-    """Repeat the channels of every sample: a grey image becomes one of three equal channels.
+    """Repeat the channels of every sample, for example a grey image as three equal channels.
 
     Args:
-        times: how often.
+        times: the number of repetitions.
 
     Shape:
         (B, C, ...) → (B, times·C, ...)
@@ -68,7 +68,7 @@ class RepeatChannels(nn.Module):
     def __init__(self, times: int) -> None:
         super().__init__()
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-            remedy = "3 makes a colour image of a grey one."
+            remedy = "3 turns a grey image into a colour image."
             raise refusal("RepeatChannels(times=...)", "a whole number > 0", repr(times), remedy)
         self.times = times
 
@@ -79,15 +79,15 @@ class RepeatChannels(nn.Module):
         return input.repeat(repeats)
 
     def extra_repr(self) -> str:
-        """Show the number."""
+        """Return the number of repetitions."""
         return f"times={self.times}"
 
 
 class ChannelScale(nn.Module):
-    """Multiply each channel by a number: what is linear of a batch normalisation.
+    """Multiply each channel by a number: the linear part of a batch norm.
 
     Args:
-        factor: one number a channel.
+        factor: one number per channel, shape (C,).
 
     Shape:
         (B, C, ...) → (B, C, ...)
@@ -105,11 +105,11 @@ class ChannelScale(nn.Module):
 
 
 class Centre(nn.Module):
-    """Subtract a mean sample, which is a buffer; stands before a network, not inside its layers.
+    """Subtract a mean sample, kept in a buffer. Use it before a ConformalLayers, not inside.
 
     Args:
-        shape: of one sample.
-        device, dtype: where and how the mean is kept.
+        shape: the shape of one sample.
+        device, dtype: of the mean.
 
     Shape:
         (B, ...) → (B, ...)
@@ -131,10 +131,10 @@ class Centre(nn.Module):
         self.register_buffer("mean", torch.zeros(self.shape, device=device, dtype=dtype))
 
     def fit(self, samples: Tensor) -> None:
-        """Take the mean of samples, (N, ...)."""
+        """Set the mean to that of samples (N, ...)."""
         if tuple(samples.shape[1:]) != self.shape or not samples.shape[0]:
             expected = f"samples (N, {shape_text(self.shape)[1:]}, N > 0"
-            remedy = "Give them with the batch axis."
+            remedy = "Pass them with the batch axis."
             raise refusal("Centre.fit", expected, f"{tuple(samples.shape)}", remedy)
         self.mean.copy_(samples.mean(0, dtype=torch.float64))
 
@@ -143,5 +143,5 @@ class Centre(nn.Module):
         return input - self.mean
 
     def extra_repr(self) -> str:
-        """Show the shape."""
+        """Return the shape."""
         return shape_text(self.shape)

@@ -1,385 +1,182 @@
-"""The linear modules: torch.nn's layers under their own names.
+"""The linear layers: subclasses of their torch.nn namesakes, with ``bias=False`` by default.
 
-Each layer is its torch.nn namesake, with the same arguments, order, state_dict keys and repr; only
-``bias`` is off by default: ``x ← U x + t·b`` needs the coordinate t.
+Arguments, their order, ``state_dict`` keys and repr are those of torch.nn. A bias b is added to the
+point, ``x ← U x + t·b``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
-import torch
+import torch  # noqa: F401 (for the examples)
 from torch import nn
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-_Device = torch.device | str | int | None
+T = TypeVar("T", bound=nn.Module)
+
+_BIAS = """bias: add a bias to the point. A bias between two activations costs a folded network
+            further dot products.
+        device, dtype: of the weight and the bias."""
+_CONV = f"""
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
+            as in torch.nn; ``padding`` may be ``"same"`` or ``"valid"``.
+        {_BIAS}
+
+    Shape:
+        (B, C_in, AXES) → (B, C_out, AXES')
+
+    Examples:
+        >>> NAME(3, 8, 3, padding=1)(torch.rand(2, 3, SIZES)).shape
+        torch.Size([2, 8, SIZES])
+    """
+_CONV_TRANSPOSE = f"""
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation,
+            padding_mode: as in torch.nn, which only has ``padding_mode="zeros"`` here.
+        {_BIAS}
+
+    Shape:
+        (B, C_in, AXES) → (B, C_out, AXES')
+
+    Examples:
+        >>> NAME(3, 8, 1)(torch.rand(2, 3, SIZES)).shape
+        torch.Size([2, 8, SIZES])
+    """
+_POOL = """
+    Shape:
+        (B, C, AXES) → (B, C, AXES')
+
+    Examples:
+        >>> NAME(1)(torch.ones(1, 2, SIZES)).shape[:2]
+        torch.Size([1, 2])
+    """
 
 
+def _documented(text: str) -> Callable[[type[T]], type[T]]:
+    """Append the sections of a spatial layer to its docstring, written for its number of axes."""
+
+    def decorate(module_type: type[T]) -> type[T]:
+        n = int(module_type.__name__[-2])
+        axes = ("L", "H, W", "D, H, W")[n - 1]
+        filled = text.replace("AXES'", axes.replace(",", "',") + "'").replace("AXES", axes)
+        filled = filled.replace("NAME", module_type.__name__).replace("SIZES", ", ".join("5" * n))
+        module_type.__doc__ = f"{module_type.__doc__}\n{filled}"
+        return module_type
+
+    return decorate
+
+
+def _without_bias(module_type: type[T]) -> type[T]:
+    """Give ``bias`` the default False; everything else of torch's ``__init__`` stays."""
+    torch_init: Callable[..., None] = module_type.__init__
+    signature = inspect.signature(torch_init)
+    position = list(signature.parameters).index("bias") - 1  # self is not in args
+
+    @functools.wraps(torch_init)
+    def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if len(args) <= position:
+            kwargs.setdefault("bias", False)
+        torch_init(self, *args, **kwargs)
+
+    parameters = [
+        parameter.replace(default=False) if parameter.name == "bias" else parameter
+        for parameter in signature.parameters.values()
+    ]
+    __init__.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    __init__.__qualname__ = f"{module_type.__qualname__}.__init__"
+    module_type.__init__ = __init__  # type: ignore[method-assign]
+    return module_type
+
+
+@_documented(_CONV)
+@_without_bias
 class Conv1d(nn.Conv1d):
-    """Convolve, as :class:`torch.nn.Conv1d` does.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
-            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, C_in, L) → (B, C_out, L')
-
-    Examples:
-        >>> Conv1d(3, 8, 3, padding=1)(torch.rand(2, 3, 5)).shape
-        torch.Size([2, 8, 5])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: str | int | tuple[int] = 0,
-        dilation: int | tuple[int] = 1,
-        groups: int = 1,
-        bias: bool = False,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+    """Apply a convolution, as :class:`torch.nn.Conv1d` does."""
 
 
+@_documented(_CONV)
+@_without_bias
 class Conv2d(nn.Conv2d):
-    """Convolve, as :class:`torch.nn.Conv2d` does.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
-            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, C_in, H, W) → (B, C_out, H', W')
-
-    Examples:
-        >>> Conv2d(3, 8, 3, padding=1)(torch.rand(2, 3, 5, 5)).shape
-        torch.Size([2, 8, 5, 5])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: str | int | tuple[int, int] = 0,
-        dilation: int | tuple[int, int] = 1,
-        groups: int = 1,
-        bias: bool = False,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+    """Apply a convolution, as :class:`torch.nn.Conv2d` does."""
 
 
+@_documented(_CONV)
+@_without_bias
 class Conv3d(nn.Conv3d):
-    """Convolve, as :class:`torch.nn.Conv3d` does.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
-            as in torch.nn; ``padding`` also takes ``"same"`` and ``"valid"``.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, C_in, D, H, W) → (B, C_out, D', H', W')
-
-    Examples:
-        >>> Conv3d(3, 8, 3, padding=1)(torch.rand(2, 3, 5, 5, 5)).shape
-        torch.Size([2, 8, 5, 5, 5])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: str | int | tuple[int, int, int] = 0,
-        dilation: int | tuple[int, int, int] = 1,
-        groups: int = 1,
-        bias: bool = False,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+    """Apply a convolution, as :class:`torch.nn.Conv3d` does."""
 
 
+@_documented(_CONV_TRANSPOSE)
+@_without_bias
 class ConvTranspose1d(nn.ConvTranspose1d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose1d` does.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
-            as in torch.nn.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        padding_mode: ``"zeros"``, the only one torch.nn has here.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, C_in, L) → (B, C_out, L')
-
-    Examples:
-        >>> ConvTranspose1d(3, 8, 2, stride=2)(torch.rand(2, 3, 5)).shape
-        torch.Size([2, 8, 10])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int],
-        stride: int | tuple[int] = 1,
-        padding: int | tuple[int] = 0,
-        output_padding: int | tuple[int] = 0,
-        groups: int = 1,
-        bias: bool = False,
-        dilation: int | tuple[int] = 1,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            output_padding=output_padding,
-            groups=groups,
-            bias=bias,
-            dilation=dilation,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose1d` does."""
 
 
+@_documented(_CONV_TRANSPOSE)
+@_without_bias
 class ConvTranspose2d(nn.ConvTranspose2d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose2d` does.
-
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
-            as in torch.nn.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        padding_mode: ``"zeros"``, the only one torch.nn has here.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, C_in, H, W) → (B, C_out, H', W')
-
-    Examples:
-        >>> ConvTranspose2d(3, 8, 2, stride=2)(torch.rand(2, 3, 5, 5)).shape
-        torch.Size([2, 8, 10, 10])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int],
-        stride: int | tuple[int, int] = 1,
-        padding: int | tuple[int, int] = 0,
-        output_padding: int | tuple[int, int] = 0,
-        groups: int = 1,
-        bias: bool = False,
-        dilation: int | tuple[int, int] = 1,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            output_padding=output_padding,
-            groups=groups,
-            bias=bias,
-            dilation=dilation,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose2d` does."""
 
 
+@_documented(_CONV_TRANSPOSE)
+@_without_bias
 class ConvTranspose3d(nn.ConvTranspose3d):
-    """Convolve transposed, as :class:`torch.nn.ConvTranspose3d` does.
+    """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose3d` does."""
+
+
+@_without_bias
+class Linear(nn.Linear):
+    """Multiply by a matrix, as :class:`torch.nn.Linear` does.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation:
-            as in torch.nn.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        padding_mode: ``"zeros"``, the only one torch.nn has here.
-        device, dtype: where and how the weight is kept.
+        in_features, out_features, device, dtype: as in torch.nn.
+        bias: add a bias to the point, see :class:`Conv2d`.
 
     Shape:
-        (B, C_in, D, H, W) → (B, C_out, D', H', W')
+        (B, ..., in_features) → (B, ..., out_features)
 
     Examples:
-        >>> ConvTranspose3d(3, 8, 2, stride=2)(torch.rand(2, 3, 5, 5, 5)).shape
-        torch.Size([2, 8, 10, 10, 10])
+        >>> Linear(4, 2)(torch.rand(3, 4)).shape
+        torch.Size([3, 2])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | tuple[int, int, int],
-        stride: int | tuple[int, int, int] = 1,
-        padding: int | tuple[int, int, int] = 0,
-        output_padding: int | tuple[int, int, int] = 0,
-        groups: int = 1,
-        bias: bool = False,
-        dilation: int | tuple[int, int, int] = 1,
-        padding_mode: PaddingMode = "zeros",
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            output_padding=output_padding,
-            groups=groups,
-            bias=bias,
-            dilation=dilation,
-            padding_mode=padding_mode,
-            device=device,
-            dtype=dtype,
-        )
 
-
+@_documented(_POOL)
 class AvgPool1d(nn.AvgPool1d):
-    """Average over windows; every argument of :class:`torch.nn.AvgPool1d`.
-
-    Shape:
-        (B, C, L) → (B, C, L')
-
-    Examples:
-        >>> AvgPool1d(5)(torch.ones(1, 2, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average over windows, as :class:`torch.nn.AvgPool1d` does."""
 
 
+@_documented(_POOL)
 class AvgPool2d(nn.AvgPool2d):
-    """Average over windows; every argument of :class:`torch.nn.AvgPool2d`.
-
-    Shape:
-        (B, C, H, W) → (B, C, H', W')
-
-    Examples:
-        >>> AvgPool2d(5)(torch.ones(1, 2, 5, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average over windows, as :class:`torch.nn.AvgPool2d` does."""
 
 
+@_documented(_POOL)
 class AvgPool3d(nn.AvgPool3d):
-    """Average over windows; every argument of :class:`torch.nn.AvgPool3d`.
-
-    Shape:
-        (B, C, D, H, W) → (B, C, D', H', W')
-
-    Examples:
-        >>> AvgPool3d(5)(torch.ones(1, 2, 5, 5, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average over windows, as :class:`torch.nn.AvgPool3d` does."""
 
 
+@_documented(_POOL)
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
-    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool1d`.
-
-    Shape:
-        (B, C, L) → (B, C, L')
-
-    Examples:
-        >>> AdaptiveAvgPool1d(1)(torch.ones(1, 2, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool1d` does."""
 
 
+@_documented(_POOL)
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool2d`.
-
-    Shape:
-        (B, C, H, W) → (B, C, H', W')
-
-    Examples:
-        >>> AdaptiveAvgPool2d(1)(torch.ones(1, 2, 5, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool2d` does."""
 
 
+@_documented(_POOL)
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
-    """Average to a fixed size; every argument of :class:`torch.nn.AdaptiveAvgPool3d`.
-
-    Shape:
-        (B, C, D, H, W) → (B, C, D', H', W')
-
-    Examples:
-        >>> AdaptiveAvgPool3d(1)(torch.ones(1, 2, 5, 5, 5)).flatten()
-        tensor([1., 1.])
-    """
+    """Average to a fixed size, as :class:`torch.nn.AdaptiveAvgPool3d` does."""
 
 
 class Dropout(nn.Dropout):
-    """Drop coefficients while training, as :class:`torch.nn.Dropout`; t stays as it is.
+    """Zero coefficients at random in training, as :class:`torch.nn.Dropout` does; t is kept.
 
     Shape:
         (B, ...) → (B, ...)
@@ -391,7 +188,7 @@ class Dropout(nn.Dropout):
 
 
 class Flatten(nn.Flatten):
-    """Flatten axes, as :class:`torch.nn.Flatten`.
+    """Flatten axes, as :class:`torch.nn.Flatten` does.
 
     Shape:
         (B, C, H, W) → (B, C·H·W) with the default arguments
@@ -403,7 +200,7 @@ class Flatten(nn.Flatten):
 
 
 class Identity(nn.Identity):
-    """Do nothing, as :class:`torch.nn.Identity`.
+    """Return the input, as :class:`torch.nn.Identity` does.
 
     Shape:
         (B, ...) → (B, ...)
@@ -412,31 +209,3 @@ class Identity(nn.Identity):
         >>> Identity()(torch.ones(1, 2))
         tensor([[1., 1.]])
     """
-
-
-class Linear(nn.Linear):
-    """Multiply by a matrix, as :class:`torch.nn.Linear` does.
-
-    Args:
-        in_features, out_features: as in torch.nn.
-        bias: add one to the point; off by default, because one between two activations costs a
-            folded network further dot products.
-        device, dtype: where and how the weight is kept.
-
-    Shape:
-        (B, ..., in_features) → (B, ..., out_features)
-
-    Examples:
-        >>> Linear(4, 2)(torch.rand(3, 4)).shape
-        torch.Size([3, 2])
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = False,
-        device: _Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)

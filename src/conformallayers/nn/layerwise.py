@@ -1,9 +1,16 @@
-"""The layers one by one: batches of points in the balanced scaling, through chains and branches."""
+"""Run the layers one by one: batches of points in the balanced scaling, with branches.
+
+A bias right before a batch norm in training is left out of the computation: the norm subtracts it
+again with the batch mean. Its gradient would be rounding noise, which Adam scales up to full steps,
+and the running mean could not follow. The running mean still includes the bias, as in torch.nn, so
+evaluation, folds and checkpoints need no special case.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +32,7 @@ from ..functional import (
 from ..registry.bounds import Shape
 from ..registry.registry import (
     LayerSpec,
+    bias_is_redundant,
     check_batch_axis,
     check_input,
     has_batch_statistics,
@@ -33,39 +41,39 @@ from ..registry.registry import (
     run,
     spec_of,
 )
-from .activations import RadialActivation
+from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, branches, joined_bound
 from .power_iteration import power_step
-from .rules import LARGEST, PROJECTIVE, PUBLISHED
 
-_RENEWAL = 8  # activations between rescalings, where nobody may look whether they are needed
+_BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
+_RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
 
 
 @dataclass
-class Segment:
-    """The layers since the last activation, and a batch that entered them.
+class LinearSegment:
+    """The layers since the last activation or join, with a batch that entered them.
 
-    ``before`` are the segments of branches that were joined since then.
+    ``before`` holds the segments of the joined branches.
     """
 
     entry: Tensor
     layers: list[tuple[nn.Module, LayerSpec, Shape]] = field(default_factory=list)
-    before: tuple[Segment, ...] = ()
+    before: tuple[LinearSegment, ...] = ()
     join: Join | None = None
 
     def base(self) -> Scalar:
-        """Return the bound of what entered: 1 behind an activation, else that of the branches."""
+        """Return the bound at the entry: 1 after an activation, that of the branches after a join."""
         return joined_bound([segment.bound() for segment in self.before], self.join)
 
     def bound(self) -> Scalar:
-        """Return the bound of what leaves the layers."""
+        """Return the bound after the last layer."""
         bound = self.base()
-        for module, kind, shape in self.layers:
-            bound = kind.bound(module, shape) * bound
+        for module, spec, shape in self.layers:
+            bound = spec.bound(module, shape) * bound
         return bound
 
     def alpha(self, activation: RadialActivation, advance: bool) -> Scalar:
-        """Return α; ``advance`` lets a spectral norm take its step."""
+        """Return α; with ``advance`` a spectral norm makes one step of power iteration."""
         if isinstance(activation.alpha, float):
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
@@ -78,39 +86,39 @@ class Segment:
 class Points:
     """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
 
-    ``age`` counts the activations since z was last known to be of moderate norm.
+    ``age`` counts the activations since the norm of z was last known to be moderate.
     """
 
     z: Tensor
     m: Tensor
     tau: Tensor
     scaling: Scaling
-    segment: Segment
+    segment: LinearSegment
     age: int = 0
 
     def fork(self) -> Points:
-        """Return points of their own for a branch; tensors are shared."""
+        """Return a copy for a branch; tensors are shared."""
         segment = self.segment
-        copied = Segment(segment.entry, list(segment.layers), segment.before, segment.join)
+        copied = LinearSegment(segment.entry, list(segment.layers), segment.before, segment.join)
         return Points(self.z, self.m, self.tau, self.scaling.copy(), copied, self.age)
 
     def rebase(self) -> Points:
-        """Return the same with ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
+        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
         m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
         tau = self.tau.detach()
         alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
         z = dehomogenize(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment, _RENEWAL)
+        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY)
 
     def measured(self) -> tuple[Points, Tensor]:
-        """Return the points and ``‖z‖²``, rescaled where that would leave the range of z's dtype.
+        """Return the points and ``‖z‖²``, rescaled if the square would leave the range of the dtype.
 
-        In float32 it would after some 60 layers that keep the norm, or behind a bias where large
-        inputs have made the points tiny.
+        In float32 that happens after about 60 layers that preserve the norm, and after a bias when
+        large inputs have made the points tiny.
         """
         z, n = energy(self.z)
         m, tau, age = self.m, self.tau, self.age + 1
-        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RENEWAL
+        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RESCALE_EVERY
         if not fits:
             z, factor = rescaled(self.z)
             z, n = energy(z)
@@ -118,16 +126,16 @@ class Points:
         return Points(z, m, tau, self.scaling, self.segment, age), n.to(tau.dtype)
 
     def dehomogenize(self) -> Tensor:
-        """Return the points."""
+        """Return the points ``x / t``."""
         return dehomogenize(self.z, self.scaling.rho, self.tau)
 
 
-class Running(Flow[Points]):
+class LayerFlow(Flow[Points]):
     """Run modules on batches.
 
     Args:
-        advance: let spectral norms take their steps.
-        alphas: the radii of the activations in the order they are passed; None: work them out.
+        advance: make one step of power iteration for each spectral norm.
+        alphas: the radii of the activations in the order a point passes them; None to compute them.
     """
 
     def __init__(self, advance: bool, alphas: Sequence[float] | None = None) -> None:
@@ -135,57 +143,70 @@ class Running(Flow[Points]):
         self.alphas = None if alphas is None else iter(alphas)
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
-        """Pass one module of a branch, or all of an nn.Sequential."""
-        value = value.fork()
-        for name, child in modules_in(path, module):
-            value = self.step(name, child, value)
+        """Run one module of a branch, or all modules of an nn.Sequential."""
+        return self.run_chain(list(modules_in(path, module)), value.fork())
+
+    def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
+        """Run (path, module) pairs in order."""
+        bias: Tensor | None = None  # left out of the layer before
+        for index, (path, module) in enumerate(pairs):
+            following = pairs[index + 1][1] if index + 1 < len(pairs) else None
+            redundant = bias_is_redundant(module, following, value.z.dim())
+            value = self.step(path, module, value, with_bias=not redundant)
+            if bias is not None:
+                _add_to_running_mean(module, bias)
+            bias = module.bias if redundant else None  # type: ignore[assignment]
+            if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
+                value.tau = value.tau + 0 * bias.sum()
         return value
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
-        """Add or concatenate points, with the coordinate of the first."""
+        """Add or concatenate points; the result has the coordinate of the first."""
         if len(values) == 1:
             return values[0]
         segments = tuple(value.segment for value in values)
         rebased = [value.rebase() for value in values]
         first = rebased[0]
         z = join.merge([value.z for value in rebased])
-        segment = Segment(z, [], segments, join)
-        return Points(z, first.m, first.tau, Scaling(), segment, _RENEWAL)
+        segment = LinearSegment(z, [], segments, join)
+        return Points(z, first.m, first.tau, Scaling(), segment, _RESCALE_EVERY)
 
-    def step(self, path: str, module: nn.Module, value: Points) -> Points:
-        """Pass a layer, an activation or a composite."""
+    def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
+        """Run a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
             return self._activate(module, value, self._weight(module, value))
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
-        kind = spec_of(path, module)
+        spec = spec_of(path, module)
         batch = value.z.shape[0]
-        check_input(path, module, kind, tuple(value.z.shape))
-        value.segment.layers.append((module, kind, tuple(value.z.shape[1:])))
+        check_input(path, module, spec, tuple(value.z.shape))
+        value.segment.layers.append((module, spec, tuple(value.z.shape[1:])))
         if isinstance(module, Composite) and has_batch_statistics(module):
-            # For α it is one linear layer, but the statistics are those of points on their way.
+            # One linear layer for α, but its batch norms must see the points inside it.
             segment = value.segment
             value = module.flow(path, value, self)
             value.segment = segment
-        elif is_affine(module):
+        elif with_bias and is_affine(module):
             value = value.rebase()
             value.z = module(value.z)
         else:
-            factor = value.scaling.take() if kind.scaled else None
-            value.z = run(module, kind, value.z, factor)
+            factor = value.scaling.take() if spec.scaled else None
+            if not with_bias and factor is None:
+                factor = 1.0  # the scaled form has no bias
+            value.z = run(module, spec, value.z, factor)
         check_batch_axis(path, module, value.z.shape, batch)
         return value
 
     def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
         value, n = value.measured()
         tau = module.rule.advance(value.tau, n * weight, value.m)
-        return Points(value.z, value.m, tau, value.scaling, Segment(value.z), value.age)
+        return Points(value.z, value.m, tau, value.scaling, LinearSegment(value.z), value.age)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
-        """Pass the last activation and leave: in one pass, where rule and range allow it."""
+        """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
         weight = self._weight(module, value)
         looks = may_look(value.z)
-        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RENEWAL):
+        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RESCALE_EVERY):
             published = module.rule == PUBLISHED
             gain = value.m * weight if published else guarded_ratio(weight, value.tau)
             y, n = activate_and_dehomogenize(value.z, value.tau, gain, value.scaling.rho)
@@ -205,27 +226,45 @@ def run_layers(
     training: bool,
     alphas: Sequence[float] | None = None,
 ) -> Tensor:
-    """Run (path, module) pairs one by one on a batch (see ``fold.py`` for the letters).
+    """Run (path, module) pairs on a batch, (B, ...) → (B, ...).
 
     Args:
         layers: in order.
         input: (B, ...).
-        training: let spectral norms take their steps.
+        training: make one step of power iteration for each spectral norm.
         alphas: the radii of all activations, if they are known.
     """
     z, m, tau = normalise(input)
-    running = Running(training and _may_step(), alphas)
-    value = Points(z, m, tau, Scaling(), Segment(z))
+    flow = LayerFlow(training and _may_step(), alphas)
+    value = Points(z, m, tau, Scaling(), LinearSegment(z))
     pairs = list(layers)
-    for index, (path, module) in enumerate(pairs):
-        if index + 1 == len(pairs) and isinstance(module, RadialActivation):
-            return running.finish(module, value)
-        value = running.step(path, module, value)
-    return value.dehomogenize()
+    last = pairs[-1][1] if pairs else None
+    if isinstance(last, RadialActivation):
+        return flow.finish(last, flow.run_chain(pairs[:-1], value))
+    return flow.run_chain(pairs, value).dehomogenize()
+
+
+def _add_to_running_mean(norm: Any, bias: Tensor) -> None:
+    """Correct the running mean after a batch whose bias b was left out.
+
+    The mean of the batches without their bias is averaged, and the current b added:
+    ``mean + b − (1 − momentum)·b_before``, where b_before is the bias that the mean included. Averaging
+    b itself would lag behind weight decay by many standard deviations of small points. The initial
+    mean of 0 includes no bias.
+    """
+    with torch.no_grad():
+        batches = norm.num_batches_tracked.to(bias.dtype)
+        share = 1 / batches if norm.momentum is None else norm.momentum
+        before = vars(norm).get(_BIAS_IN_MEAN)
+        before = bias if before is None else before.to(bias)  # unknown after loading a checkpoint
+        # Through .data: the backward pass holds the running mean, but does not use its values.
+        norm.running_mean.data.add_(bias - (1 - share) * before * (batches > 1))
+        if not torch.compiler.is_compiling():
+            vars(norm)[_BIAS_IN_MEAN] = bias.clone()
 
 
 def _may_step() -> bool:
-    """Power iteration needs autograd of its own, which transforms and inference mode do not give."""
+    """Check that autograd is available to power iteration: no transform, no inference mode."""
     if torch.compiler.is_compiling():
         return True
     return not (transformed() or torch.is_inference_mode_enabled())

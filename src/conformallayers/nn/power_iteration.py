@@ -1,4 +1,4 @@
-"""Power iteration for alpha="spectral": the norm of the layers between two activations."""
+"""Power iteration for alpha="spectral": the operator norm of the layers between two activations."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .activations import RadialActivation
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
 
-_WARM_UP = 8  # steps before the first use; a random vector alone would give far too small a norm
+_WARM_UP = 8  # steps before the first use; a random vector gives far too small a norm
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor) -> Tensor:
-    """Advance the activation's vector by one step and return the norm it gives.
+    """Advance the activation's vector by one step and return the estimated norm.
 
     Args:
         activation: holds the vector and the norm; both are updated.
@@ -26,20 +26,20 @@ def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor
         x: a batch that enters the segment; only its shape, dtype and device are used.
 
     Returns:
-        A 0-dim tensor in the wide dtype, differentiable in the weights, not in the vector.
+        A 0-dim tensor in the wide dtype, differentiable in the weights but not in the vector.
     """
     with full_precision(x):
         dtype = next((p.dtype for m, *_ in segment for p in m.parameters()), x.dtype)
         vector = activation.vector
         start = torch.empty((1, *x.shape[1:]), dtype=dtype, device=x.device)
-        if vector is None or _kind_of(vector) != _kind_of(start):
+        if vector is None or _layout(vector) != _layout(start):
             vector = _random_unit(start)
             for _ in range(_WARM_UP):
                 vector = _advance(segment, vector)[1]
         norm, activation.vector = _advance(segment, vector)
         with torch.no_grad():
             activation.norm.copy_(norm)
-    # Use the number that evaluation will read back, with the gradient of the exact one.
+    # Use the rounded norm that evaluation reads back, with the gradient of the exact one.
     stored = activation.norm.detach().to(wide_dtype(x.device))
     wide = norm.to(wide_dtype(x.device))
     return stored + (wide - wide.detach())
@@ -50,8 +50,8 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         start = vector.detach().requires_grad_()
         image = start
-        for module, kind, _ in segment:
-            image = linear_part(module, kind, image)
+        for module, spec, _ in segment:
+            image = linear_part(module, spec, image)
         norm = torch.linalg.vector_norm(image)
         (gradient,) = torch.autograd.grad(norm, start, retain_graph=True)  # UᵀU v / ‖U v‖
     length = torch.linalg.vector_norm(gradient)
@@ -59,12 +59,12 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _random_unit(like: Tensor) -> Tensor:
-    """Return a fixed random unit vector: equal runs must stay equal, and leave the seed alone."""
+    """Return a fixed random unit vector: reproducible, and independent of the global seed."""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     unit: Tensor = vector / torch.linalg.vector_norm(vector)
     return unit.to(like)
 
 
-def _kind_of(vector: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+def _layout(vector: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
     return vector.shape, vector.dtype, vector.device

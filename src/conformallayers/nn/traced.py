@@ -1,4 +1,4 @@
-"""Graphs of ordinary modules as composites: what torch.fx draws, points flow through."""
+"""Traced: a composite made from the torch.fx graph of an ordinary module."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class Traced(Composite):
-    """Follow the graph of an ordinary module: layers, ``+``, ``torch.cat`` and ``flatten``.
+    """Run the graph of an ordinary module: layers, ``+``, ``torch.cat`` and ``flatten``.
 
-    ``a + b`` keeps the coordinate of a, ``torch.cat([a, b], 1)`` that of a as well.
+    ``a + b`` and ``torch.cat([a, b], 1)`` both have the coordinate of a.
 
     Args:
         module: traceable by torch.fx, with one input and one output.
@@ -51,32 +51,30 @@ class Traced(Composite):
             raise refusal(f"Traced({name})", "a module with layers inside", "a layer", remedy)
         for path, part in module.named_modules():
             if isinstance(part, ConformalLayers):
-                got = (
-                    f"a ConformalLayers at {path or 'its root'}, which makes and ends points itself"
-                )
-                remedy = "Put its layers there without it, in an nn.Sequential."
-                raise refusal(f"Traced({name})", "layers that points pass", got, remedy)
+                got = f"a ConformalLayers at {path or 'its root'}, which embeds and divides itself"
+                remedy = "Put its layers into an nn.Sequential instead."
+                raise refusal(f"Traced({name})", "layers and activations", got, remedy)
         try:
             graph = _Tracer().trace(module)
         except Exception as error:
             got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-            remedy = "Keep its forward free of branches on values."
+            remedy = "Remove control flow that depends on values from its forward."
             raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
         for node in graph.nodes:
-            node.type = None  # pickle cannot take annotations that are text
+            node.type = None  # annotations that are strings do not pickle
         self.body = fx.GraphModule(module, graph)
         self.body.graph.eliminate_dead_code()
-        self.body.recompile()  # what pickle keeps is the code
+        self.body.recompile()  # pickle stores the generated code
         graph = self.body.graph
         for node in graph.nodes:
             _check_node(name, node)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         if len(inputs) != 1 or not isinstance(_output(graph), fx.Node):
-            remedy = "Let it take and return one tensor."
+            remedy = "Take and return one tensor."
             raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
-        """Follow the graph."""
+        """Apply the nodes of the graph in order."""
         found: dict[Any, T] = {}
         for node in self.body.graph.nodes:
             where = below(path, f"body.{node.target if node.op == 'call_module' else node.name}")
@@ -109,7 +107,7 @@ _SUMS = (operator.add, torch.add)
 
 
 def _check_node(name: str, node: fx.Node) -> None:
-    """Refuse what no point can flow through."""
+    """Refuse a node that is neither a module nor a supported join."""
     nodes = [argument for argument in node.args if isinstance(argument, fx.Node)]
     if node.op in ("placeholder", "output"):
         good = True
@@ -139,7 +137,7 @@ def _check_node(name: str, node: fx.Node) -> None:
 
 def _remedy(node: fx.Node) -> str:
     if node.op == "get_attr" or (node.target in _SUMS and not node.kwargs):
-        return "Give a constant that is added to a layer, as its bias: cl.Linear(..., bias=True)."
+        return "Give the constant to a layer as its bias: cl.Linear(..., bias=True)."
     if node.target in (torch.relu, F.relu, "relu", torch.tanh, "tanh", F.gelu):
         return "Use an activation that folds, such as cl.ReSPro(), or put it into the head."
     return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."

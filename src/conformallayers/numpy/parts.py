@@ -32,7 +32,7 @@ def _tanh(q: Array) -> Array:
 GROWTH: dict[str, Callable[[Array], Array]] = {
     "projective": lambda q: 1 + q,
     "gnomonic": lambda q: np.sqrt(1 + q),
-    "RadialTanh": _tanh,
+    "radial_tanh": _tanh,
 }
 
 

@@ -1,7 +1,7 @@
-"""Upper bounds of operator norms, layer by layer: Young's inequality with channels, and windows.
+"""Upper bounds of the operator norms of layers: Young's inequality with channels, and windows.
 
-All of them are Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``: the largest column sum times the largest
-row sum of absolute values. The largest column sum alone is no bound.
+Every bound is an instance of Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``, with the largest column sum
+and the largest row sum of absolute values. The largest column sum alone is no bound.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functional import Scalar, signed, wide_dtype
+from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
@@ -32,8 +33,8 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
     Args:
         weight: kernels, shape (C_out, C_in/groups, ...); a transposed convolution's
             (C_in, C_out/groups, ...) serves as well, since a matrix and its transpose share norms.
-        groups: the number of blocks that do not mix.
-        copies: how often padding repeats the most repeated pixel.
+        groups: the number of groups of the convolution.
+        copies: how often the padded image contains its most repeated pixel.
 
     Examples:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
@@ -44,9 +45,9 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
 
 
 class _Young(torch.autograd.Function):
-    """Young's bound as one step of the graph: its dozen small operations would cost more alone.
+    """Compute Young's bound as one node of the graph instead of a dozen small operations.
 
-    Zero weights have bound 0 and gradient 0, where the root itself has none.
+    Zero weights have bound 0 and gradient 0, where the square root is not differentiable.
     """
 
     generate_vmap_rule = True
@@ -68,7 +69,7 @@ class _Young(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         rows, columns = _sums(weight, ctx.groups)
         row, column = rows.amax(), columns.amax()
-        # d√(rc) = √(rc)/2 · (dr/r + dc/c); sums that are equally large share the gradient.
+        # d√(rc) = √(rc)/2 · (dr/r + dc/c); equal largest sums share the gradient.
         half = g / 2 * (row * column * ctx.copies).sqrt()
         per_kernel = _share(rows, row, half).unsqueeze(2) + _share(columns, column, half).unsqueeze(
             1
@@ -79,14 +80,14 @@ class _Young(torch.autograd.Function):
 
 
 def _sums(weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the row sums and the column sums of A, which has one block a group."""
+    """Return the row sums and the column sums of A, one block per group."""
     norms = weight.flatten(2).abs().sum(2, dtype=wide_dtype(weight.device))
     blocks = norms.view(groups, -1, norms.shape[1])
     return blocks.sum(2), blocks.sum(1)
 
 
 def _share(sums: Tensor, largest: Tensor, amount: Tensor) -> Tensor:
-    """Divide ``amount / largest`` among the sums that are largest; nothing if all are 0."""
+    """Divide ``amount / largest`` equally among the largest sums; return 0 if all sums are 0."""
     mask = (sums == largest) & (sums > 0)
     return mask * (amount / (mask * sums).sum().clamp_min(torch.finfo(sums.dtype).tiny))
 
@@ -98,7 +99,7 @@ def conv_bound(module: Any, shape: Shape) -> Scalar:
         axes = zip(shape[1:], _paddings(module), module.kernel_size, module.dilation, strict=True)
         for size, (before, after), kernel, dilation in axes:
             if module.padding_mode == "circular":
-                # On the torus the outputs are distinct until they wrap round.
+                # A circular convolution covers every output once until the image wraps around.
                 outputs = size + before + after - dilation * (kernel - 1)
                 copies *= math.ceil(outputs / size)
             else:
@@ -107,22 +108,22 @@ def conv_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def transposed_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.ConvTranspose*d``: the norm of the convolution it is the adjoint of."""
+    """Bound ``nn.ConvTranspose*d``, the adjoint of a convolution, by the bound of the convolution."""
     return young(module.weight, module.groups)
 
 
 def linear_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.Linear``: a convolution with a kernel of one pixel."""
+    """Bound ``nn.Linear`` as a convolution with a kernel of one pixel."""
     return young(module.weight.unsqueeze(2))
 
 
 def one(module: Any, shape: Shape) -> Scalar:
-    """Bound a module that only moves, drops or averages coefficients."""
+    """Bound a module that only moves, drops or averages coefficients: 1."""
     return 1.0
 
 
 def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.AvgPool*d``: 1, or its row and column sums where 1 is no bound."""
+    """Bound ``nn.AvgPool*d`` by 1, or by its row and column sums where 1 is no bound."""
     override = getattr(module, "divisor_override", None)
     if module.count_include_pad and override is None:
         return 1.0
@@ -131,9 +132,9 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
         _windows(*sizes, bool(module.ceil_mode))
         for sizes in zip(
             shape[1:],
-            spread(module.kernel_size, axes),
-            spread(module.stride, axes),
-            spread(module.padding, axes),
+            per_axis(module.kernel_size, axes),
+            per_axis(module.stride, axes),
+            per_axis(module.padding, axes),
             strict=True,
         )
     ]
@@ -143,8 +144,8 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums: its windows overlap unevenly."""
-    sizes = spread(module.output_size, len(shape) - 1)
+    """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums, since windows overlap unevenly."""
+    sizes = per_axis(module.output_size, len(shape) - 1)
     windows = []
     for n, wanted in zip(shape[1:], sizes, strict=True):
         out = n if wanted is None else wanted
@@ -153,7 +154,7 @@ def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound a padding module: the square root of how often it repeats a pixel."""
+    """Bound a padding module by the square root of how often it repeats a pixel."""
     mode = next((mode for kind, mode in COPYING_PADS if isinstance(module, kind)), None)
     pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
     copies = 1.0
@@ -164,11 +165,10 @@ def pad_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def channel_bound(module: Any, shape: Shape) -> Scalar:
-    """Return the largest weight of ``nn.BatchNorm*d``, for α: what it divides by does not count.
+    """Return the largest weight of ``nn.BatchNorm*d``, for α; its variances do not count.
 
-    That is the scale of the data in training, and in evaluation what running statistics remember of it.
-    An α that followed them would move the scale that the next layers see at every step, and their
-    running statistics would never catch up.
+    An α that followed the variances would change the input scale of the next layers at every training
+    step, and their running statistics would always lag behind.
     """
     if module.weight is None:
         return 1.0
@@ -177,7 +177,7 @@ def channel_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def channel_factor(module: Any) -> Tensor:
-    """Return what ``nn.BatchNorm*d`` multiplies each channel with in evaluation, in the wide dtype."""
+    """Return the factor per channel of ``nn.BatchNorm*d`` in evaluation, in the wide dtype."""
     variance: Tensor = module.running_var
     variance = variance.to(wide_dtype(variance.device))
     factor: Tensor = (variance + module.eps).rsqrt()
@@ -187,12 +187,12 @@ def channel_factor(module: Any) -> Tensor:
 
 
 def scale_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound a factor for each channel."""
+    """Bound ``ChannelScale`` by its largest factor."""
     return float(module.factor.abs().max())
 
 
 def repeat_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``cl.RepeatChannels``: every energy counts so often."""
+    """Bound ``cl.RepeatChannels`` by √times, since the energy is multiplied by ``times``."""
     return math.sqrt(module.times)
 
 
@@ -200,7 +200,7 @@ def upsample_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
     axes = len(shape) - 1
     sizes, scales = (
-        spread(value, axes) if value is not None else (None,) * axes
+        per_axis(value, axes) if value is not None else (None,) * axes
         for value in (module.size, module.scale_factor)
     )
     product = 1.0
@@ -212,10 +212,10 @@ def upsample_bound(module: Any, shape: Shape) -> Scalar:
 
 
 def repeated_pixels(module: Any) -> float | None:
-    """Return the stretch of ``nn.Upsample`` where it repeats every pixel, by a whole factor an axis."""
+    """Return the norm factor of ``nn.Upsample`` if it repeats pixels by an integer factor per axis."""
     factors = module.scale_factor
     if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):
-        return None  # one number for all axes does not tell how many there are
+        return None  # a single number leaves the number of axes open
     whole = all(factor >= 1 and factor == int(factor) for factor in factors)
     return math.sqrt(math.prod(factors)) if whole else None
 
@@ -226,7 +226,7 @@ def _interpolation(
 ) -> float:
     """Return the product of the largest row and column sum of an interpolation along one axis."""
 
-    def stretched(x: Tensor, mode: str) -> Tensor:
+    def interpolated(x: Tensor, mode: str) -> Tensor:
         result: Tensor = F.interpolate(
             x[None, :, :, None],  # (1, samples, axis, 1)
             size=None if size is None else (size, 1),
@@ -237,33 +237,26 @@ def _interpolation(
         return result
 
     if mode in ("bicubic", "area"):
-        matrix = stretched(torch.eye(n, dtype=torch.float64), mode).abs()
+        matrix = interpolated(torch.eye(n, dtype=torch.float64), mode).abs()
         return float(matrix.sum(0).max() * matrix.sum(1).max())
-    # Weights of a row are positive with sum 1; what becomes of 0, 1, 2, … tells where they stand.
-    place = stretched(torch.arange(n, dtype=torch.float64)[None], mode)[0]
+    # Each row has two positive weights with sum 1, so the image of 0, 1, 2, … gives their positions.
+    place = interpolated(torch.arange(n, dtype=torch.float64)[None], mode)[0]
     low = place.floor()
-    columns = torch.zeros(n + 1, dtype=torch.float64)  # the last one stays 0
+    columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
     columns.index_add_(0, low.long(), 1 - (place - low)).index_add_(0, low.long() + 1, place - low)
     return float(columns.max())
 
 
 def gain_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``cl.Scale``: the absolute value of its gain."""
+    """Bound ``cl.Scale`` by the absolute value of its gain."""
     bound: Tensor = module.gain.abs().to(wide_dtype(module.gain.device))
     return bound
 
 
-def spread(value: object, axes: int) -> tuple[int, ...]:
-    """Repeat a single size for every axis."""
-    if isinstance(value, (tuple, list)):
-        return tuple(value) * (axes if len(value) == 1 else 1)
-    return (value,) * axes  # type: ignore[return-value]
-
-
 def pad_copies(size: int, before: int, after: int, mode: str) -> int:
-    """Count how often the most repeated pixel of an axis stands in its padded form.
+    """Count the occurrences of the most repeated pixel of an axis after padding.
 
-    Negative padding crops; circular padding crops first and then repeats what is left.
+    Negative padding crops; circular padding crops first and then repeats the remaining pixels.
 
     Examples:
         >>> pad_copies(8, 1, 1, "replicate"), pad_copies(8, 2, 2, "reflect")
@@ -277,7 +270,7 @@ def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     before, after = max(before, 0), max(after, 0)
     if mode == "replicate":
         return 1 + (before + after if size == 1 else max(before, after))
-    # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both.
+    # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both ranges.
     both = max(1, size - 1 - after) <= min(before, size - 2)
     return 1 + (before > 0) + (after > 0) if both else 1 + (before + after > 0)
 

@@ -1,69 +1,32 @@
 """The registry of linear modules: which types may stand in a ConformalLayers, and how they run.
 
-Affine ones count as linear, with a bias: ``x ← U x + t·b``.
-
-One row a type. A subclass inherits its parent's row unless it overrides ``forward``: then nobody
-has vouched for it, and it is refused until it is registered itself.
+Affine types count as linear: their bias enters as ``x ← U x + t·b``. Each type is one row. A subclass
+inherits the row of its nearest ancestor unless it overrides ``forward``; then it must be registered
+itself, because nothing guarantees that the override is linear.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import ConformalError, refusal, shape_text
 from ..functional import Scalar
-from ..nn import extra_layers as gains
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from . import bounds
 from .bounds import Shape
-from .suggestions import remedy_for
+from .specs import Bound, Check, scale_output
+from .specs import LayerSpec as LayerSpec  # re-exported
+from .torch_layers import BATCH_NORMS, REFUSED, SUPPORTED
 
-Bound = Callable[[nn.Module, Shape], Scalar]
-Scaled = Callable[[nn.Module, Tensor, Scalar], Tensor]
-Check = Callable[[nn.Module], str | None]
-
-
-@dataclass(frozen=True)
-class LayerSpec:
-    """What the library knows of one linear module type.
-
-    Args:
-        bound: (module, input shape) → an upper bound of its operator norm.
-        scaled: (module, input, factor) → factor · module(input), cheaper than scaling the output;
-            None where the factor had better wait for a later layer.
-        parameter: the tensor that the output is proportional to, if there is one.
-        check: module → the part of its configuration that is refused, or None.
-        rank: the number of axes of a batch, where the module fixes it.
-        channels: the attribute that holds the size of axis 1.
-        identity_in_eval: it is the identity in evaluation mode.
-        affine: its ``bias``, if it has one, is added to the result.
-        multiple: in evaluation mode it multiplies the whole sample by one number.
-        norm_factor: module → the one number that it multiplies the norm of every sample with, or None
-            where there is no such number.
-    """
-
-    bound: Bound
-    scaled: Scaled | None = None
-    check: Check | None = None
-    rank: int | None = None
-    channels: str | None = None
-    parameter: str | None = None
-    identity_in_eval: bool = False
-    affine: bool = False
-    multiple: bool = False
-    norm_factor: Callable[[Any], float | None] | None = None
-
-
-_SPECS: dict[type[nn.Module], LayerSpec] = {}
+_DEFAULT_SUGGESTION = "If it is linear and has no bias, register it with cl.register_linear."
+_OVERRIDE_SUGGESTION = "It overrides forward: if it is linear, register it with cl.register_linear."
 
 
 def register_linear(
@@ -73,7 +36,7 @@ def register_linear(
     check: Check | None = None,
     rank: int | None = None,
 ) -> None:
-    """Let modules of a type of your own stand in a :class:`ConformalLayers`.
+    """Allow modules of your own type in a :class:`ConformalLayers`.
 
     The module must be linear in its input, without a bias, and treat each sample by itself;
     :func:`conformallayers.testing.assert_linear` checks that.
@@ -82,8 +45,8 @@ def register_linear(
         module_type: the class.
         bound: function of (module, shape of one input sample) that returns an upper bound of the
             operator norm, a float or a 0-dim tensor.
-        check: function of the module that returns what is wrong with its configuration, or None.
-        rank: number of axes of its input with the batch axis, if it fixes it.
+        check: function of the module that returns why its configuration is refused, or None.
+        rank: number of axes of its input including the batch axis, if the module fixes it.
 
     Examples:
         >>> class Negate(torch.nn.Module):
@@ -102,48 +65,59 @@ def register_linear(
             "register_linear(module_type)",
             "a subclass of nn.Module",
             repr(module_type),
-            "Give the class.",
+            "Pass the class.",
         )
-    _SPECS[module_type] = LayerSpec(bound, _scale_output, check, rank)
+    _SPECS[module_type] = LayerSpec(bound, scale_output, check, rank)
 
 
 def find_spec(module: nn.Module) -> LayerSpec | None:
-    """Return the row of a module's type, or None where no row vouches for its forward."""
+    """Return the row of a module's type, or None if no row covers its forward."""
     if "forward" in vars(module):
-        return None  # replaced on the object itself
-    kind = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
-    return kind if kind is not None else _inherited(type(module))
+        return None  # the instance overrides its class
+    spec = _SPECS.get(type(module)) or _SPECS.get(_NAMESAKES.get(type(module), nn.Module))
+    return spec if spec is not None else _inherited(type(module))
 
 
 def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
     if issubclass(module_type, nn.modules.lazy.LazyModuleMixin):
-        return None  # it has no weight yet, so no bound
+        return None  # no bound before the weight exists
     for ancestor in module_type.__mro__:
-        kind = _SPECS.get(ancestor)
-        if kind is not None:
-            return kind if computes_like(module_type, ancestor) else None
+        spec = _SPECS.get(ancestor)
+        if spec is not None:
+            return spec if computes_like(module_type, ancestor) else None
     return None
 
 
 def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bool:
-    """Tell whether a class has left what it computes to an ancestor."""
+    """Check that a class overrides nothing of what its ancestor computes."""
     names = ("forward", "_conv_forward", "__call__")
     return all(getattr(module_type, n, None) is getattr(ancestor, n, None) for n in names)
 
 
 def spec_of(path: str, module: nn.Module) -> LayerSpec:
     """Return the row of a module's type, or refuse the module."""
-    kind = find_spec(module)
-    if kind is None:
-        raise _unsupported(f"ConformalLayers at position {path}", module)
-    problem = kind.check(module) if kind.check else None
+    spec = find_spec(module)
+    if spec is None:
+        name, suggestion = type(module).__name__, _suggestion(type(module))
+        where = f"ConformalLayers at position {path}"
+        raise refusal(where, "a linear layer or cl.ReSPro", name, suggestion)
+    problem = spec.check(module) if spec.check else None
     if problem is not None:
         raise ConformalError(f"ConformalLayers at position {path}: {problem}")
-    return kind
+    return spec
+
+
+def _suggestion(module_type: type[nn.Module]) -> str:
+    """Return what to use instead of a refused type: the row of its nearest ancestor that has one."""
+    rows = [kind for kind in module_type.__mro__ if kind in REFUSED]
+    if rows:
+        return REFUSED[rows[0]]
+    derived = any(ancestor in _SPECS for ancestor in module_type.__mro__)
+    return _OVERRIDE_SUGGESTION if derived else _DEFAULT_SUGGESTION
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether calling the module runs more than its forward."""
+    """Check whether calling the module runs more than its forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -153,25 +127,74 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_affine(module: nn.Module) -> bool:
-    """Tell whether a supported module adds a bias."""
+    """Check whether a supported module adds a bias."""
     if isinstance(module, Composite):
         return any(is_affine(child) for child in module.modules() if child is not module)
-    if isinstance(module, _BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS):
         return True
-    kind = find_spec(module)
-    return kind is not None and kind.affine and isinstance(getattr(module, "bias", None), Tensor)
+    spec = find_spec(module)
+    return spec is not None and spec.affine and isinstance(getattr(module, "bias", None), Tensor)
+
+
+def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int) -> bool:
+    """Check whether a batch norm in training subtracts the bias of the layer right before it.
+
+    Args:
+        module: the layer.
+        following: the module after it.
+        rank: the number of axes of the batch; the bias of ``nn.Linear`` is one per channel only in 2.
+    """
+    if not isinstance(following, BATCH_NORMS) or not following.training:
+        return False
+    spec = find_spec(module)
+    if spec is None or not spec.affine or spec.scaled is None or has_hooks(module):
+        return False
+    per_channel = rank == 2 or not isinstance(module, nn.Linear)
+    return per_channel and isinstance(module.bias, Tensor) and find_spec(following) is not None
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
-    """Tell whether a module holds a batch normalisation, which learns from the points it sees."""
-    return any(isinstance(child, _BATCH_NORMS) for child in module.modules())
+    """Check whether a module contains a batch norm, which updates its statistics in training."""
+    return any(isinstance(child, BATCH_NORMS) for child in module.modules())
 
 
-def linear_part(module: nn.Module, kind: LayerSpec, x: Tensor) -> Tensor:
-    """Return what a module makes of x for α: without its bias, and as its bound counts it."""
-    if kind.identity_in_eval:
+def warn_if_eps_dominates(
+    modules: Iterable[tuple[str, nn.Module]],
+) -> list[tuple[str, nn.Module]]:
+    """Return the (path, module) pairs; warn about batch norms that mostly divide by their eps.
+
+    The points of a deep network are small, and a norm does not amplify a variance below its eps.
+    """
+    pairs = list(modules)
+    norms = {
+        f"{path}.{name}" if name else path: child
+        for path, module in pairs
+        for name, child in module.named_modules()
+        if isinstance(child, BATCH_NORMS) and _eps_dominates(child)
+    }
+    if norms:
+        warnings.warn(
+            f"batch normalisation at position {', '.join(norms)}: the running variance of most "
+            "channels is below eps, so they are hardly normalised. Scale up the input of the norm, "
+            "for example with cl.Scale, or set a smaller eps.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return pairs
+
+
+def _eps_dominates(norm: Any) -> bool:
+    variance: Tensor | None = norm.running_var
+    if variance is None or variance.is_meta:
+        return False
+    return bool((variance < norm.eps).double().mean() > 0.5)
+
+
+def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
+    """Return U x for α: the module without its bias, with the normalisations its bound ignores."""
+    if spec.identity_in_eval:
         return x
-    if isinstance(module, _BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS):
         return x if module.weight is None else x * module.weight.view(-1, *[1] * (x.dim() - 2))
     if isinstance(module, Composite):
         return module.flow("", x, _Linear())
@@ -180,7 +203,7 @@ def linear_part(module: nn.Module, kind: LayerSpec, x: Tensor) -> Tensor:
 
 
 class _Linear(Flow[Tensor]):
-    """What branches without activations make of a batch, without their biases."""
+    """Apply the linear part of branches without activations."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
         for name, child in modules_in(path, module):
@@ -191,17 +214,17 @@ class _Linear(Flow[Tensor]):
         return join.merge(values)
 
 
-def run(module: nn.Module, kind: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
-    """Return ``factor · module(x)``, with the factor on the weights where that is possible."""
-    if factor is None or kind.scaled is None:
+def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
+    """Return ``factor · module(x)``, applying the factor to the weights where possible."""
+    if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
-    scaled = _scale_output if has_hooks(module) else kind.scaled
+    scaled = scale_output if has_hooks(module) else spec.scaled
     return scaled(module, x, factor)
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Walk the children in order, through nested ``nn.Sequential``: (path, module)."""
+    """Yield (path, module) of the children in order, descending into nested ``nn.Sequential``."""
     for name, child in root._modules.items():
         if child is None:
             continue
@@ -213,7 +236,7 @@ def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn
 
 
 def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module with its path, or what an ``nn.Sequential`` holds."""
+    """Yield a module with its path, or the modules of an ``nn.Sequential``."""
     if type(module) is nn.Sequential:
         yield from flatten_modules(module, path)
     else:
@@ -221,9 +244,9 @@ def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def check_module(path: str, module: nn.Module) -> list[nn.Module]:
-    """Refuse a module that cannot stand in a ConformalLayers, by name, position and remedy.
+    """Refuse a module that cannot stand in a ConformalLayers.
 
-    Returns the activations that a point passes in it, in order.
+    Returns the activations of the module in the order a point passes them.
     """
     if isinstance(module, RadialActivation):
         _check_activation(path, module)
@@ -237,25 +260,26 @@ def check_module(path: str, module: nn.Module) -> list[nn.Module]:
 
 
 def _check_activation(path: str, module: RadialActivation) -> None:
-    kind, base = type(module), RadialActivation
-    if kind.growth is base.growth and kind.rule is base.rule:
-        where, expected = f"ConformalLayers at position {path}", "an activation with a growth"
+    where = f"ConformalLayers at position {path}"
+    module_type, base = type(module), RadialActivation
+    if module_type.growth is base.growth and module_type.rule is base.rule:
         remedy = "Derive from it and define growth(q), or use cl.ReSPro."
-        raise refusal(where, expected, f"{kind.__name__}, which has none", remedy)
-    if kind.rule is base.rule:
+        got = f"{module_type.__name__}, which has none"
+        raise refusal(where, "an activation with a growth", got, remedy)
+    if module_type.rule is base.rule:
         problem = module.fault()
         if problem is not None:
-            where, expected = (
-                f"ConformalLayers at position {path}",
-                "a growth(q) that is a positive",
+            expected = "a growth(q) that is a positive function of each q by itself, 1 at q = 0, "
+            raise refusal(
+                where,
+                f"{expected}and a slope > 0",
+                f"{module_type.__name__} with {problem}",
+                "See cl.RadialActivation.",
             )
-            expected += " function of each q by itself, 1 at q = 0, and a slope > 0"
-            remedy = "See cl.RadialActivation."
-            raise refusal(where, expected, f"{kind.__name__} with {problem}", remedy)
 
 
 class _Checking(Flow[None]):
-    """Refuse what a composite must not hold; there are no values."""
+    """Check the modules of a composite; no values flow."""
 
     def __init__(self) -> None:
         self.passed: list[nn.Module] = []
@@ -269,38 +293,38 @@ class _Checking(Flow[None]):
 
 
 def check_input(
-    path: str, module: nn.Module, kind: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
+    path: str, module: nn.Module, spec: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
 ) -> None:
-    """Refuse a batch whose number of axes or channels the module does not take.
+    """Refuse a batch whose number of axes or channels does not fit the module.
 
-    ``traced`` tells that the user gave the shape of one sample, and no batch.
+    With ``traced`` the user gave the shape of one sample instead of a batch.
     """
     name = type(module).__name__
-    came = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
-    if kind.rank is not None and len(shape) != kind.rank:
-        unbatched = not traced and len(shape) == kind.rank - 1
+    got = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
+    if spec.rank is not None and len(shape) != spec.rank:
+        unbatched = not traced and len(shape) == spec.rank - 1
         remedy = "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input."
-        if traced and len(shape) == kind.rank + 1:
+        if traced and len(shape) == spec.rank + 1:
             remedy = "Leave the batch axis out of the input shape."
         raise refusal(
             f"{name} at position {path}",
-            f"a batch with {kind.rank} axes",
-            f"an unbatched input of shape {shape}" if unbatched else came,
+            f"a batch with {spec.rank} axes",
+            f"an unbatched input of shape {shape}" if unbatched else got,
             remedy,
         )
-    wanted = getattr(module, kind.channels) if kind.channels else None
+    expected = getattr(module, spec.channels) if spec.channels else None
     axis = -1 if isinstance(module, nn.Linear) else 1
-    if wanted is not None and shape[axis] != wanted:
+    if expected is not None and shape[axis] != expected:
         raise refusal(
             f"{name} at position {path}",
-            f"{kind.channels}={wanted} on axis {axis}",
-            came,
+            f"{spec.channels}={expected} on axis {axis}",
+            got,
             "Change the layer or the input.",
         )
 
 
 def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch: int) -> None:
-    """Refuse an output that has lost the batch axis."""
+    """Refuse an output without the batch axis."""
     if len(shape) < 2 or shape[0] != batch:
         raise refusal(
             f"{type(module).__name__} at position {path}",
@@ -310,87 +334,8 @@ def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch
         )
 
 
-_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
-
-
-def _unsupported(where: str, module: nn.Module) -> ConformalError:
-    derived = any(ancestor in _SPECS for ancestor in type(module).__mro__)
-    remedy = remedy_for(module, derived)
-    return refusal(where, "a linear layer or cl.ReSPro", type(module).__name__, remedy)
-
-
-def _scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    result: Tensor = module(x)
-    return result * factor
-
-
-def _scaled_conv(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    result: Tensor = module._conv_forward(x, module.weight * factor, None)
-    return result
-
-
-def _scaled_transposed(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
-    return function(
-        x,
-        module.weight * factor,
-        None,
-        module.stride,
-        module.padding,
-        module.output_padding,
-        module.groups,
-        module.dilation,
-    )
-
-
-def _scaled_linear(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    return F.linear(x, module.weight * factor)
-
-
-def _scaled_gain(module: Any, x: Tensor, factor: Scalar) -> Tensor:
-    result: Tensor = x * (module.gain * factor)
-    return result
-
-
-def _keeps_statistics(module: Any) -> str | None:
-    if module.running_var is not None:
-        return None
-    return (
-        "expected track_running_stats=True, got False. "
-        "Without running statistics the samples of a batch depend on each other."
-    )
-
-
-def _pads_zeros(module: Any) -> float | None:
-    crops = any(size < 0 for size in module.padding)
-    copies = any(isinstance(module, kind) for kind, _ in bounds.COPYING_PADS)
-    return None if crops or copies else 1.0
-
-
-def _not_in_place(module: nn.Module) -> str | None:
-    if not getattr(module, "inplace", False):
-        return None
-    return "expected inplace=False, got inplace=True. Values before an activation are needed later."
-
-
-def _zero_value(module: nn.Module) -> str | None:
-    value = getattr(module, "value", 0)
-    return None if value == 0 else f"expected padding with 0, got {value}. Padding must be linear."
-
-
-def _keeps_batch(module: nn.Module) -> str | None:
-    dim = getattr(module, "start_dim", getattr(module, "dim", 1))
-    if dim == 0:
-        return "expected the batch axis to stay, got axis 0. Start at axis 1."
-    return None
-
-
-def _by_one(module: nn.Module) -> float:
-    return 1.0
-
-
 class _Bounding(Flow[tuple[Shape, Scalar]]):
-    """Follow the shape and the bound of what a composite of linear layers gives."""
+    """Compute the output shape and the bound of a composite of linear layers."""
 
     def run(
         self, path: str, module: nn.Module, value: tuple[Shape, Scalar]
@@ -409,7 +354,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
 
 
 def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
-    """Return the shape that a module gives to a batch of samples; values are not computed."""
+    """Return the output shape of a batch, computed on the meta device where possible."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
@@ -417,8 +362,8 @@ def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
     try:
         meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
         result: Tensor = torch.func.functional_call(module, meta, (x,))
-    except RuntimeError:  # a module with tensors of its own needs its own device
-        unseen = copy.deepcopy(module).eval()  # batch statistics are not to see this
+    except RuntimeError:  # a tensor that is neither parameter nor buffer stays on its device
+        unseen = copy.deepcopy(module).eval()  # keeps this batch out of running statistics
         result = unseen(torch.zeros_like(x, device=device))
     return result.shape
 
@@ -436,67 +381,13 @@ def _composite_bound(module: Any, shape: Shape) -> Scalar:
     return bound
 
 
-def _register_torch() -> None:
-    for n in (1, 2, 3):
-        rank = n + 2
-
-        def kind(name: str, n: int = n) -> type[nn.Module]:
-            found: type[nn.Module] = getattr(nn, f"{name}{n}d")
-            return found
-
-        _SPECS[kind("Conv")] = LayerSpec(
-            bounds.conv_bound, _scaled_conv, None, rank, "in_channels", "weight", affine=True
-        )
-        _SPECS[kind("ConvTranspose")] = LayerSpec(
-            bounds.transposed_bound,
-            _scaled_transposed,
-            None,
-            rank,
-            "in_channels",
-            "weight",
-            affine=True,
-        )
-        _SPECS[kind("AvgPool")] = LayerSpec(bounds.avg_pool_bound, rank=rank)
-        _SPECS[kind("AdaptiveAvgPool")] = LayerSpec(bounds.adaptive_pool_bound, rank=rank)
-        _SPECS[kind("Dropout")] = LayerSpec(
-            bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
-        )
-        for pad in ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"):
-            _SPECS[kind(pad)] = LayerSpec(
-                bounds.pad_bound, check=_zero_value, rank=rank, norm_factor=_pads_zeros
-            )
-        _SPECS[kind("BatchNorm")] = LayerSpec(
-            bounds.channel_bound,
-            check=_keeps_statistics,
-            rank=rank if n > 1 else None,
-            channels="num_features",
-        )
-    _SPECS[nn.Linear] = LayerSpec(
-        bounds.linear_bound, _scaled_linear, None, None, "in_features", "weight", affine=True
-    )
-    _SPECS[nn.Flatten] = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_by_one)
-    _SPECS[nn.Unflatten] = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_by_one)
-    _SPECS[nn.Identity] = LayerSpec(bounds.one, multiple=True, norm_factor=_by_one)
-    _SPECS[nn.Dropout] = LayerSpec(
-        bounds.one, check=_not_in_place, identity_in_eval=True, multiple=True, norm_factor=_by_one
-    )
-    for shuffle in (nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle):
-        _SPECS[shuffle] = LayerSpec(bounds.one, rank=4, norm_factor=_by_one)
-    _SPECS[nn.Upsample] = LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels)
-    _SPECS[gains.RepeatChannels] = LayerSpec(
-        bounds.repeat_bound, norm_factor=lambda module: float(module.times**0.5)
-    )
-    _SPECS[gains.ChannelScale] = LayerSpec(bounds.scale_bound)
-    _SPECS[Composite] = LayerSpec(_composite_bound, check=_composite_problem)
-    _SPECS[gains.Scale] = LayerSpec(
-        bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True
-    )
-
-
-_register_torch()
-# This package's own classes, so that their look-up ends at the first step.
+_SPECS: dict[type[nn.Module], LayerSpec] = {
+    **SUPPORTED,
+    Composite: LayerSpec(_composite_bound, check=_composite_problem),
+}
+# The package's own classes, so that their look-up needs no walk over the ancestors.
 _NAMESAKES: dict[type[nn.Module], type[nn.Module]] = {
     ours: ours.__mro__[1]
     for ours in vars(layers).values()
-    if isinstance(ours, type) and ours.__module__ == layers.__name__ and ours not in _SPECS
+    if isinstance(ours, type) and ours.__module__ == layers.__name__
 }

@@ -1,8 +1,8 @@
 """Checks for users: how far a fold is from its layers, as numbers and as asserts."""
 
+from ..folding.part import TOLERANCES
 from .cases import ALPHAS, LINEAR_CASES, Case
 from .checks import (
-    TOLERANCES,
     assert_folds,
     assert_linear,
     fold_error,

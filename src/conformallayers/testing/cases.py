@@ -1,7 +1,7 @@
-"""The registry of conformance cases: one row for every option of every linear layer.
+"""Conformance cases: one row for every option of every linear layer.
 
-A wrong fold hides behind an option that nobody varies. The project's own tests run over these
-rows, and so may the tests of a new strategy, file format or runtime.
+An option that no test varies can hide a wrong fold. The project's own tests run over these rows; the
+tests of a new strategy, file format or runtime can do the same.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ..nn import extra_layers as gains
-from ..nn import layers
+from ..nn import extra_layers, layers
 from ..nn.branches import Parallel, Residual
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
@@ -25,9 +24,9 @@ class Case:
     """One layer with one choice of options.
 
     Args:
-        name: as a reader would say it, unique in its registry.
-        build: makes a fresh layer.
-        input_shape: of one sample, without the batch axis.
+        name: unique among the cases, as in a call.
+        build: returns a new layer.
+        input_shape: the shape of one sample.
 
     Examples:
         >>> case = LINEAR_CASES[0]
@@ -41,7 +40,7 @@ class Case:
 
 
 _Options = dict[str, Any]
-_SIZES = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # of the images, by the number of axes
+_SIZES = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # image sizes by number of axes
 _PADDED_MODES = ("reflect", "replicate", "circular")
 
 
@@ -74,7 +73,7 @@ def _conv_options(n: int) -> Iterator[_Options]:
         yield {"padding_mode": mode, "padding": 1, "dilation": 2, "kernel_size": 2}
     yield {"bias": True}
     yield {"bias": True, "padding": 1, "stride": 2, "groups": 2, "out_channels": 4}
-    # More padding than the kernel reaches over: the torus is wound more than once.
+    # More padding than the kernel covers: the image wraps around more than once.
     yield {"padding_mode": "circular", "padding": 3, "kernel_size": 2}
 
 
@@ -101,7 +100,7 @@ def _pool_options(n: int) -> Iterator[_Options]:
     yield {"kernel_size": 3, "padding": 1}
     yield {"kernel_size": 4, "stride": 2, "padding": _first(n, 2, 1, 0) if n > 1 else 2}
     yield {"kernel_size": 4, "stride": 3, "ceil_mode": True}
-    # The last window would start behind the image: it does not count.
+    # The last window would start outside the image, so torch drops it.
     yield {"kernel_size": 2, "stride": 3, "ceil_mode": True, "count_include_pad": False}
     yield {"kernel_size": 3, "padding": 1, "count_include_pad": False}
     yield {
@@ -159,14 +158,14 @@ def _label(options: _Options) -> str:
 def _row(
     owner: Any, name: str, shape: tuple[int, ...], options: _Options, base: _Options | None = None
 ) -> Case:
-    """Make the case of a class of torch.nn or of this package."""
+    """Return the case of a class of torch.nn or of this package."""
     package = "nn" if owner is nn else "cl"
     build = partial(getattr(owner, name), **{**(base or {}), **options})
     return Case(f"{package}.{name}{_label(options)}", build, shape)
 
 
 def _spatial_cases(owner: Any, n: int) -> Iterator[Case]:
-    """Yield the rows of the layers that come in one, two and three dimensions."""
+    """Yield the cases of the layers with n spatial axes that both packages have."""
     sizes = _SIZES[n]
     base: _Options = {"in_channels": 2, "out_channels": 3, "kernel_size": 3}
     if owner is nn:
@@ -183,7 +182,7 @@ def _spatial_cases(owner: Any, n: int) -> Iterator[Case]:
 
 
 def _torch_cases(n: int) -> Iterator[Case]:
-    """Yield the rows of the spatial layers that this package takes from torch.nn as they are."""
+    """Yield the cases of the layers with n spatial axes that only torch.nn has."""
     sizes = _SIZES[n]
     yield _row(nn, f"Dropout{n}d", (4, *sizes), {"p": 0.3})
     for options in _batch_norm_options():
@@ -196,14 +195,14 @@ def _torch_cases(n: int) -> Iterator[Case]:
         base: _Options = {"value": 0.0} if mode == "Constant" else {}
         for pads in _pads(n):
             yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": pads}, base)
-    for mode in ("Zero", "Constant"):  # a negative padding crops
+    for mode in ("Zero", "Constant"):  # negative padding crops
         pads = _first(2 * n, -1, 2, 0, -2, 1, -1)
         base = {"value": 0.0} if mode == "Constant" else {}
         yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": pads}, base)
 
 
 def _plain_cases(owner: Any) -> Iterator[Case]:
-    """Yield the rows of the layers that do not ask for a number of axes."""
+    """Yield the cases of the layers for any number of axes."""
     bias: _Options = {"bias": False} if owner is nn else {}
     yield _row(owner, "Linear", (6,), {"in_features": 6, "out_features": 4}, bias)
     yield _row(owner, "Linear", (2, 3, 5), {"in_features": 5, "out_features": 7}, bias)
@@ -217,7 +216,7 @@ def _plain_cases(owner: Any) -> Iterator[Case]:
 
 
 def _composite_cases() -> Iterator[Case]:
-    """Yield branches without activations: linear layers like any other."""
+    """Yield branches without activations, which are linear layers."""
 
     def conv(bias: bool = False, out: int = 2) -> nn.Module:
         return layers.Conv2d(2, out, 3, padding=1, bias=bias)
@@ -256,10 +255,10 @@ def _linear_cases() -> Iterator[Case]:
     yield _row(nn, "PixelUnshuffle", (2, 4, 6), {"downscale_factor": 2})
     yield _row(nn, "ChannelShuffle", (6, 3, 2), {"groups": 3})
     yield _row(nn, "BatchNorm1d", (4,), {}, {"num_features": 4})
-    yield _row(gains, "RepeatChannels", (2, 3, 4), {"times": 3})
+    yield _row(extra_layers, "RepeatChannels", (2, 3, 4), {"times": 3})
     yield from _composite_cases()
-    yield _row(gains, "Scale", (3, 4), {})
-    yield _row(gains, "Scale", (3, 4), {"gain": -0.5})
+    yield _row(extra_layers, "Scale", (3, 4), {})
+    yield _row(extra_layers, "Scale", (3, 4), {"gain": -0.5})
 
 
 LINEAR_CASES: tuple[Case, ...] = tuple(_linear_cases())

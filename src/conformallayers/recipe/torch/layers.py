@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...functional import autocasts, transformed, wide_dtype
-from ...nn.rules import Rule
+from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..operation import Operation
 from ..point_operations import Advance, Grow

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import refusal
 from ...functional import transformed
-from ...nn.rules import Rule
+from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
 from ..point_operations import Advance, Grow

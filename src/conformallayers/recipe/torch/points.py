@@ -20,8 +20,7 @@ from ...functional import (
     squares_fit,
     wide_dtype,
 )
-from ...nn.activations import RadialTanh
-from ...nn.rules import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, Rule
+from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
 from ..operation import Operation
 from ..point_operations import Key
@@ -31,9 +30,9 @@ RUN_POINTS: dict[type[Operation], Run] = {}
 
 
 # The built-in rules by the names that recipes have for them.
-RULES: dict[str, Rule] = dict(
-    zip(point.RULES, (PUBLISHED, PROJECTIVE, GNOMONIC, RadialTanh(1.0).rule), strict=True)
-)
+RULES: dict[str, Rule] = {
+    rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RADIAL_TANH)
+}
 
 
 @runs(point.Normalize, RUN_POINTS)

@@ -15,6 +15,7 @@ import conformallayers as cl
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.extra_layers import ChannelScale
 from conformallayers.registry import bounds
+from conformallayers.registry.bounds import pad_copies
 from conformallayers.registry.registry import _SPECS
 
 WIDE = [torch.float64, torch.float32]
@@ -315,3 +316,23 @@ def test_interpolation_of_a_long_signal_needs_no_matrix() -> None:
     """A matrix of this one would take 20 TB."""
     layer = nn.Upsample(scale_factor=1.5, mode="linear")
     assert 1 <= bounds.upsample_bound(layer, (1, 1_300_000)) ** 2 < 2
+
+
+@pytest.mark.parametrize("pads", [(1, -1), (-1, 1), (2, -1), (1, 1), (-1, -1), (4, 3)])
+def test_circular_padding_crops_before_it_repeats(pads: tuple[int, int]) -> None:
+    module = nn.CircularPad1d(pads)
+    rows = module(torch.eye(5).unsqueeze(1)).squeeze(1)
+    norm = float(torch.linalg.matrix_norm(rows, 2))
+    assert pad_copies(5, *pads, "circular") ** 0.5 == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_copies_are_counted_exactly(mode: str) -> None:
+    for size in range(2, 7):
+        for before in range(size):
+            for after in range(size):
+                padded = nn.functional.pad(
+                    torch.arange(size).view(1, 1, -1).float(), (before, after), mode
+                )
+                most = int(torch.bincount(padded.flatten().long()).max())
+                assert pad_copies(size, before, after, mode) == most, (size, before, after)

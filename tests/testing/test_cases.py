@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.registry.registry import _BATCH_NORMS, _SPECS
+from conformallayers.registry.registry import _SPECS
+from conformallayers.registry.torch_layers import BATCH_NORMS
 from conformallayers.testing.cases import ALPHAS, LINEAR_CASES, Case
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
@@ -208,7 +209,7 @@ def test_bounds_are_bounds_and_those_of_the_oracle(case: Case) -> None:
     (step,) = cl.trace(cl.ConformalLayers(layer), case.input_shape).steps
     norm = torch.linalg.matrix_norm(matrix_of(layer, case.input_shape), 2)
     assert step.bound == pytest.approx(float(bound_of(layer, case.input_shape)), rel=1e-12)
-    if not any(isinstance(module, _BATCH_NORMS) for module in layer.modules()):
+    if not any(isinstance(module, BATCH_NORMS) for module in layer.modules()):
         assert norm <= step.bound * (1 + 1e-12)
 
 

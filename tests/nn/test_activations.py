@@ -13,7 +13,8 @@ from torch import Tensor
 import conformallayers as cl
 from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
-from support import DTYPES, TOLERANCES, folds, samples
+from conformallayers.recipe.point_operations import Divide, QuadraticForm
+from support import chain_of, operations, DTYPES, TOLERANCES, folds, samples
 
 SHAPE = (2, 8, 7)
 KINDS = {"Gnomonic": cl.Gnomonic, "RadialTanh": cl.RadialTanh}
@@ -73,10 +74,10 @@ def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
     model = stack(cl.Gnomonic, depth=4).double()
     folded = cl.fold(model, SHAPE, strategy="dense")
     x = samples(SHAPE, torch.float64)
-    core, flat = folded.body.core, x.flatten(1)
-    q = core.forms[0] * core.weights[0]
+    (form,), (division,) = (operations(folded, kind) for kind in (QuadraticForm, Divide))
+    q, matrix, flat = folded.constants.form * form.weight, folded.constants.matrix, x.flatten(1)
     denominator = (flat.square().sum(1) + ((flat @ q) * flat).sum(1)).sqrt()
-    y = (flat @ core.matrix.T) * folded.body.scale / denominator[:, None]
+    y = (flat @ matrix.T) * division.scale / denominator[:, None]
     assert relative_error(y.view(4, 2, 8, 7), folded(x)) <= 1e-12
 
 

@@ -142,74 +142,6 @@ def test_spectral_radius_behind_a_join_is_the_same_everywhere(dtype: torch.dtype
     assert relative_error(y, expected) <= TOLERANCES[dtype]
 
 
-class Block(nn.Module):
-    """What a user would write: one activation used twice, a sum, a concatenation, flatten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = cl.Conv2d(2, 2, 3, padding=1, bias=True)
-        self.second = nn.Conv2d(2, 2, 1)
-        self.activation = cl.ReSPro(projective=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.activation(self.first(x))
-        unused = self.second(h)  # noqa: F841
-        h = x + self.second(self.activation(h))
-        return torch.cat([h, x], dim=1).flatten(start_dim=1)
-
-
-def test_a_traced_module_is_the_graph_it_draws() -> None:
-    block = randomise(Block())
-    traced = cl.ConformalLayers(cl.Traced(block), cl.ReSPro()).double().eval()
-    inner = nn.Sequential(
-        block.first, cl.ReSPro(projective=True), cl.ReSPro(projective=True), block.second
-    )
-    written = cl.ConformalLayers(
-        cl.Parallel(cl.Residual(*inner), nn.Identity(), join="concatenate"),
-        nn.Flatten(),
-        cl.ReSPro(),
-    )
-    written = copy.deepcopy(written).double().eval()
-    x = samples(SHAPE, torch.float64)
-    expected = oracle(written, x)
-    for strategy in ("dense", "layers"):
-        assert relative_error(cl.fold(traced, SHAPE, strategy=strategy)(x), expected) <= 1e-12
-    assert "first.weight" in "".join(traced.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("forward", "named"),
-    [
-        (lambda x: x * x, r"got mul\(x, x\)\. Write it with cl layers"),
-        (lambda x: x + 1, r"got add\(x, 1\)\. .* as its bias"),
-        (lambda x: torch.cat([x, x]), r"got cat\(\[x, x\]\)"),
-        (lambda x: torch.relu(x), r"got relu\(x\)\. Use an activation that folds"),
-        (lambda x: (x, x), "one output"),
-        (lambda x: x if x.sum() > 0 else -x, "trace"),
-    ],
-)
-def test_what_cannot_be_traced(forward: object, named: str) -> None:
-    class Wrong(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return forward(x)  # type: ignore[operator, no-any-return]
-
-    with pytest.raises(cl.ConformalError, match=named):
-        cl.Traced(Wrong())
-
-
-def test_a_container_is_no_layer_of_a_graph() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.part(x)
-
-    with pytest.raises(cl.ConformalError, match=r"got a ConformalLayers at part.* Put its layers"):
-        cl.Traced(Nested())
-
-
 def test_the_sum_keeps_the_coordinate_of_the_first() -> None:
     # Published: what follows depends on t, so the order of the branches can be seen.
     branch = nn.Sequential(cl.Linear(3, 3), cl.ReSPro(0.5))
@@ -273,7 +205,7 @@ def test_other_strategies_refuse_branches() -> None:
     [
         (lambda: cl.Parallel(), "at least one branch"),
         (lambda: cl.Parallel(nn.Identity(), join="product"), '"sum" or "concatenate"'),
-        (lambda: cl.Parallel(nn.Identity(), dim=0), "behind that of the batch"),
+        (lambda: cl.Parallel(nn.Identity(), dim=0), "after the batch axis"),
         (lambda: cl.Parallel(torch.relu), "modules"),
         (lambda: cl.Residual(torch.relu), "modules"),
         (lambda: cl.ConformalLayers(cl.Residual(nn.ReLU())), "position 0.body.0"),
@@ -308,23 +240,6 @@ def test_heads_and_files_of_weights() -> None:
         assert torch.equal(again.eval()(x), model.eval()(x))
 
 
-def test_a_traced_network_compiles_and_copies() -> None:
-    model = made(5)
-    x = samples(SHAPE, torch.float64)
-    with torch.no_grad():
-        expected = model(x)
-        assert torch.equal(copy.deepcopy(model)(x), expected)
-        folded = cl.fold(model, SHAPE, strategy="dense", max_paths=64)
-        assert relative_error(copy.deepcopy(folded)(x), expected) <= 1e-12
-
-
-def test_a_spectral_activation_stands_once_in_a_traced_module_too() -> None:
-    block = Block()
-    block.activation = cl.ReSPro("spectral")
-    with pytest.raises(cl.ConformalError, match="of its own"):
-        cl.ConformalLayers(cl.Traced(block))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_folds(dtype: torch.dtype) -> None:
     model = made(4, torch.float32)
@@ -353,3 +268,33 @@ def test_folds_with_branches_export_and_compile(strategy: str) -> None:
     batch = torch.export.Dim("batch", min=2)
     exported = torch.export.export(folded, (x,), dynamic_shapes={"x": {0: batch}})
     assert torch.allclose(exported.module()(x), folded(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sum_does_not_broadcast() -> None:
+    model = cl.ConformalLayers(cl.Residual(cl.AdaptiveAvgPool2d(1)), cl.Gnomonic())
+    for act in (lambda: model(torch.rand(2, 1, 8, 8)), lambda: cl.fold(model, (1, 8, 8))):
+        with pytest.raises(cl.ConformalError, match="sum of branches"):
+            act()
+
+
+def test_one_branch_is_no_join() -> None:
+    model = cl.ConformalLayers(cl.Parallel(nn.Sequential(cl.Linear(4, 4), cl.Gnomonic())))
+    cl.testing.assert_folds(randomise(model), (4,))
+
+
+def test_concatenation_leaves_the_batch_alone() -> None:
+    model = cl.ConformalLayers(
+        cl.Parallel(nn.Identity(), nn.Identity(), join="concatenate", dim=-4)
+    )
+    with pytest.raises(cl.ConformalError, match="not the batch axis"):
+        model(torch.rand(1, 1, 4, 4))
+
+
+def test_a_traced_network_compiles_and_copies() -> None:
+    model = made(5)
+    x = samples(SHAPE, torch.float64)
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(copy.deepcopy(model)(x), expected)
+        folded = cl.fold(model, SHAPE, strategy="dense", max_paths=64)
+        assert relative_error(copy.deepcopy(folded)(x), expected) <= 1e-12

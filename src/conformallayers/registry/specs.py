@@ -1,0 +1,53 @@
+"""LayerSpec: one row of the registry, everything the library knows of a linear module type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..functional import Scalar
+from .bounds import Shape
+
+Bound = Callable[[nn.Module, Shape], Scalar]
+Scaled = Callable[[nn.Module, Tensor, Scalar], Tensor]
+Check = Callable[[nn.Module], str | None]
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Describe a linear module type.
+
+    Args:
+        bound: (module, input shape) → an upper bound of the operator norm.
+        scaled: (module, input, factor) → factor · U(input) without the bias, cheaper than scaling
+            the output; None if a later layer should apply the factor.
+        check: module → why this configuration is refused, or None.
+        rank: the number of axes of a batch, if the module fixes it.
+        channels: the name of the attribute that holds the size of axis 1.
+        parameter: the name of the tensor that the output is proportional to, if there is one.
+        identity_in_eval: whether the module is the identity in evaluation mode.
+        affine: whether the module adds its ``bias``, if that is not None.
+        multiple: whether it multiplies the whole sample by one number in evaluation mode.
+        norm_factor: module → the number by which it multiplies the norm of every sample, or None if
+            there is no such number.
+    """
+
+    bound: Bound
+    scaled: Scaled | None = None
+    check: Check | None = None
+    rank: int | None = None
+    channels: str | None = None
+    parameter: str | None = None
+    identity_in_eval: bool = False
+    affine: bool = False
+    multiple: bool = False
+    norm_factor: Callable[[Any], float | None] | None = None
+
+
+def scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    """Return factor · module(x) for a module without a weight to scale."""
+    result: Tensor = module(x)
+    return result * factor

@@ -1,0 +1,175 @@
+"""The registry's rows: the supported types of torch.nn and of this package, and the refused ones.
+
+A supported type has a :class:`LayerSpec`, a refused type the suggestion that its error shows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..functional import Scalar
+from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from . import bounds
+from .specs import LayerSpec
+
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+
+
+def _scaled_conv(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    result: Tensor = module._conv_forward(x, module.weight * factor, None)
+    return result
+
+
+def _scaled_transposed(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[x.dim() - 3]
+    return function(
+        x,
+        module.weight * factor,
+        None,
+        module.stride,
+        module.padding,
+        module.output_padding,
+        module.groups,
+        module.dilation,
+    )
+
+
+def _scaled_linear(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    return F.linear(x, module.weight * factor)
+
+
+def _scaled_gain(module: Any, x: Tensor, factor: Scalar) -> Tensor:
+    result: Tensor = x * (module.gain * factor)
+    return result
+
+
+def _keeps_statistics(module: Any) -> str | None:
+    if module.running_var is not None:
+        return None
+    return (
+        "expected track_running_stats=True, got False. "
+        "Without running statistics the samples of a batch depend on each other."
+    )
+
+
+def _not_in_place(module: nn.Module) -> str | None:
+    if not getattr(module, "inplace", False):
+        return None
+    return "expected inplace=False, got inplace=True. Values before an activation are needed later."
+
+
+def _zero_value(module: nn.Module) -> str | None:
+    value = getattr(module, "value", 0)
+    return None if value == 0 else f"expected padding with 0, got {value}. Padding must be linear."
+
+
+def _keeps_batch(module: nn.Module) -> str | None:
+    dim = getattr(module, "start_dim", getattr(module, "dim", 1))
+    if dim == 0:
+        return "expected the batch axis to stay, got axis 0. Start at axis 1."
+    return None
+
+
+def _one(module: nn.Module) -> float:
+    return 1.0
+
+
+def _one_without_copies(module: Any) -> float | None:
+    """Return the norm factor of padding: 1 if it adds zeros and neither copies nor crops pixels."""
+    crops = any(size < 0 for size in module.padding)
+    copies = any(isinstance(module, kind) for kind, _ in bounds.COPYING_PADS)
+    return None if crops or copies else 1.0
+
+
+def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
+    """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
+    rank = n + 2
+    weighted: dict[str, Any] = {
+        "rank": rank,
+        "channels": "in_channels",
+        "parameter": "weight",
+        "affine": True,
+    }
+    dropout = LayerSpec(
+        bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
+    )
+    padding = LayerSpec(
+        bounds.pad_bound, check=_zero_value, rank=rank, norm_factor=_one_without_copies
+    )
+    batch_norm = LayerSpec(
+        bounds.channel_bound,
+        check=_keeps_statistics,
+        rank=None if n == 1 else rank,  # BatchNorm1d takes (B, C) as well
+        channels="num_features",
+    )
+    pads = ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad")
+    rows = {
+        "Conv": LayerSpec(bounds.conv_bound, _scaled_conv, **weighted),
+        "ConvTranspose": LayerSpec(bounds.transposed_bound, _scaled_transposed, **weighted),
+        "AvgPool": LayerSpec(bounds.avg_pool_bound, rank=rank),
+        "AdaptiveAvgPool": LayerSpec(bounds.adaptive_pool_bound, rank=rank),
+        "Dropout": dropout,
+        "BatchNorm": batch_norm,
+        **dict.fromkeys(pads, padding),
+    }
+    return {getattr(nn, f"{name}{n}d"): spec for name, spec in rows.items()}
+
+
+_MOVES = LayerSpec(bounds.one, rank=4, norm_factor=_one)
+_RESHAPES = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_one)
+
+SUPPORTED: dict[type[nn.Module], LayerSpec] = {
+    **_spatial_rows(1),
+    **_spatial_rows(2),
+    **_spatial_rows(3),
+    nn.Linear: LayerSpec(
+        bounds.linear_bound,
+        _scaled_linear,
+        channels="in_features",
+        parameter="weight",
+        affine=True,
+    ),
+    nn.Flatten: _RESHAPES,
+    nn.Unflatten: _RESHAPES,
+    nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=_one),
+    nn.Dropout: LayerSpec(
+        bounds.one, check=_not_in_place, identity_in_eval=True, multiple=True, norm_factor=_one
+    ),
+    **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), _MOVES),
+    nn.Upsample: LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels),
+    RepeatChannels: LayerSpec(
+        bounds.repeat_bound, norm_factor=lambda module: math.sqrt(module.times)
+    ),
+    ChannelScale: LayerSpec(bounds.scale_bound),
+    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True),
+}
+
+_ACTIVATIONS = (
+    *("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish"),
+    *("Sigmoid", "Tanh", "Softplus", "Hardswish", "Hardsigmoid", "Hardtanh", "Softsign"),
+    *("Tanhshrink", "LogSigmoid", "Softmax", "LogSoftmax", "GLU", "Threshold"),
+)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+
+# A subclass gets the suggestion of its nearest ancestor.
+REFUSED: dict[type, str] = {
+    **{
+        getattr(nn, f"{kind}MaxPool{n}d"): f"Use cl.{kind}AvgPool{n}d: a maximum is not linear."
+        for kind in ("", "Adaptive")
+        for n in (1, 2, 3)
+    },
+    **{
+        getattr(nn, name): "Use cl.ReSPro(), the activation that folds, or put it into the head."
+        for name in _ACTIVATIONS
+    },
+    **dict.fromkeys(
+        _NORMS, "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
+    ),
+    nn.modules.lazy.LazyModuleMixin: "Give the number of input channels: bounds need the weights.",
+    nn.Sequential: "Unpack it: cl.ConformalLayers(*inner, ...).",
+    Centre: "Put it before the ConformalLayers: it belongs to the input.",
+}

@@ -1,0 +1,100 @@
+"""The registry: look-up, registration, and warnings about batch norms."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.registry.registry import _SPECS, find_spec
+from support import assert_says, samples
+
+SHAPE = (2, 7, 6)
+
+
+def network(variance: float, eps: float = 1e-5) -> cl.ConformalLayers:
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), nn.BatchNorm2d(4, eps), cl.ReSPro()).eval()
+    model[1].running_var[1:] = variance
+    return model
+
+
+def test_a_variance_below_eps_warns_once_with_the_remedy() -> None:
+    model = network(1e-7)
+    x = samples(SHAPE, torch.float32)
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match=r"at position 1:.*below eps.*cl\.Scale"):
+            model(x)
+        model(x)  # folded before
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            cl.trace(model, SHAPE)
+    assert len(shown) == 1
+
+
+def test_a_variance_below_eps_in_a_branch_is_found() -> None:
+    block = cl.Residual(nn.BatchNorm2d(2), cl.ReSPro())
+    block.body[0].running_var.fill_(1e-9)
+    with pytest.warns(UserWarning, match=r"position 0\.body\.0"):
+        cl.trace(cl.ConformalLayers(block), SHAPE)
+
+
+def test_usual_variances_do_not_warn() -> None:
+    half = network(1.0)
+    half[1].running_var[:2] = 1e-9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in (network(1e-7, eps=1e-9), network(1.0), half):
+            cl.fold(model, SHAPE)
+
+
+def test_a_second_registration_reaches_the_namesake() -> None:
+    before = _SPECS[nn.Linear]
+    try:
+        cl.register_linear(nn.Linear, bound=lambda module, shape: 7.0)
+        spec = find_spec(cl.Linear(2, 2))
+        assert spec is not None
+        assert spec.bound(cl.Linear(2, 2), (2,)) == 7.0
+    finally:
+        _SPECS[nn.Linear] = before
+
+
+class Shifted(nn.Module):
+    """A registered module with an attribute that is called bias and is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.flip(1)
+
+
+def test_an_attribute_called_bias_is_none() -> None:
+    cl.register_linear(Shifted, bound=lambda module, shape: 1.0)
+    try:
+        folded = cl.fold(cl.ConformalLayers(Shifted(), cl.Linear(4, 2), cl.ReSPro()), (4,))
+        assert "biases" not in str(folded.explain())
+    finally:
+        del _SPECS[Shifted]
+
+
+def test_register_linear_wants_a_class() -> None:
+    action = lambda: cl.register_linear(nn.ReLU(), lambda module, shape: 1.0)  # noqa: E731
+    assert_says(action, "register_linear(module_type)", "a subclass of nn.Module")
+
+
+def test_a_registered_class_may_stand_in_a_stack() -> None:
+    class Negated(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return -super().forward(input)
+
+    layer = Negated(3, 2, bias=False)
+    assert_says(lambda: cl.ConformalLayers(layer), "Negated", "overrides forward")
+    cl.register_linear(Negated, bound=lambda module, shape: 2.0)
+    model = cl.ConformalLayers(layer, cl.ReSPro())
+    assert cl.trace(model, (3,)).steps[1].alpha == 2.0
+    cl.testing.assert_folds(model, (3,))
