@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from conformallayers.folding import fold
+from conformallayers.folding.folded import Folded
+from conformallayers.nn import container
 from conformallayers.recipe.torch.module import RecipeModule
 
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
@@ -17,13 +22,16 @@ os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[RecipeModule]:
-    """Collect every folded chain that is built."""
+    """Collect every fold that a ConformalLayers keeps or that cl.fold returns."""
     found: list[RecipeModule] = []
-    original = RecipeModule.__init__
 
-    def counting(self: RecipeModule, *arguments: object, **keywords: object) -> None:
-        original(self, *arguments, **keywords)
-        found.append(self)
+    def collecting(kind: type[RecipeModule]) -> Callable[..., RecipeModule]:
+        def make(*arguments: Any) -> RecipeModule:
+            found.append(kind(*arguments))
+            return found[-1]
 
-    monkeypatch.setattr(RecipeModule, "__init__", counting)
+        return make
+
+    monkeypatch.setattr(container, "RecipeModule", collecting(RecipeModule))
+    monkeypatch.setattr(fold, "Folded", collecting(Folded))
     return found

@@ -126,9 +126,6 @@ def test_a_folded_state_carries_its_factors(strategy: str) -> None:
         second[0].weight *= 3
     folded = cl.fold(first, (3, 8, 8), strategy=strategy)
     other = cl.fold(second, (3, 8, 8), strategy=strategy)
-    if strategy == "sparse":  # the pattern of the entries is part of the shapes
-        other = copy.deepcopy(folded)
-        other.body.scale *= 2
     other.load_state_dict(folded.state_dict())
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(other(x), folded(x))

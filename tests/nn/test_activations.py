@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
+from conformallayers.recipe.point_operations import Divide, QuadraticForm
 from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
-from conformallayers.recipe.point_operations import Divide, QuadraticForm
-from support import chain_of, operations, DTYPES, TOLERANCES, folds, samples
+from support import DTYPES, TOLERANCES, chain_of, folds, operations, samples
 
 SHAPE = (2, 8, 7)
 KINDS = {"Gnomonic": cl.Gnomonic, "RadialTanh": cl.RadialTanh}

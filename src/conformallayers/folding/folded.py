@@ -77,16 +77,6 @@ class Folded(RecipeModule):
         self.eval()
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input sample."""
-        return self._bare.input_shape
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """The shape of one output sample."""
-        return self._bare.output_shape
-
-    @property
     def strategy(self) -> str:
         """The chosen strategy; several parts are joined with "+"."""
         return "+".join(plan.strategy for plan in self.plans.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import torch
@@ -61,13 +62,15 @@ def lower_checked(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
     """Cast the constants and modules of a recipe, wide ones to the widest dtype of the device."""
-    for module in recipe.modules.values():
-        module.to(dtype=dtype, device=device)
 
     def convert(name: str, array: Tensor) -> Tensor:
         return array.to(device, wide_dtype(device) if name in recipe.wide else dtype)
 
-    return recipe.with_constants(convert)
+    modules = {
+        name: copy.deepcopy(module).to(dtype=dtype, device=device)
+        for name, module in recipe.modules.items()
+    }
+    return replace(recipe.with_constants(convert), modules=modules)
 
 
 def _reference(problem: Problem) -> tuple[Tensor, Tensor]:

@@ -170,6 +170,7 @@ class RecipeBuilder:
         self._constants: dict[str, Any] = {}
         self._wide: set[str] = set()
         self._modules: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}  # how often a name was asked for
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
@@ -177,7 +178,7 @@ class RecipeBuilder:
 
     def constant(self, name: str, array: Any, *, wide: bool = False) -> str:
         """Keep an array; return its name. A wide one stays float64 whatever the dtype of the fold."""
-        name = _fresh(name, self._constants)
+        name = self._fresh(name, self._constants)
         self._constants[name] = array
         if wide:
             self._wide.add(name)
@@ -185,7 +186,7 @@ class RecipeBuilder:
 
     def module(self, name: str, module: Any) -> str:
         """Keep a torch module; return its name."""
-        name = _fresh(name, self._modules)
+        name = self._fresh(name, self._modules)
         self._modules[name] = module
         return name
 
@@ -197,11 +198,17 @@ class RecipeBuilder:
         self, kind: type[Operation], *inputs: str, names: tuple[str, ...], **settings: Any
     ) -> tuple[str, ...]:
         """Append an operation with several outputs; return the names of the values."""
-        outputs: list[str] = []
-        for name in names:
-            outputs.append(_fresh(name, [*self._shapes, *outputs]))
-        self._append(kind(inputs=inputs, outputs=tuple(outputs), **settings))
-        return tuple(outputs)
+        outputs = tuple(self._fresh(name, self._shapes) for name in names)
+        self._append(kind(inputs=inputs, outputs=outputs, **settings))
+        return outputs
+
+    def _fresh(self, name: str, taken: Mapping[str, Any]) -> str:
+        """Return a name that is not taken: the name itself, or with a number behind it."""
+        found = name
+        while found in taken:
+            number = self._numbers[name] = self._numbers.get(name, 1) + 1
+            found = f"{name}_{number}"
+        return found
 
     def _append(self, operation: Operation) -> None:
         given = [self._shapes[value] for value in operation.inputs]
@@ -226,7 +233,7 @@ class RecipeBuilder:
                 elif item.name == "module" and held is not None:
                     changes[item.name] = modules[held]
             inputs = tuple(values[name] for name in operation.inputs)
-            outputs = tuple(_fresh(name, self._shapes) for name in operation.outputs)
+            outputs = tuple(self._fresh(name, self._shapes) for name in operation.outputs)
             spliced = replace(operation, inputs=inputs, outputs=outputs, **changes)
             self._append(spliced)
             values.update(zip(operation.outputs, outputs, strict=True))
@@ -249,12 +256,3 @@ class RecipeBuilder:
             frozenset(self._wide),
             dict(self._modules),
         )
-
-
-def _fresh(name: str, taken: Any) -> str:
-    """Return a name that is not taken: the name itself, or with the first free number behind it."""
-    number, found = 1, name
-    while found in taken:
-        number += 1
-        found = f"{name}_{number}"
-    return found

@@ -16,6 +16,7 @@ from ...functional import transformed
 from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
+from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
 from .layers import RUN_LAYERS
@@ -86,6 +87,16 @@ class RecipeModule(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of inputs, constants and outputs."""
         return self.anchor.dtype
+
+    @property
+    def input_shape(self) -> Shape:
+        """The shape of one input sample."""
+        return self._bare.input_shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape of one output sample."""
+        return self._bare.output_shape
 
     @property
     def recipe(self) -> Recipe:
