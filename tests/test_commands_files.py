@@ -22,7 +22,7 @@ from conformallayers.cli import app as cli
 from conformallayers.lab.data.batches import Centre, as_input, mean_image
 from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
 from conformallayers.lab.data.datasets import Dataset, load
-from conformallayers.lab.data.inputs import from_images, native_shape
+from conformallayers.lab.data.image_adapter import from_images, native_shape
 from conformallayers.lab.training import evaluate
 from conformallayers.lab.training.saved_models import fold_model, load_model, locate
 from conformallayers.lab.training.train import train

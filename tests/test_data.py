@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 
 import conformallayers as cl
 from conformallayers.cli import app as cli
-from conformallayers.lab.data import catalogue, fetch
-from conformallayers.lab.data import store as files
+from conformallayers.lab.data import catalogue, fetch, files
 from conformallayers.lab.data.batches import Batches, as_input
+from conformallayers.lab.data.cifar_pickle import PickleRefused, read_pickle
 from conformallayers.lab.data.datasets import check, load
 from conformallayers.lab.data.formats import read_cifar_pickle
-from conformallayers.lab.data.pickles import PickleRefused, read_pickle
 
-NAMES = tuple(catalogue.FORMS["mnist"][0].checksums)
+NAMES = tuple(catalogue.LAYOUTS["mnist"][0].checksums)
 RANDOM = np.random.default_rng(0)
 
 
@@ -80,7 +79,7 @@ def cifar(tmp_path: Path) -> Path:
     """Six batches of two images in CIFAR-10's binary files."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for name in catalogue.FORMS["cifar10"][0].checksums:
+    for name in catalogue.LAYOUTS["cifar10"][0].checksums:
         rows = np.concatenate([labels(2)[:, None], some(2, 3072)], 1)
         (folder / name).write_bytes(rows.tobytes())
     return folder
@@ -89,10 +88,10 @@ def cifar(tmp_path: Path) -> Path:
 @pytest.fixture
 def pretended(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Take the small files for the real ones: their checksums stand in the catalogue."""
-    form = catalogue.FORMS["mnist"][0]
+    form = catalogue.LAYOUTS["mnist"][0]
     sums = {name: files.md5((mnist / name).read_bytes()) for name in NAMES}
-    new = catalogue.Form("idx", sums, form.folders)
-    monkeypatch.setitem(catalogue.FORMS, "mnist", (new,))
+    new = catalogue.Layout("idx", sums, form.folders)
+    monkeypatch.setitem(catalogue.LAYOUTS, "mnist", (new,))
     return mnist
 
 
@@ -115,12 +114,12 @@ def test_idx_files_are_read_as_they_were_written(mnist: Path) -> None:
     assert (found.name, found.classes) == ("mnist", 10)
 
 
-@pytest.mark.parametrize("folder", [*catalogue.FORMS["fashion-mnist"][0].folders])
+@pytest.mark.parametrize("folder", [*catalogue.LAYOUTS["fashion-mnist"][0].folders])
 @pytest.mark.parametrize("spelling", [0, 1, 2, 3])
 def test_every_layout_and_spelling_is_found(
     mnist: Path, tmp_path: Path, folder: str, spelling: int
 ) -> None:
-    form = catalogue.FORMS["fashion-mnist"][0]
+    form = catalogue.LAYOUTS["fashion-mnist"][0]
     target = tmp_path / "root" / folder
     target.mkdir(parents=True)
     for name in NAMES:
@@ -163,9 +162,9 @@ def test_the_three_forms_of_cifar_hold_the_same(cifar: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pickles_of_python_3_are_read(protocol: int) -> None:
     batch = {b"data": some(2, 3072), b"labels": [3, 9], b"filenames": [b"a.png", b"b.png"]}
-    images, classes = read_cifar_pickle(pickle.dumps(batch, protocol), "batch")
-    assert images.tobytes() == batch[b"data"].tobytes()
-    assert classes.tolist() == [3, 9]
+    found = read_cifar_pickle(pickle.dumps(batch, protocol), "batch")
+    assert found["images"].tobytes() == batch[b"data"].tobytes()
+    assert found["labels"].tolist() == [3, 9]
 
 
 def test_real_checksums_are_demanded_unless_told_otherwise(mnist: Path) -> None:

@@ -19,13 +19,13 @@ import pytest
 pytest.importorskip("sklearn")
 
 import torch
+from conformallayers.lab.experiments.writing import write_whole
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import conformallayers as cl
 from conformallayers.cli import app as cli
 from conformallayers.lab.data.datasets import Dataset, load
-from conformallayers.lab.experiments.writing import write_whole
 from conformallayers.lab.training import checkpoint, evaluate, runs
 from conformallayers.lab.training.config import NETWORKS, make_config
 from conformallayers.lab.training.train import Stopped, learning_rate, train

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import __version__
 from ...errors import refusal
-from ..experiments.writing import write_whole
+from ...utils.files import replace_file
 from ..training.runs import commit
 from .page import Markup, page, tag
 from .parts import CELL, accuracies, batches, benchmarks, depths, short, sweeps, training_steps
@@ -36,7 +36,7 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
         )
     text = page(_TITLE, _body(results))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, lambda partial: partial.write_text(text, "utf-8"))
+    replace_file(out, [text.encode()])
     return out
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ..experiments.writing import write_whole
+from ...utils.files import replace_file
 from .saved_models import CHECKPOINT_FORMAT as _KIND
 
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
@@ -50,7 +50,7 @@ def save(
     tensors["rng"] = torch.get_rng_state()
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"format": _KIND, "state": json.dumps(state)}
-    write_whole(path, lambda partial: partial.write_bytes(to_bytes(plain, metadata)))
+    replace_file(path, [to_bytes(plain, metadata)])
 
 
 def load(path: Path) -> Checkpoint:

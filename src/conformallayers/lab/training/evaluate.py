@@ -17,7 +17,7 @@ from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
 from ..data.datasets import Dataset, load
-from ..data.inputs import native_shape
+from ..data.image_adapter import native_shape
 from . import checkpoint
 from .config import TrainConfig, make_config
 from .distributed import Ranks

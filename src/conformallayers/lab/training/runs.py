@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import refusal
-from ..experiments.writing import PARTIAL, write_csv, write_json
+from ...utils.files import is_unfinished, write_csv, write_json
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .config import DEFAULTS, TrainConfig
@@ -23,7 +23,7 @@ def begin(folder: Path, config: TrainConfig, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise refusal("train --out", "a folder", f"the file {folder}", "Name another folder.")
     # A process that was killed may have left an unfinished file.
-    if folder.is_dir() and any(not p.name.startswith(PARTIAL) for p in folder.iterdir()):
+    if folder.is_dir() and not all(is_unfinished(path.name) for path in folder.iterdir()):
         if not resume:
             remedy = "Go on with that run by --resume, or name another folder by --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)

@@ -55,7 +55,7 @@ class Loaded:
     def shape(self) -> tuple[int, ...] | None:
         """The shape of one sample, as its images are stored; None where nobody knows."""
         from ...folding.folded import Folded
-        from ..data.inputs import native_shape
+        from ..data.image_adapter import native_shape
 
         if isinstance(self.module, Folded):
             return self.module.input_shape
@@ -127,7 +127,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
 def ready(model: Loaded, command: str) -> nn.Module:
     """Return what runs on images as they are stored: a fold, or a model with nothing to fold."""
     from ...folding.folded import Folded
-    from ..data.inputs import from_images
+    from ..data.image_adapter import from_images
 
     if isinstance(model.module, Folded):
         return model.module
@@ -148,7 +148,7 @@ def fold_model(
         **options: of :func:`conformallayers.fold`.
     """
     from ...folding.fold import fold
-    from ..data.inputs import from_images
+    from ..data.image_adapter import from_images
 
     if not model.folds:
         got = f"{type(model.module).__name__} in {model.path}"

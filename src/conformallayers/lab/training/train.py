@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from ...errors import refusal
 from ...nn.container import layer_by_layer
 from ...nn.extra_layers import Centre
+from ...utils.files import write_json
 from ..data.batches import Batches, mean_image, seed_of
 from ..data.datasets import Dataset, load
-from ..experiments.writing import write_json
 from . import checkpoint, runs
 from .config import TrainConfig, make_config
 from .distributed import Ranks, ranks

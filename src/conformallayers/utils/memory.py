@@ -10,7 +10,7 @@ import resource
 import sys
 from pathlib import Path
 
-from ...errors import refusal
+from ..errors import refusal
 
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
