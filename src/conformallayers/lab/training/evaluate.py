@@ -48,7 +48,7 @@ def accuracy(
     right = 0
     with torch.inference_mode():
         for x, y in batches:
-            right += int((model(x).argmax(1) == y).sum())
+            right += _count_right(model(x), y)
     return among.total(right, device=device)[0] / len(labels)
 
 
@@ -141,9 +141,16 @@ def _as_stored(
     right = 0
     with torch.inference_mode():
         for x, y in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
-            scores = run(x.to(device, torch.float32).div_(255))
-            right += int((scores.argmax(1) == y.to(device)).sum())
+            right += _count_right(run(x.to(device, torch.float32).div_(255)), y.to(device))
     return right / len(labels)
+
+
+def _count_right(scores: Tensor, labels: Tensor) -> int:
+    if len(labels) and int(labels.max()) >= scores.shape[1]:
+        expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
+        remedy = "Name the data set that the network was trained on."
+        raise refusal("evaluate --dataset", expected, str(int(labels.max())), remedy)
+    return int((scores.argmax(1) == labels).sum())
 
 
 def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:

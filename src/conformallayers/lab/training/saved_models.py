@@ -109,6 +109,8 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         config, module, epoch = trained(path, device)
         about = {"network": config.network, "dataset": config.dataset, "epoch": epoch}
         labels = LABELS.get(config.dataset)
+        if labels is not None and len(labels) != config.classes:  # a data set of the same name
+            labels = None
         return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
     from ...export.store import load
     from ...folding.folded import Folded

@@ -17,21 +17,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...errors import refusal
 from ...nn.container import layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
 from ..data.batches import Batches, mean_image, seed_of
+from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
 from . import checkpoint, runs
 from .config import TrainConfig, make_config
 from .distributed import Ranks, ranks
 from .evaluate import CHECKPOINT, accuracy, both_ways
 from .recipes import resolved
-
-# The shape of the one-cycle schedule, as torch.optim.lr_scheduler.OneCycleLR has it.
-_WARM_UP, _FIRST, _LAST = 0.3, 25.0, 1e4
 
 
 class Stopped(KeyboardInterrupt):
@@ -71,6 +70,7 @@ class _Run:
     among: Ranks
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
     batches: Batches
     held: Dataset | None
     data: str
@@ -105,7 +105,12 @@ def train(
             ``recipe``, those not given are the recipe's.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
-    config = make_config(**resolved({"network": network, "dataset": name, **options}))
+    classes = CLASSES if isinstance(dataset, str) else dataset.classes
+    if options.get("classes", classes) != classes:
+        got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
+        raise refusal("train, classes", f"{classes} for {name}", got, remedy)
+    options = {"network": network, "dataset": name, **options, "classes": classes}
+    config = make_config(**resolved(options))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
@@ -134,6 +139,7 @@ def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterat
         train_set: its training images are used.
         held: its test images give the validation accuracy.
     """
+    config = config.model_copy(update={"classes": train_set.classes})
     with _settings(config):
         run = _prepare(config, config.folder, "", train_set, held, Ranks())
         for epoch in range(config.epochs):
@@ -143,28 +149,28 @@ def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterat
             yield row
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of a step out of so many.
+def make_scheduler(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
+) -> LRScheduler:
+    """Return the learning rate schedule of a run.
+
+    Args:
+        config: the options of the run.
+        optimizer: whose learning rate is set. It has had a schedule before if ``done`` is not 0.
+        steps: the optimizer steps of the whole run.
+        done: the steps that an earlier process has taken.
 
     Examples:
         >>> config = make_config(
         ...     network="LeNet", dataset="digits", schedule="one-cycle", learning_rate=0.25
         ... )
-        >>> [round(learning_rate(config, step, 11), 4) for step in (0, 1, 10)]
-        [0.01, 0.1056, 0.0]
+        >>> make_scheduler(config, _make_optimizer(config, nn.Linear(1, 1)), 11).get_last_lr()
+        [0.01]
     """
-    peak = config.learning_rate
+    last = done - 1
     if config.schedule == "constant":
-        return peak
-    turn = _WARM_UP * steps - 1
-    first, last = peak / _FIRST, peak / _FIRST / _LAST
-    if step <= turn:
-        return _between(first, peak, step / turn)
-    return _between(peak, last, (step - turn) / (steps - 1 - turn))
-
-
-def _between(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+        return LambdaLR(optimizer, lambda _: 1.0, last_epoch=last)
+    return OneCycleLR(optimizer, config.learning_rate, steps, cycle_momentum=False, last_epoch=last)
 
 
 def _prepare(
@@ -195,11 +201,13 @@ def _prepare(
     data = hashlib.md5(usedforsecurity=False)
     for tensor in (train_set.train_images, train_set.train_labels):
         data.update(tensor.numpy(force=True).tobytes())
-    optimizer = _optimizer(config, model)
-    return _Run(config, folder, command, among, model, optimizer, batches, held, data.hexdigest())
+    optimizer = _make_optimizer(config, model)
+    scheduler = make_scheduler(config, optimizer, config.epochs * len(batches))
+    digest = data.hexdigest()
+    return _Run(config, folder, command, among, model, optimizer, scheduler, batches, held, digest)
 
 
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
     rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
     if config.optimizer == "adam":
@@ -218,6 +226,10 @@ def _restore(run: _Run) -> None:
     if found is not None:
         checkpoint.restore(found, run.model, run.optimizer, str(run.folder / CHECKPOINT))
         run.history = found.state["history"]
+        steps = len(run.batches)
+        run.scheduler = make_scheduler(
+            run.config, run.optimizer, run.config.epochs * steps, len(run.history) * steps
+        )
 
 
 def _epochs(run: _Run, console: Console) -> None:
@@ -256,9 +268,7 @@ def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iter
     model.train()
     total, right = 0.0, 0
     for index, (images, labels) in enumerate(batches):
-        rate = learning_rate(config, epoch * len(batches) + index, config.epochs * len(batches))
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
+        (rate, *_) = run.scheduler.get_last_lr()
         scores = model(images)
         loss = F.cross_entropy(scores, labels, reduction="sum")
         value = float(loss.detach())
@@ -270,6 +280,7 @@ def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iter
         # Gradients are averaged over the ranks, whose parts of a batch may differ in size.
         (loss * (among.world / batches.size(index))).backward()
         run.optimizer.step()
+        run.scheduler.step()
         total += value
         right += int((scores.detach().argmax(1) == labels).sum())
         yield value / max(1, len(labels))
