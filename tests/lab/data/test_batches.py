@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.data.batches import Batches, as_input, mean_image, moved
+from conformallayers.lab.data.batches import Batches, as_input, flip_and_shift, mean_image
 from conformallayers.lab.data.datasets import load
 from datafiles import random_images
 
@@ -50,7 +50,7 @@ def test_order_hangs_on_seed_and_epoch_alone() -> None:
 def test_ranks_share_every_batch(world: int) -> None:
     whole = Batches(*numbered(17), batch_size=8, shuffle=True)
     parts = [
-        Batches(*numbered(17), batch_size=8, shuffle=True, rank=rank, world=world)
+        Batches(*numbered(17), batch_size=8, shuffle=True, rank=rank, world_size=world)
         for rank in range(world)
     ]
     for index, (full, *shares) in enumerate(zip(whole, *parts, strict=True)):
@@ -84,7 +84,7 @@ def test_moved_images_are_those_of_rolled_and_mirrored_ones() -> None:
     images = torch.randint(0, 256, (40, 3, 32, 32), generator=generator, dtype=torch.uint8)
     flipped = torch.randint(0, 2, (40,), generator=generator) > 0
     down, right = torch.randint(-3, 4, (2, 40), generator=generator)
-    result = moved(images, flipped, down, right)
+    result = flip_and_shift(images, flipped, down, right)
     for k, image in enumerate(images):
         mirrored = image.flip(2) if flipped[k] else image
         y, x = int(down[k]), int(right[k])
@@ -104,7 +104,7 @@ def test_moves_hang_on_seed_and_epoch_alone_and_ranks_share_them() -> None:
     first, second, again = (torch.cat([x for x, _ in whole.at(e)]) for e in (0, 1, 0))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, again)
-    shares = [Batches(images, labels, **options, rank=rank, world=2) for rank in range(2)]
+    shares = [Batches(images, labels, **options, rank=rank, world_size=2) for rank in range(2)]
     for (x, _), *parts in zip(whole, *shares, strict=True):  # of the last batch one rank has none
         assert torch.equal(torch.cat([share for share, _ in parts]), x)
     still = {**options, "flips": False, "shift": 0}

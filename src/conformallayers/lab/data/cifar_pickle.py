@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import pickletools
 import warnings
@@ -38,7 +37,8 @@ class _Recorded:
     """
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, None
+        self.arguments = arguments
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -116,29 +116,17 @@ def _check_instructions(data: bytes) -> None:
 
 def _array(recorded: _Array) -> npt.NDArray[np.uint8]:
     """Build the array of bytes that numpy would have built."""
-    _version, shape, dtype, by_columns, data = _expect(recorded.state, tuple)
-    code = _text(_expect(dtype, _Dtype).arguments[0])
+    _version, shape, dtype, by_columns, data = recorded.state
+    code = _text(dtype.arguments[0])
     if code not in ("u1", "|u1"):
         raise PickleRefused(f"it has an array of type {code[:20]}")
-    content = np.frombuffer(_bytes(data), np.uint8)
-    sizes = [_expect(size, int) for size in _expect(shape, tuple)]
-    if min(sizes, default=0) < 0 or math.prod(sizes) != len(content) or len(sizes) > 8:
-        raise PickleRefused(f"it has an array whose {len(content)} bytes do not fit its shape")
-    return content.reshape(sizes, order="F" if by_columns else "C")
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, _Encoded):
-        value = _expect(value.arguments[0], str).encode("latin-1")
-    found: bytes = _expect(value, bytes)
-    return found
+    content = _text(data).encode("latin-1") if isinstance(data, _Encoded) else data
+    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _bytes(value).decode("latin-1")
-
-
-def _expect(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise PickleRefused(f"it has a {type(value).__name__} in place of a {kind.__name__}")
-    return value
+    """Return text that Python 2 or 3 has written as text, as bytes, or as encoded text."""
+    if isinstance(value, _Encoded):
+        value = value.arguments[0]
+    text: str = value if isinstance(value, str) else value.decode("latin-1")
+    return text
