@@ -114,7 +114,7 @@ def _mode(path: Path) -> int | None:
     """Return the permissions of a file that is to be replaced, None if it does not exist."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", folder)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
     try:
         before = os.stat(os.path.realpath(path)).st_mode
     except FileNotFoundError:
