@@ -169,7 +169,8 @@ def make_scheduler(
         >>> config = make_config(
         ...     network="LeNet", dataset="digits", schedule="one-cycle", learning_rate=0.25
         ... )
-        >>> make_scheduler(config, _make_optimizer(config, nn.Linear(1, 1)), 11).get_last_lr()
+        >>> schedule = make_scheduler(config, _make_optimizer(config, nn.Linear(1, 1)), 11)
+        >>> [round(rate, 4) for rate in schedule.get_last_lr()]
         [0.01]
     """
     last = done - 1
