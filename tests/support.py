@@ -89,3 +89,12 @@ def assert_says(action: Callable[[], object], *parts: str) -> None:
     text = message_of(action)
     for part in parts:
         assert part in text, text
+
+
+def run_command(*arguments: object) -> int:
+    """Run the command line in this process; return its exit code."""
+    from conformallayers.cli.app import main
+
+    with pytest.raises(SystemExit) as leaving:
+        main([str(argument) for argument in arguments])
+    return int(leaving.value.code or 0)

@@ -28,8 +28,9 @@ from conformallayers.lab.experiments.accuracy import accuracy_table, chosen, con
 from conformallayers.lab.experiments.batchsize import run_batches
 from conformallayers.lab.experiments.depth import run_depth
 from conformallayers.lab.experiments.paper import Variant
-from conformallayers.lab.training import checkpoint, evaluate, memory
+from conformallayers.lab.training import checkpoint, evaluate
 from conformallayers.lab.training.train import Stopped
+from conformallayers.utils import memory
 
 QUIET = Console(quiet=True)
 
@@ -116,7 +117,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures = full.train_images[:180, 0].repeat_interleave(3, 1).repeat_interleave(3, 2)
     pictures = np.pad(pictures.numpy(), ((0, 0), (2, 2), (2, 2)))
     parts = {"train": slice(0, 120), "t10k": slice(120, 180)}
-    for name in catalogue.FORMS["mnist"][0].checksums:
+    for name in catalogue.LAYOUTS["mnist"][0].checksums:
         part = parts[name.partition("-")[0]]
         array = pictures[part] if "images" in name else full.train_labels[part].numpy()
         header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)

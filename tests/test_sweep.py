@@ -21,7 +21,7 @@ from conformallayers.cli import app as cli
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import coordinates, paper, sweep
 from conformallayers.lab.experiments.sweep import run_sweep
-from conformallayers.lab.training import memory
+from conformallayers.utils import memory
 
 PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
 

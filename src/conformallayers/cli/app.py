@@ -218,8 +218,8 @@ def _add_training(app: "App") -> None:
         """
         options = {name: value for name, value in locals().items() if value is not None}
         with extra_for("training"):
-            from ..lab.training.memory import keep_freed_memory
             from ..lab.training.train import train as run
+            from ..utils.memory import keep_freed_memory
         keep_freed_memory()
         result = run(**options)
         if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
@@ -279,8 +279,8 @@ def _data_app() -> "App":
             data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
         """
         with extra_for("the data"):
-            from ..lab.data.store import data_root as root_of
-            from ..lab.data.store import found_where
+            from ..lab.data.files import data_root as root_of
+            from ..lab.data.files import found_where
         for name, place in found_where(root_of(data_root)).items():
             print(f"{name:14} {place or 'not found'}")
 
@@ -300,8 +300,8 @@ def _data_app() -> "App":
         """
         with extra_for("the data"):
             from ..lab.data.datasets import check as check_set
-            from ..lab.data.store import data_root as root_of
-            from ..lab.data.store import found_where
+            from ..lab.data.files import data_root as root_of
+            from ..lab.data.files import found_where
         root = root_of(data_root)
         if data_root is not None and not root.is_dir():
             remedy = "conformallayers data get NAME fetches a set into one."
@@ -330,7 +330,7 @@ def _data_app() -> "App":
         """
         with extra_for("the data"):
             from ..lab.data.fetch import get as get_set
-            from ..lab.data.store import data_root as root_of
+            from ..lab.data.files import data_root as root_of
         for name in names:
             written = get_set(name, root_of(data_root), source)
             for path in written:

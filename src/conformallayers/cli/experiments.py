@@ -86,7 +86,7 @@ def ablation(*, options: RunOptions | None = None) -> None:
 def _accuracies(number: int, options: AccuracyOptions) -> None:
     with extra_for("an experiment"):
         from ..lab.experiments.accuracy import run_accuracy
-        from ..lab.training.memory import keep_freed_memory
+        from ..utils.memory import keep_freed_memory
     keep_freed_memory()
     run_accuracy(number, **vars(options))
 

@@ -176,23 +176,18 @@ def _write_numpy(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
     import torch
 
     from ..export.store import save
-    from ..lab.experiments.writing import write_whole
     from ..numpy import load
     from ..testing import relative_error
+    from ..utils.files import staged_files
 
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(16, *folded.input_shape, generator=generator).to(folded.dtype)
-    found: list[float] = []
-
-    def write(partial: Path) -> None:
-        save(folded, partial)
-        y = torch.from_numpy(load(partial)(x.float().numpy()).astype(np.float64))
-        with torch.inference_mode():
-            found.append(relative_error(y, folded(x).double()))
-
-    write_whole(out, write)
+    with staged_files(out) as (staged,), torch.inference_mode():
+        save(folded, staged)
+        y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
+        error = relative_error(y, folded(x).double())
     print(
-        f"Wrote {out}, {out.stat().st_size / 1024:.0f} KiB; numpy and torch differ by {found[0]:.1g}"
+        f"Wrote {out}, {out.stat().st_size / 1024:.0f} KiB; numpy and torch differ by {error:.1g}"
     )
 
 

@@ -53,7 +53,7 @@ def sweep(
     options = locals().copy()
     with extra_for("the sweep"):
         from ..lab.experiments.sweep import run_sweep
-        from ..lab.training.memory import keep_freed_memory
+        from ..utils.memory import keep_freed_memory
     keep_freed_memory()
     best = run_sweep(**options)["best"]
     if best is None:

@@ -1,18 +1,22 @@
-"""Files that are whole or not there: written under another name, flushed to the disk, renamed."""
+"""Atomic file writes: a killed process leaves the old file or the new one, never half of one."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
+import io
+import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import refusal
 
 Path = str | os.PathLike[str]
+_UNFINISHED = ".tmp"
 
 
 def kind_of_file(mode: int) -> str:
@@ -25,10 +29,8 @@ def replace_file(
 ) -> None:
     """Write bytes under a temporary name in the same folder, flush them to disk, and rename.
 
-    A file that was there hands its permissions on. A device is not replaced by a file.
-
     Args:
-        path: of the file.
+        path: of the file; its parent folder must exist.
         parts: its bytes.
         check: looks at the temporary file; if it raises, nothing is left behind.
     """
@@ -38,49 +40,81 @@ def replace_file(
 def replace_files(
     files: Mapping[Any, Iterable[Any]], check: Callable[[str], None] | None = None
 ) -> None:
-    """Write several files: all of them, or none.
-
-    Each is on disk under a temporary name before the first is renamed. If a later one cannot be
-    renamed, those before it become again what they were.
-    """
-    targets = [os.path.realpath(path) for path in files]
-    modes = [_mode(path) for path in files]
-    staged: list[str] = []
-    moved: list[tuple[str, str | None]] = []
-    try:
-        for target, mode, parts in zip(targets, modes, files.values(), strict=True):
-            staged.append(_beside(target, "tmp"))
-            _write(staged[-1], parts, mode)
+    """Write several files as :func:`replace_file` does: all of them, or none."""
+    with staged_files(*files) as staged:
+        for temporary, parts in zip(staged, files.values(), strict=True):
+            with open(temporary, "wb") as file:
+                file.writelines(parts)
             if check is not None:
-                check(staged[-1])
+                check(temporary)
+
+
+@contextlib.contextmanager
+def staged_files(*paths: Path) -> Iterator[list[str]]:
+    """Yield a temporary file for each path, and rename them when the block ends without an error.
+
+    All are flushed to disk before the first is renamed. If a later one cannot be renamed, those
+    before it become again what they were. A file that was there hands its permissions on. A device
+    is not replaced by a file.
+    """
+    targets = [os.path.realpath(path) for path in paths]
+    modes = [_mode(path) for path in paths]
+    staged: list[str] = []
+    renamed: list[tuple[str, str | None]] = []
+    try:
+        for target, mode in zip(targets, modes, strict=True):
+            staged.append(_beside(target, _UNFINISHED))
+            # Never more open to others than the file it replaces, and writable until it does.
+            access = 0o666 if mode is None else mode | stat.S_IRUSR | stat.S_IWUSR
+            os.close(os.open(staged[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL, access))
+        yield list(staged)
+        for temporary, mode in zip(staged, modes, strict=True):
+            _flush(temporary, os.O_RDWR)
+            if mode is not None:
+                os.chmod(temporary, mode)
         for number, target in enumerate(targets):
-            moved.append((target, _kept(target) if number + 1 < len(targets) else None))
+            renamed.append((target, _kept(target) if number + 1 < len(targets) else None))
             os.replace(staged[number], target)
             staged[number] = ""
     except BaseException:
-        for target, old in moved[: len(moved) - 1]:
+        for target, old in renamed[: len(renamed) - 1]:
             with contextlib.suppress(OSError):
                 os.unlink(target) if old is None else os.replace(old, target)
         raise
     finally:
-        for name in (*staged, *(old for _, old in moved)):
+        for name in (*staged, *(old for _, old in renamed)):
             if name:
                 with contextlib.suppress(OSError):
                     os.unlink(name)
     for folder in {os.path.dirname(target) for target in targets}:
-        with contextlib.suppress(OSError):  # not every system lets a folder be flushed
-            place = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(place)
-            finally:
-                os.close(place)
+        with contextlib.suppress(OSError):  # not every system can flush a folder
+            _flush(folder, os.O_RDONLY)
+
+
+def is_unfinished(name: str) -> bool:
+    """Check whether a file name is a temporary one, which a killed process may leave behind."""
+    return name.startswith(".") and name.endswith(_UNFINISHED)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by JSON."""
+    replace_file(path, [f"{json.dumps(value, indent=2)}\n".encode()])
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a file by a CSV table; its header has every key of any row."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, list(dict.fromkeys(key for row in rows for key in row)))
+    table.writeheader()
+    table.writerows(rows)
+    replace_file(path, [text.getvalue().encode()])
 
 
 def _mode(path: Path) -> int | None:
-    """Return the permissions of a file that is to be replaced, None where there is none."""
+    """Return the permissions of a file that is to be replaced, None if it does not exist."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", folder)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
     try:
         before = os.stat(os.path.realpath(path)).st_mode
     except FileNotFoundError:
@@ -92,13 +126,14 @@ def _mode(path: Path) -> int | None:
 
 
 def _beside(target: str, ending: str) -> str:
+    """Return a random hidden name in the folder of a file."""
     folder, name = os.path.split(target)
-    return os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.{ending}")
+    return os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}{ending}")
 
 
 def _kept(target: str) -> str | None:
-    """Keep a file under a second name; None where there is none, or no second names."""
-    second = _beside(target, "old")
+    """Keep a file under a second name; None if there is no file, or the system has no links."""
+    second = _beside(target, ".old")
     try:
         os.link(target, second)
     except OSError:
@@ -106,12 +141,9 @@ def _kept(target: str) -> str | None:
     return second
 
 
-def _write(temporary: str, parts: Iterable[Any], mode: int | None) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    with open(os.open(temporary, flags, 0o666 if mode is None else mode), "wb") as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-    if mode is not None:
-        os.chmod(temporary, mode)
+def _flush(path: str, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,1 +1,1 @@
-"""Image sets: find, fetch, check and read them."""
+"""Find, fetch, check and load data sets of images."""

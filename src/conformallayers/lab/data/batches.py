@@ -1,4 +1,4 @@
-"""Batches of images from memory, in an order that seed and epoch alone decide."""
+"""Batches of images in memory, in an order that depends on seed and epoch only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from torch.nn import functional as F
 
 from ...errors import refusal
 from ...networks import IMAGE_SHAPE
-from ...nn.extra_layers import Centre as Centre  # its home until files could hold it
 
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 
 
 def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bring images to 3×32×32 with values in [0, 1].
+    """Convert images to 3×32×32 with values in [0, 1].
 
-    Images are enlarged by the largest whole factor that fits, every pixel repeated, and then
-    padded with zeros: 28×28 gets a margin of 2, 8×8 becomes 32×32. Grey is repeated to three
-    channels by a view; nothing is copied for it.
+    Pixels are repeated by the largest whole factor that fits, and the image is padded with zeros:
+    28×28 gets a margin of 2, 8×8 becomes 32×32. Grey images are expanded to three channels, which
+    copies nothing.
 
     Shape:
         (B, 1 or 3, H, W), unsigned bytes → (B, 3, 32, 32)
@@ -32,11 +31,11 @@ def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         >>> x.shape, x.stride(1), float(x[0, 2].sum())
         (torch.Size([2, 3, 32, 32]), 0, 784.0)
     """
-    return _whole(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
+    return _enlarge(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
 
 
 def mean_image(images: Tensor) -> Tensor:
-    """Return the mean of images as a network would see it, in float64.
+    """Return the mean of images as a network input, in float64.
 
     Shape:
         (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32)
@@ -44,24 +43,24 @@ def mean_image(images: Tensor) -> Tensor:
     return as_input(images.mean(0, keepdim=True, dtype=torch.float64), torch.float64)
 
 
-def moved(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Mirror some images left to right and shift each by whole pixels; what comes in is black.
+def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Mirror some images left to right, then shift each by whole pixels, filling with black.
 
     Args:
         images: (B, C, 32, 32).
         flipped: (B,), bool.
-        down, right: (B,), whole numbers; an image goes down and to the right by them.
+        down, right: (B,), the shifts in pixels.
 
     Examples:
         >>> image = torch.zeros(1, 1, 32, 32, dtype=torch.uint8)
         >>> image[0, 0, 5, 0] = 9
         >>> one = torch.ones(1, dtype=torch.long)
-        >>> moved(image, one > 0, one, -one).nonzero().tolist()
+        >>> flip_and_shift(image, one > 0, one, -one).nonzero().tolist()
         [[0, 0, 6, 30]]
     """
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
-    places = torch.arange(_SIDE, device=images.device)
-    rows, columns = places - down[:, None], places - right[:, None]
+    pixels = torch.arange(_SIDE, device=images.device)
+    rows, columns = pixels - down[:, None], pixels - right[:, None]
     columns = torch.where(flipped[:, None], _SIDE - 1 - columns, columns)
     padded = F.pad(images, (reach,) * 4)
     sample = torch.arange(len(images), device=images.device)[:, None, None]
@@ -69,20 +68,27 @@ def moved(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tenso
     return taken.permute(0, 3, 1, 2)
 
 
-def _whole(images: Tensor) -> Tensor:
-    """Enlarge and pad images to 32×32 as they are."""
-    height, width = images.shape[2:]
+def enlargement(height: int, width: int) -> tuple[int, tuple[int, int, int, int]]:
+    """Return the factor that enlarges images, and the padding (left, right, top, bottom) to 32×32.
+
+    Examples:
+        >>> enlargement(28, 28), enlargement(8, 7)
+        ((1, (2, 2, 2, 2)), (4, (2, 2, 0, 0)))
+    """
     factor = _SIDE // max(height, width)
+    rows, columns = _SIDE - factor * height, _SIDE - factor * width
+    return factor, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
+
+
+def _enlarge(images: Tensor) -> Tensor:
+    """Enlarge and pad images to 32×32, of any dtype."""
+    factor, padding = enlargement(images.shape[2], images.shape[3])
     if factor > 1:
         images = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-        height, width = factor * height, factor * width
-    if (height, width) != (_SIDE, _SIDE):
-        top, left = (_SIDE - height) // 2, (_SIDE - width) // 2
-        images = F.pad(images, (left, _SIDE - width - left, top, _SIDE - height - top))
-    return images
+    return F.pad(images, padding) if any(padding) else images
 
 
-def seed_of(seed: int, epoch: int, purpose: str = "") -> int:
+def derive_seed(seed: int, epoch: int, purpose: str = "") -> int:
     """Return the seed of an epoch for one purpose; epoch 1 of seed 0 is not epoch 0 of seed 1."""
     text = f"{seed} {epoch} {purpose}".rstrip()
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
@@ -90,18 +96,18 @@ def seed_of(seed: int, epoch: int, purpose: str = "") -> int:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Go through images once, in batches of (B, 3, 32, 32) with values in [0, 1], and labels (B,).
+    """Iterate once over images (B, 3, 32, 32) with values in [0, 1] and labels (B,).
 
     Args:
         images: (N, 1 or 3, H, W), unsigned bytes, at most 32×32.
         labels: (N,).
         batch_size: of all ranks together; the last batch may be smaller.
-        shuffle: take a new order for every epoch, else that of the images.
-        seed, epoch: decide the order, and how an image is moved.
-        flips: mirror half of the images left to right, others in every epoch.
-        shift: move every image by up to so many pixels of 32 along both axes.
-        device: where the batches are wanted.
-        rank, world: of ``world`` processes, the one with this rank takes its part of every batch.
+        shuffle: use a new order in every epoch; False keeps the order of the images.
+        seed, epoch: determine the order, and the flips and shifts.
+        flips: mirror a random half of the images left to right.
+        shift: the largest random shift along each axis, in pixels of 32.
+        device: of the batches.
+        rank, world_size: of the process, and the number of processes that share every batch.
 
     Examples:
         >>> images, labels = torch.zeros(5, 1, 8, 8, dtype=torch.uint8), torch.arange(5)
@@ -123,7 +129,7 @@ class Batches:
     shift: int = 0
     device: torch.device | str = "cpu"
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
@@ -134,10 +140,10 @@ class Batches:
         if tuple(self.labels.shape) != shape[:1]:
             got = f"{tuple(self.labels.shape)}"
             raise refusal("Batches", f"labels of shape ({shape[0]},)", got, "Give one per image.")
-        if self.batch_size < 1 or not 0 <= self.rank < self.world:
-            expected = "batch_size > 0 and 0 ≤ rank < world"
-            got = f"{self.batch_size}, {self.rank} and {self.world}"
-            raise refusal("Batches", expected, got, "One process is rank 0 of world 1.")
+        if self.batch_size < 1 or not 0 <= self.rank < self.world_size:
+            expected = "batch_size > 0 and 0 ≤ rank < world_size"
+            got = f"{self.batch_size}, {self.rank} and {self.world_size}"
+            raise refusal("Batches", expected, got, "One process has rank 0 and world_size 1.")
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch_size)
@@ -147,7 +153,7 @@ class Batches:
         return replace(self, epoch=epoch)
 
     def size(self, index: int) -> int:
-        """Return how many images all ranks together have in a batch."""
+        """Return the number of images in a batch, of all ranks together."""
         return min(self.batch_size, len(self.labels) - index * self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -155,15 +161,17 @@ class Batches:
         moves = self._moves() if self.flips or self.shift else None
         for index in range(len(self)):
             start = index * self.batch_size
-            # Parts differ by one image at most; a rank may get none of a small last batch.
-            first, last = (self.size(index) * n // self.world for n in (self.rank, self.rank + 1))
+            # Shares differ by one image at most; a small last batch may leave a rank without any.
+            first, last = (
+                self.size(index) * n // self.world_size for n in (self.rank, self.rank + 1)
+            )
             rows: Tensor | slice = slice(start + first, start + last)
             if order is not None:
                 rows = order[rows]
             images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
             if moves is not None:
                 flipped, down, right = moves[:, rows].to(self.device)
-                images = moved(_whole(images), flipped > 0, down, right)
+                images = flip_and_shift(_enlarge(images), flipped > 0, down, right)
             yield as_input(images), labels
 
     def _order(self) -> Tensor | None:
@@ -172,11 +180,11 @@ class Batches:
         return torch.randperm(len(self.labels), generator=self._generator())
 
     def _moves(self) -> Tensor:
-        """Return whether each image is mirrored and how far it goes, (3, N), for all ranks alike."""
+        """Return flips and shifts of all images, (3, N), the same on every rank."""
         generator, count = self._generator("moves"), len(self.labels)
         flipped = torch.randint(0, 1 + self.flips, (1, count), generator=generator)
-        reach = torch.randint(-self.shift, self.shift + 1, (2, count), generator=generator)
-        return torch.cat([flipped, reach])
+        shifts = torch.randint(-self.shift, self.shift + 1, (2, count), generator=generator)
+        return torch.cat([flipped, shifts])
 
     def _generator(self, purpose: str = "") -> torch.Generator:
-        return torch.Generator().manual_seed(seed_of(self.seed, self.epoch, purpose))
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.epoch, purpose))

@@ -1,6 +1,6 @@
-"""The image sets that are known: their files, the md5 of each, and where they may lie.
+"""The known data sets: their files with checksums, the usual folders, class names and image shapes.
 
-A checksum is that of the decompressed bytes, so that a file and its ``.gz`` have the same.
+Checksums are md5 of the decompressed bytes, so that a file and its ``.gz`` have the same one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
 
 
 @dataclass(frozen=True)
-class Form:
-    """One way to store a set.
+class Layout:
+    """One way to store a data set.
 
     Args:
         format: ``"idx"``, ``"binary"`` or ``"pickle"``.
         checksums: md5 by file name, the files of the training set first.
-        folders: where the files may lie below the data root, the usual place first.
-        archive: a tar file with all of them; it may lie in the last two folders.
+        folders: to search below the data root, the usual one first.
+        archive: a tar file with all files; it is searched for in the last two folders.
     """
 
     format: str
@@ -35,26 +35,26 @@ class Form:
     archive: str | None = None
 
     def spellings(self, name: str) -> tuple[str, ...]:
-        """Return the names under which a file is found."""
+        """Return the names that a file may have: MNIST's are also written with a dot, or gzipped."""
         if self.format != "idx":
             return (name,)
         plain = (name, name.replace("-idx", ".idx"))
         return *plain, *(f"{spelling}.gz" for spelling in plain)
 
 
-def _idx(folders: tuple[str, ...], *checksums: str) -> tuple[Form, ...]:
-    return (Form("idx", dict(zip(_IDX_NAMES, checksums, strict=True)), folders),)
+def _idx(folders: tuple[str, ...], *checksums: str) -> tuple[Layout, ...]:
+    return (Layout("idx", dict(zip(_IDX_NAMES, checksums, strict=True)), folders),)
 
 
-def _cifar(format: str, suffix: str, short: str, *checksums: str) -> Form:
+def _cifar(format: str, suffix: str, kind: str, *checksums: str) -> Layout:
     names = (name + suffix for name in _CIFAR_NAMES)
-    folder = f"cifar-10-batches-{short}"
+    folder = f"cifar-10-batches-{suffix[1:] or 'py'}"
     folders = (folder, f"cifar10/{folder}", "cifar10", ".")
-    archive = {"bin": "cifar-10-binary.tar.gz", "py": "cifar-10-python.tar.gz"}[short]
-    return Form(format, dict(zip(names, checksums, strict=True)), folders, archive)
+    sums = dict(zip(names, checksums, strict=True))
+    return Layout(format, sums, folders, f"cifar-10-{kind}.tar.gz")
 
 
-FORMS: dict[str, tuple[Form, ...]] = {
+LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "mnist": _idx(
         ("mnist", "MNIST/raw", "MNIST", "mnist/MNIST/raw", "."),
         "6bbc9ace898e44ae57da46a324031adb",
@@ -71,9 +71,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "cifar10": (
         _cifar(
-            "binary",
-            ".bin",
-            "bin",
+            *("binary", ".bin", "binary"),
             "5dd7e06a14cb22eb9f671a540d1b7c25",
             "5ea93a67294ea407fff1d09f752e9692",
             "942cd6a4bcdd0dd3c604fbe906cb4421",
@@ -82,9 +80,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
             "803d5f7f4d78ea53de84dbe85f74fb6d",
         ),
         _cifar(
-            "pickle",
-            "",
-            "py",
+            *("pickle", "", "python"),
             "c99cafc152244af753f735de768cd75f",
             "d4bba439e000b95fd0a9bffe97cbabec",
             "54ebc095f3ab1f0389bbae665268c751",
@@ -94,11 +90,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ),
     ),
 }
-NAMES = (*FORMS, DIGITS)
-_FIGURES = tuple(str(n) for n in range(CLASSES))
-# What the classes are called, by the papers and pages of the sets.
+NAMES = (*LAYOUTS, DIGITS)
+# Class names, as the papers and web pages of the sets have them.
 LABELS: dict[str, tuple[str, ...]] = {
-    "mnist": _FIGURES,
+    "mnist": tuple("0123456789"),
     "fashion-mnist": (
         *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
         *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
@@ -107,9 +102,9 @@ LABELS: dict[str, tuple[str, ...]] = {
         *("airplane", "automobile", "bird", "cat", "deer"),
         *("dog", "frog", "horse", "ship", "truck"),
     ),
-    DIGITS: _FIGURES,
+    DIGITS: tuple("0123456789"),
 }
-# The shape of an image as it is stored.
+# Shapes of the stored images.
 SHAPES: dict[str, tuple[int, int, int]] = {
     "mnist": (1, 28, 28),
     "fashion-mnist": (1, 28, 28),
@@ -119,10 +114,10 @@ SHAPES: dict[str, tuple[int, int, int]] = {
 
 
 def identify(checksum: str) -> str | None:
-    """Return which known file has a checksum, such as ``train-images-idx3-ubyte of mnist``."""
-    for name, forms in FORMS.items():
-        for form in forms:
-            for file, known in form.checksums.items():
+    """Return the known file with a checksum, such as ``train-images-idx3-ubyte of mnist``."""
+    for name, layouts in LAYOUTS.items():
+        for layout in layouts:
+            for file, known in layout.checksums.items():
                 if known == checksum:
                     return f"{file} of {name}"
     return None

@@ -1,4 +1,4 @@
-"""Image sets in memory: MNIST, Fashion-MNIST and CIFAR-10 from files, digits from scikit-learn."""
+"""Load data sets: MNIST, Fashion-MNIST and CIFAR-10 from files, digits from scikit-learn."""
 
 from __future__ import annotations
 
@@ -6,30 +6,27 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import ConformalError, missing_extra, refusal
-from . import store as files
-from .catalogue import CLASSES, DIGITS, Form
-from .formats import check_counts, checked_labels, read_cifar_binary, read_cifar_pickle, read_idx
-from .pickles import Bytes
-
-_SIDE = 28  # of the images in idx files
+from . import files
+from .catalogue import CLASSES, DIGITS
+from .formats import Bytes, check_counts, read_arrays
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A set of images and their labels.
+    """Images and labels for training and test.
 
     Args:
-        name: of the set.
+        name: of the data set.
         train_images, test_images: (N, C, H, W), unsigned bytes; 0 is black and 255 white.
-        train_labels, test_labels: (N,), int64.
-        classes: how many there are.
+        train_labels, test_labels: (N,), int64, from 0 to ``classes`` - 1.
+        classes: their number, and the number of outputs of a network that is trained on them.
     """
 
     name: str
@@ -39,16 +36,24 @@ class Dataset:
     test_labels: Tensor
     classes: int = CLASSES
 
+    def __post_init__(self) -> None:
+        labels = torch.cat([self.train_labels, self.test_labels])
+        wrong = labels[(labels < 0) | (labels >= self.classes)]
+        if len(wrong):
+            expected, got = f"labels from 0 to {self.classes - 1}", str(wrong[0].item())
+            remedy = "Give the number of classes: Dataset(classes=...)."
+            raise refusal(f"dataset {self.name}", expected, got, remedy)
+
     def split(self, validation: float | int, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Return the set with some training images set aside, and one that tests on those.
+        """Set training images aside; return the rest, and a data set that tests on those.
 
         Args:
             validation: a share below 1, or a number of images.
-            seed: of the choice; it is the same for every run that leaves it alone.
+            seed: of the choice; runs that leave it alone set the same images aside.
 
         Examples:
-            >>> train, held = load("digits").split(0.1)
-            >>> len(train.train_labels), len(held.test_labels)
+            >>> train, held_out = load("digits").split(0.1)
+            >>> len(train.train_labels), len(held_out.test_labels)
             (1212, 135)
         """
         total = len(self.train_labels)
@@ -56,14 +61,13 @@ class Dataset:
             expected = f"a share below 1 or a whole number below {total}"
             raise refusal("validation", expected, str(validation), "0 sets nothing aside.")
         count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-        kept, held = order[count:].sort().values, order[:count].sort().values
-        images, labels = self.train_images, self.train_labels
-        train = replace(self, train_images=images[kept], train_labels=labels[kept])
-        return train, replace(train, test_images=images[held], test_labels=labels[held])
+        order = _order(total, seed)
+        train, held_out = self._choose(order[count:]), self._choose(order[:count])
+        images, labels = held_out.train_images, held_out.train_labels
+        return train, replace(train, test_images=images, test_labels=labels)
 
     def subset(self, count: int, seed: int = 0) -> Dataset:
-        """Return the set with so many training images: the first of an order that the seed decides.
+        """Return a data set with ``count`` of the training images, chosen by the seed.
 
         Examples:
             >>> len(load("digits").subset(100).train_labels)
@@ -73,27 +77,32 @@ class Dataset:
         if not 1 <= count <= total:
             expected = f"a whole number from 1 to {total}"
             raise refusal("subset", expected, str(count), "Leave it out to take all images.")
-        order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-        rows = order[:count].sort().values
-        return replace(
-            self, train_images=self.train_images[rows], train_labels=self.train_labels[rows]
-        )
+        return self._choose(_order(total, seed)[:count])
+
+    def _choose(self, rows: Tensor) -> Dataset:
+        rows = rows.sort().values
+        images, labels = self.train_images[rows], self.train_labels[rows]
+        return replace(self, train_images=images, train_labels=labels)
+
+
+def _order(total: int, seed: int) -> Tensor:
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))
 
 
 class Verdict(NamedTuple):
-    """What a check found: a file, and its fault or None."""
+    """The result of checking one file; ``fault`` is None if there is none."""
 
     path: str
     fault: str | None
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool = True) -> Dataset:
-    """Read a set into memory.
+    """Read a data set into memory.
 
     Args:
         name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` or ``"digits"``.
         root: the folder of the data; None takes CONFORMALLAYERS_DATA, else ``data``.
-        verify: compare checksums; False takes your own data in the same format.
+        verify: compare checksums; False accepts your own data in the same format.
 
     Examples:
         >>> load("digits").train_images.shape
@@ -101,65 +110,63 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
     """
     if name == DIGITS:
         return _digits()
-    place = files.located(name, files.data_root(root))
-    found = {
-        file: _parse(place.form, file, path, read(), verify)
-        for file, path, read in files.contents(place)
-    }
-    arrays: dict[str, list[Bytes]] = {}
-    for file in place.form.checksums:  # an archive may have another order
-        for key, array in found.pop(file).items():
-            arrays.setdefault(key, []).append(array)
-    train, test = (_joined(arrays, part, f"{name} in {place.path}") for part in ("train", "test"))
-    return Dataset(name, *train, *test)
+    place = files.require(name, files.data_root(root))
+    found = {}
+    for file, _, result in _read(place, verify):
+        if isinstance(result, ConformalError):
+            raise result
+        found[file] = result
+    parts: dict[str, list[Bytes]] = {}
+    for file in place.layout.checksums:  # in their order, which an archive may not have
+        part = "train" if file.startswith(("train", "data")) else "test"
+        for kind, array in found.pop(file).items():
+            parts.setdefault(f"{part}_{kind}", []).append(array)
+    tensors: list[Any] = []
+    for part in ("train", "test"):
+        images, labels = (np.concatenate(parts[f"{part}_{kind}"]) for kind in ("images", "labels"))
+        check_counts(len(images), len(labels), f"{part} part of {name} in {place.path}")
+        tensors += [torch.from_numpy(images), torch.from_numpy(labels).long()]
+    return Dataset(name, *tensors)
 
 
 def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
-    """Yield a verdict on every file of a set, then one on the set if its parts do not fit."""
+    """Yield a verdict on every file of a data set, and one on the whole if its parts do not fit."""
     if name == DIGITS:
         yield Verdict("scikit-learn's digits", None)
         return
-    where, sound = name, True
+    where, correct = name, True
     try:
-        place = files.located(name, root)
-        where = str(place.path)
-        for file, path, read in files.contents(place):
+        place = files.require(name, root)
+        for _, path, result in _read(place, verify):
             fault = None
-            try:
-                _parse(place.form, file, path, read(), verify)
-            except ConformalError as error:
-                fault = str(error).removeprefix(f"{path}: ")
-            sound = sound and fault is None
+            if isinstance(result, ConformalError):
+                fault, correct = str(result).removeprefix(f"{path}: "), False
             yield Verdict(str(path), fault)
-        if sound and not verify:  # the known files do fit
-            load(name, root, verify=False)
+        where = str(place.path)
+        if correct and not verify:
+            load(name, root, verify=False)  # the known files do fit together
     except ConformalError as error:
         yield Verdict(where, str(error).removeprefix(f"{where}: "))
 
 
-def _parse(form: Form, file: str, path: Path, data: bytes, verify: bool) -> dict[str, Bytes]:
-    """Return the arrays of one file under the names of Dataset's fields."""
-    part = "train" if file.startswith(("train", "data")) else "test"
-    where, digest = str(path), files.md5(data) if verify else ""
-    if verify:
-        files.check_identity(digest, form.checksums[file], where)
-    if form.format == "idx" and "images" in file:
-        found = {f"{part}_images": read_idx(data, where, (_SIDE, _SIDE))[:, None]}
-    elif form.format == "idx":
-        found = {f"{part}_labels": checked_labels(read_idx(data, where, ()), where)}
-    else:
-        reader = read_cifar_binary if form.format == "binary" else read_cifar_pickle
-        images, labels = reader(data, where)
-        found = {f"{part}_images": images, f"{part}_labels": labels}
-    if verify:
-        files.check_checksum(digest, form.checksums[file], where)
-    return found
-
-
-def _joined(arrays: dict[str, list[Bytes]], part: str, where: str) -> tuple[Tensor, Tensor]:
-    images, labels = (np.concatenate(arrays[f"{part}_{kind}"]) for kind in ("images", "labels"))
-    check_counts(len(images), len(labels), f"{part} part of {where}")
-    return torch.from_numpy(images), torch.from_numpy(labels).long()
+def _read(
+    place: files.Place, verify: bool
+) -> Iterator[tuple[str, Path, dict[str, Bytes] | ConformalError]]:
+    """Yield name and path of every file with its arrays, or with the error that it leads to."""
+    for path in place.paths():
+        name = path.name
+        try:
+            for name, where, data in files.read_files(place.layout, path):
+                try:
+                    # The format goes first: its errors say more than a checksum does.
+                    arrays = read_arrays(place.layout.format, name, data, str(where))
+                    if verify:
+                        files.check_md5(data, place.layout.checksums[name], str(where))
+                    yield name, where, arrays
+                except ConformalError as error:
+                    yield name, where, error
+        except ConformalError as error:  # of a file that cannot be read
+            yield name, path, error
 
 
 def _digits() -> Dataset:

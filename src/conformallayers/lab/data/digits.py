@@ -1,4 +1,4 @@
-"""scikit-learn's digits as tensors: 1797 grey images of 8×8 that come with the package."""
+"""scikit-learn's digits as tensors: 1797 grey images of 8×8, which come with that package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Digits(NamedTuple):
 
 
 def digits() -> Digits:
-    """Load the digits; a quarter of each class is the test set, always the same quarter.
+    """Load the digits; a quarter of each class, always the same one, is the test set.
 
     Examples:
         >>> data = digits()

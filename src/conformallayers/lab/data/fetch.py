@@ -1,164 +1,143 @@
-"""Bring the files of a set to the data root, from a folder or a web address the user names."""
+"""Fetch the files of a data set from a folder or a web address that the user names."""
 
 from __future__ import annotations
 
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ...errors import ConformalError, refusal
-from ..experiments.writing import write_whole
-from . import store as files
-from .catalogue import DIGITS, Form
+from ...utils.files import replace_file
+from . import files
+from .catalogue import DIGITS, Layout
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
 
 
+class _Download(NamedTuple):
+    """A file to fetch: its layout, its place below the data root, and its address."""
+
+    layout: Layout
+    target: Path
+    address: str
+
+
 def get(name: str, root: Path, source: str | None, console: Console | None = None) -> list[Path]:
-    """Fetch a set; what is already there and right is left alone.
+    """Fetch a data set; files that exist and are correct are kept.
 
     Args:
-        name: of the set.
+        name: of the data set.
         root: the data root.
-        source: a folder with the files in a layout that is read, or the address of a folder on the
-            web that starts with http:// or https://.
+        source: a folder with the files in a known layout, or the address of a folder on the web
+            that starts with http:// or https://.
         console: where to show progress; None takes the terminal.
 
     Returns:
         The files that were written.
     """
-    forms = files.known(name)
-    if name == DIGITS or _complete(name, root):
+    layouts = files.layouts_of(name)
+    place = None if name == DIGITS else files.locate(name, root)
+    if name == DIGITS or (place is not None and not place.missing() and not _wrong(place)):
         return []
     if source is None:
-        where = root / forms[0].folders[0]
-        wanted = ", ".join(forms[0].checksums) + " (or .gz)" * (forms[0].format == "idx")
-        archives = [f"{form.archive} in {root}" for form in forms if form.archive]
-        raise refusal(
-            f"data get {name}",
-            "--source with a folder or a web address",
-            "none",
-            f"Or put {' or '.join([f'{wanted} in {where}', *archives])}.",
-        )
+        wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"
+        archives = [f"{layout.archive} in {root}" for layout in layouts if layout.archive]
+        expected = "--source with a folder or a web address"
+        remedy = f"Or put {' or '.join([wanted, *archives])}."
+        raise refusal(f"data get {name}", expected, "none", remedy)
     if source.startswith(("http://", "https://")):
-        written = _download(forms, root, source.rstrip("/"), console or Console())
+        wanted_files = _from_web(layouts, root, source.rstrip("/"))
     else:
-        written = _copy(name, root, Path(source).expanduser())
-    for path in _wrong(files.located(name, root)):
+        wanted_files = _from_folder(name, root, Path(source).expanduser())
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    written = []
+    with Progress(*columns, console=console or Console()) as progress:
+        for choices in wanted_files:
+            if not any(_correct(layout, target) for layout, target, _ in choices):
+                written.append(_fetch(choices, progress))
+    for path in _wrong(files.require(name, root)):
         got = "another one, which is read before the one that was fetched"
         raise refusal(str(path), "the file of this name", got, "Move it away.")
     return written
 
 
-def _complete(name: str, root: Path) -> bool:
-    place = files.locate(name, root)
-    return place is not None and not place.missing() and not _wrong(place)
-
-
-def _wrong(place: files.Place) -> list[Path]:
-    """Return the files of a place that are not what they are called."""
-    return [path for path in sorted(set(place.files().values())) if not _right(place.form, path)]
-
-
-def _copy(name: str, root: Path, source: Path) -> list[Path]:
+def _from_folder(name: str, root: Path, source: Path) -> Iterator[list[_Download]]:
     if not source.is_dir():
         expected, got = "a folder, or an address that starts with http", f"{source}, which is none"
         raise refusal("data get --source", expected, got, "Name the folder that holds the files.")
-    place = files.located(name, source)
-    folder = root if place.archived else root / place.form.folders[0]
-    written = []
-    for path in sorted(set(place.files().values())):
-        target = folder / path.name
-        if _right(place.form, target):
-            continue
-        with path.open("rb") as stream:
-            _write(place.form, target, iter(lambda: stream.read(_CHUNK), b""))
-        written.append(target)
-    return written
+    place = files.require(name, source.resolve())
+    folder = root if place.archived else root / place.layout.folders[0]
+    for path in place.paths():
+        yield [_Download(place.layout, folder / path.name, path.as_uri())]
 
 
-def _download(forms: tuple[Form, ...], root: Path, base: str, console: Console) -> list[Path]:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    written = []
-    with Progress(*columns, console=console) as progress:
-        for choices in _choices(forms, root):
-            if any(_right(form, target) for form, target in choices):
-                continue
-            form, target, stream = _first(base, choices)
-            with stream:
-                length = stream.headers.get("Content-Length")
-                task = progress.add_task(target.name, total=int(length) if length else None)
-                _write(form, target, _chunks(stream, target.name, partial(progress.advance, task)))
-            written.append(target)
-    return written
-
-
-def _choices(forms: tuple[Form, ...], root: Path) -> Iterator[list[tuple[Form, Path]]]:
-    """Yield for each file wanted the paths under which it will do, the smallest first."""
-    archives = [(form, root / form.archive) for form in forms if form.archive is not None]
-    if archives:
-        yield archives
+def _from_web(layouts: tuple[Layout, ...], root: Path, base: str) -> Iterator[list[_Download]]:
+    """Yield the alternatives for each wanted file, the smallest first."""
+    first = layouts[0]
+    if first.archive is not None:
+        yield [
+            _Download(form, root / f"{form.archive}", f"{base}/{form.archive}") for form in layouts
+        ]
         return
-    folder = root / forms[0].folders[0]
-    for name in forms[0].checksums:
-        yield [(forms[0], folder / f"{name}.gz"), (forms[0], folder / name)]
+    for name in first.checksums:
+        names = f"{name}.gz", name
+        yield [_Download(first, root / first.folders[0] / n, f"{base}/{n}") for n in names]
 
 
-def _first(base: str, choices: list[tuple[Form, Path]]) -> tuple[Form, Path, Any]:
-    """Open the first file that the address has."""
+def _fetch(choices: list[_Download], progress: Progress) -> Path:
+    """Write the first alternative that exists, under its name once it is complete and correct."""
     reasons = []
-    for form, path in choices:
-        address = f"{base}/{path.name}"
+    for layout, target, address in choices:
         try:
-            return form, path, urllib.request.urlopen(address, timeout=_TIMEOUT)
+            stream = urllib.request.urlopen(address, timeout=_TIMEOUT)
         except (OSError, ValueError, HTTPException) as error:
             reasons.append(f"{address}: {error}")
+            continue
+
+        def check(temporary: str, layout: Layout = layout, name: str = target.name) -> None:
+            _verify(layout, Path(temporary), name)
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with stream:
+            replace_file(target, _chunks(stream, target.name, progress), check)
+        return target
     remedy = "Name the address of the folder that holds the files."
     raise refusal("data get --source", "files at that address", "; ".join(reasons), remedy)
 
 
-def _chunks(stream: Any, name: str, advance: Callable[[int], None]) -> Iterator[bytes]:
+def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
+    length = stream.headers.get("Content-Length")
+    task = progress.add_task(name, total=int(length) if length else None)
     try:
         while chunk := stream.read(_CHUNK):
             yield chunk
-            advance(len(chunk))
+            progress.advance(task, len(chunk))
     except (OSError, HTTPException) as error:
         remedy = "Run the command again; finished files are kept."
         raise refusal(f"data get, {name}", "the whole file", str(error), remedy) from error
 
 
-def _write(form: Form, target: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file that takes its name when it is whole and right."""
-
-    def write(path: Path) -> None:
-        with path.open("wb") as stream:
-            stream.writelines(chunks)
-        _verify(form, path, target.name)
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, write)
+def _wrong(place: files.Place) -> list[Path]:
+    """Return the files of a place that differ from the known ones."""
+    return [path for path in place.paths() if not _correct(place.layout, path)]
 
 
-def _right(form: Form, path: Path) -> bool:
+def _correct(layout: Layout, path: Path) -> bool:
     try:
-        _verify(form, path, path.name)
+        _verify(layout, path, path.name)
     except ConformalError:
         return False
     return True
 
 
-def _verify(form: Form, path: Path, called: str) -> None:
-    """Refuse a file, or an archive, that is not the one it is called."""
-    if called == form.archive:
-        for name, _, read in files.contents(files.Place(form, path, True)):
-            files.check_checksum(files.md5(read()), form.checksums[name], f"{name} in {called}")
-        return
-    name = next(name for name in form.checksums if called in form.spellings(name))
-    files.check_checksum(files.md5(files.read(path)), form.checksums[name], called)
+def _verify(layout: Layout, path: Path, called: str) -> None:
+    """Compare the checksums of a file, or of all files in an archive."""
+    for name, _, data in files.read_files(layout, path, called):
+        where = called if called != layout.archive else f"{name} in {called}"
+        files.check_md5(data, layout.checksums[name], where)

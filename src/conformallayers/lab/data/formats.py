@@ -1,7 +1,4 @@
-"""The byte formats of image sets: idx (MNIST), and the binary and python forms of CIFAR-10.
-
-Each reader takes decompressed bytes and the name to use in a refusal, and checks all it can see.
-"""
+"""Parse the file formats of data sets: idx (MNIST), and CIFAR-10's binary and python versions."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ import numpy.typing as npt
 
 from ...errors import ConformalError, refusal
 from .catalogue import CLASSES
-from .pickles import Bytes, PickleRefused, read_pickle
+from .cifar_pickle import PickleRefused, read_pickle
 
+Bytes = npt.NDArray[np.uint8]
 _UBYTE = 8  # the code of unsigned bytes in the third byte of an idx file
 _AGAIN = "Get the file again: it is damaged, or another one under this name."
 CIFAR_SHAPE = (3, 32, 32)
@@ -27,7 +25,7 @@ def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
 
     Args:
         data: the file's bytes.
-        where: names it in a refusal.
+        where: the name for error messages.
         item_shape: of one item: (28, 28) for images, () for labels.
 
     Examples:
@@ -37,37 +35,38 @@ def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
     axes = 1 + len(item_shape)
     magic = bytes([0, 0, _UBYTE, axes])
     if data[:4] != magic:
-        raise refusal(where, f"the idx magic {magic.hex()}", _shown(data[:4]), _AGAIN)
+        got = data[:4].hex() or "an empty file"
+        raise refusal(where, f"the idx magic {magic.hex()}", got, _AGAIN)
     start = 4 + 4 * axes
     if len(data) < start:
-        raise _truncated(where, start, len(data))
+        raise _wrong_size(where, start, len(data))
     count, *sizes = struct.unpack(f">{axes}I", data[4:start])
     if tuple(sizes) != item_shape or not count:
         expected = " × ".join(["N", *map(str, item_shape)])
         got = " × ".join(map(str, [count, *sizes]))
         raise refusal(where, f"{expected} bytes with N > 0", f"{got} in its header", _AGAIN)
     if len(data) != start + count * math.prod(item_shape):
-        raise _truncated(where, start + count * math.prod(item_shape), len(data))
+        raise _wrong_size(where, start + count * math.prod(item_shape), len(data))
     return np.frombuffer(data, np.uint8, offset=start).reshape(count, *item_shape)
 
 
-def read_cifar_binary(data: bytes, where: str) -> tuple[Bytes, Bytes]:
+def read_cifar_binary(data: bytes, where: str) -> dict[str, Bytes]:
     """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*.bin``."""
     record = 1 + _PIXELS
     if not data or len(data) % record:
         whole = max(1, -(-len(data) // record)) * record
-        raise _truncated(where, whole, len(data), f"a multiple of {record} bytes such as {whole}")
+        raise _wrong_size(where, whole, len(data), f"a multiple of {record} bytes such as {whole}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-    return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), checked_labels(rows[:, 0], where)
+    labels = _checked_labels(rows[:, 0], where)
+    return {"images": rows[:, 1:].reshape(-1, *CIFAR_SHAPE), "labels": labels}
 
 
-def read_cifar_pickle(data: bytes, where: str) -> tuple[Bytes, Bytes]:
+def read_cifar_pickle(data: bytes, where: str) -> dict[str, Bytes]:
     """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*``; nothing is executed."""
     try:
-        found = read_pickle(data)
+        entries = read_pickle(data)
     except PickleRefused as error:
         raise refusal(where, "a pickle of arrays, lists and text", str(error), _AGAIN) from error
-    entries: dict[Any, Any] = found if isinstance(found, dict) else {}
     images, labels = entries.get("data"), entries.get("labels")
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         expected, got = f"an entry data of shape (N, {_PIXELS})", getattr(images, "shape", "none")
@@ -75,11 +74,30 @@ def read_cifar_pickle(data: bytes, where: str) -> tuple[Bytes, Bytes]:
     if not isinstance(labels, list) or not all(type(n) is int for n in labels):
         raise refusal(where, "an entry labels with a list of whole numbers", "none", _AGAIN)
     check_counts(len(images), len(labels), where)
-    return images.reshape(-1, *CIFAR_SHAPE), checked_labels(np.array(labels, object), where)
+    classes = _checked_labels(np.array(labels, object), where)
+    return {"images": images.reshape(-1, *CIFAR_SHAPE), "labels": classes}
 
 
-def checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
-    """Return the labels as bytes, or refuse one that is no class."""
+def read_arrays(format: str, file: str, data: bytes, where: str) -> dict[str, Bytes]:
+    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds.
+
+    Args:
+        format: ``"idx"``, ``"binary"`` or ``"pickle"``.
+        file: its name in the catalogue; an idx file has either images or labels.
+        data: its decompressed bytes.
+        where: the name for error messages.
+    """
+    if format == "binary":
+        return read_cifar_binary(data, where)
+    if format == "pickle":
+        return read_cifar_pickle(data, where)
+    if "images" in file:
+        return {"images": read_idx(data, where, (28, 28))[:, None]}
+    return {"labels": _checked_labels(read_idx(data, where, ()), where)}
+
+
+def _checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
+    """Return the labels as bytes, or refuse one that is out of range."""
     wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
     if len(wrong):
         place = int(wrong[0])
@@ -89,16 +107,12 @@ def checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
 
 
 def check_counts(images: int, labels: int, where: str) -> None:
-    """Refuse images and labels that differ in number, or are none."""
+    """Refuse images and labels that differ in number, and empty sets."""
     if images != labels or not images:
         remedy = "Both must come from the same set; get them again."
         raise refusal(where, "as many labels as images", f"{images} and {labels}", remedy)
 
 
-def _truncated(where: str, expected: int, got: int, text: str | None = None) -> ConformalError:
+def _wrong_size(where: str, expected: int, got: int, text: str | None = None) -> ConformalError:
     state = "truncated" if got < expected else "too long"
     return refusal(where, text or f"{expected} bytes", f"{got}: it is {state}", _AGAIN)
-
-
-def _shown(start: bytes) -> str:
-    return start.hex() or "an empty file"

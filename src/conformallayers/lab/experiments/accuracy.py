@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ...errors import ConformalError, refusal
+from ...utils.files import write_json
 from ...utils.text import table
 from ..training.config import DEFAULTS, TrainConfig, make_config
 from ..training.evaluate import CHECKPOINT
@@ -20,7 +21,6 @@ from ..training.train import Stopped, train
 from . import paper
 from .paper import Cell
 from .records import mean_and_spread
-from .writing import write_json
 
 Row = dict[str, Any]
 UNCHECKED = ", other data"  # behind the setting of rows whose data was not compared with the set's

@@ -14,9 +14,9 @@ from ... import networks
 from ...errors import refusal
 from ...folding.fold import fold
 from ...folding.strategies import STRATEGIES
+from ...utils.memory import available, parse_size
 from ...utils.text import size
 from ..report import figures
-from ..training.memory import available, parse_size
 from .inference import FOLDED, LAYERS, RELU, measure_alone
 from .records import Row, command_line, kept, provenance, write_record
 

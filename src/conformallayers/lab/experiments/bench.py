@@ -23,10 +23,10 @@ from ...folding.folded import Folded
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ..report import figures
-from ..training.measure import Timing, interleave
 from ..training.runs import commit
 from .engines import Engine, relu_engines
 from .records import command_line, provenance
+from .timing import Timing, interleave
 
 SHAPE = networks.IMAGE_SHAPE
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones get fewer rounds

@@ -26,7 +26,7 @@ import conformallayers as cl
 from ...errors import refusal
 from ..data.digits import CLASSES, SHAPE, Digits, digits
 from ..report import figures
-from ..training.measure import interleaved
+from .timing import interleaved
 
 BATCHES = (1, 64)
 

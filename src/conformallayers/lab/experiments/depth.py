@@ -20,8 +20,8 @@ from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ..report import figures
-from ..training.measure import Timing, interleave
 from .records import Row, command_line, kept, provenance, write_record
+from .timing import Timing, interleave
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"

@@ -17,8 +17,8 @@ from torch import nn
 from ... import networks
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
-from ..training.measure import quartiles
-from ..training.memory import peak, settle
+from ...utils.memory import peak, settle
+from .timing import quartiles
 
 Row = dict[str, Any]
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"

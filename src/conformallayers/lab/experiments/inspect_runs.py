@@ -18,6 +18,7 @@ from ...errors import refusal
 from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
+from ...utils.files import write_json
 from ..data.batches import as_input
 from ..data.datasets import Dataset, load
 from ..report.figures import save
@@ -25,7 +26,6 @@ from ..training.config import TrainConfig
 from ..training.evaluate import checkpoint_of, trained
 from .insights import inspection_figures
 from .records import Row, command_line, kept, provenance
-from .writing import write_json
 
 RECORD = "inspect.json"
 _SAMPLES = 1000  # default number of images

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ...errors import refusal
+from ...utils.files import write_csv, write_json
 from ..training.runs import commit
-from .writing import write_csv, write_json
 
 Row = dict[str, Any]
 

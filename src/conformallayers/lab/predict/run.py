@@ -13,7 +13,7 @@ from typing import BinaryIO, TextIO, TypeVar
 import numpy as np
 
 from ...errors import ClosedPipe, ConformalError, refusal
-from ..experiments.writing import write_whole
+from ...utils.files import staged_files
 from .arrays import Array, Unreadable, as_sample, read_row
 from .engines import Network, Setup
 from .images import need_pillow, read_image
@@ -89,15 +89,9 @@ def run_predict(
         if out is None:
             stream = sys.stdout if stdout is None else stdout
             return _write(batches, stream, network, options, format, Bar(paths, network, stream))
-        counts: list[int] = []
-
-        def write(partial: Path) -> None:
-            with partial.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                bar = Bar(paths, network, file)
-                counts.append(_write(batches, file, network, options, format, bar))
-
-        write_whole(out, write)
-        return counts[0]
+        (staged,) = stack.enter_context(staged_files(out))
+        with open(staged, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return _write(batches, file, network, options, format, Bar(paths, network, file))
 
 
 def score(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from matplotlib.ticker import LogFormatter
 from torch import Tensor
 
 from ...nn.activations import ReSPro
-from ..experiments.writing import write_whole
+from ...utils.files import staged_files
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 _FLOOR = -1.7  # height of the contour lines below a surface
@@ -34,7 +33,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     with matplotlib.rc_context(STYLE):
         for path in paths:
             options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
-            write_whole(path, partial(figure.savefig, **options))
+            with staged_files(path) as (staged,):
+                figure.savefig(staged, format=path.suffix[1:], **options)
     return paths
 
 

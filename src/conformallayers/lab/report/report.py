@@ -13,8 +13,8 @@ import jinja2
 
 from ... import __version__
 from ...errors import refusal
+from ...utils.files import replace_file
 from ..experiments import paper
-from ..experiments.writing import write_whole
 from ..training.runs import commit
 from . import sections
 from .sections import Context, Record
@@ -49,7 +49,7 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
         raise refusal("report --out", "a file", f"the folder {out}", remedy)
     text = _render(results)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, lambda partial_file: partial_file.write_text(text, "utf-8"))
+    replace_file(out, [text.encode()])
     return out
 
 

@@ -1,1 +1,1 @@
-"""Train, checkpoint, resume and evaluate."""
+"""Train networks, checkpoint and resume runs, evaluate them."""

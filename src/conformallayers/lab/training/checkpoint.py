@@ -1,4 +1,4 @@
-"""Checkpoints of training: weights, optimiser and numbers in one safetensors file, no pickle."""
+"""Training checkpoints: weights, optimizer state and metrics in one safetensors file, no pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ..experiments.writing import write_whole
+from ...utils.files import replace_file
 from .saved_models import CHECKPOINT_FORMAT as _KIND
 
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
@@ -21,7 +21,7 @@ _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file holds: tensors by flat name, and everything else as JSON would have it."""
+    """The contents of a checkpoint: tensors by flat name, and everything else as JSON values."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
@@ -34,12 +34,12 @@ def save(
 
     Args:
         path: of the file.
-        model: its parameters and buffers, also those that are no part of ``state_dict``.
-        optimizer: over ``model.parameters()``, all of them, in their order.
-        state: anything that JSON can hold.
+        model: whose parameters and buffers are stored, non-persistent buffers included.
+        optimizer: over all of ``model.parameters()``, in their order.
+        state: JSON values.
     """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for name, buffer in model.named_buffers():  # such as the vectors of spectral radii
+    for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
         if f"model.{name}" not in tensors:
             tensors[f"buffer.{name}"] = buffer
     names = [name for name, _ in model.named_parameters()]
@@ -50,11 +50,11 @@ def save(
     tensors["rng"] = torch.get_rng_state()
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {"format": _KIND, "state": json.dumps(state)}
-    write_whole(path, lambda partial: partial.write_bytes(to_bytes(plain, metadata)))
+    replace_file(path, [to_bytes(plain, metadata)])
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, or refuse a file that is none."""
+    """Read a checkpoint; raise an error if the file is something else."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -74,27 +74,27 @@ def restore(
     optimizer: torch.optim.Optimizer | None = None,
     where: str = "checkpoint",
 ) -> None:
-    """Put a checkpoint into a model, and if there is one into its optimiser and torch's generator."""
-    weights = _below("model.", checkpoint.tensors)
+    """Load a checkpoint into a model, and with an optimizer also into that and torch's generator."""
+    weights = _with_prefix("model.", checkpoint.tensors)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise refusal(where, f"weights of {type(model).__name__}", reason, _REMEDY) from error
     device = next(model.parameters()).device
-    for name, buffer in _below("buffer.", checkpoint.tensors).items():
+    for name, buffer in _with_prefix("buffer.", checkpoint.tensors).items():
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, buffer.to(device))
     if optimizer is None:
         return
     positions = {name: index for index, (name, _) in enumerate(model.named_parameters())}
     entries: dict[int, dict[str, Tensor]] = {}
-    for name, value in _below("optimizer.", checkpoint.tensors).items():
+    for name, value in _with_prefix("optimizer.", checkpoint.tensors).items():
         parameter, _, key = name.rpartition(":")
         entries.setdefault(positions[parameter], {})[key] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
     torch.set_rng_state(checkpoint.tensors["rng"])
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

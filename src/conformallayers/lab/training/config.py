@@ -1,4 +1,4 @@
-"""What a training run does: options checked once, before anything is read or written."""
+"""The options of a training run, validated before anything is read or written."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ from pydantic import (
 from ... import networks
 from ...errors import ConformalError, refusal
 from ...nn.extra_layers import Centre
+from ...utils.text import suggest
+from ..data.catalogue import CLASSES
 from .recipes import recipe
 
 NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
-_OF_NETWORKS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
-_NAMES = ("network", "dataset")
-_NONE_AT_ZERO = ("hidden", "gain", "dropout")  # 0 has none even where a recipe has one
-_FILLED = {"pool_stride": 2, "alpha": "young"}  # what None stands for where the option applies
+_NETWORK_OPTIONS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
+_REQUIRED = ("network", "dataset")
+_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
+_NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
 
 
 class TrainConfig(BaseModel):
-    """The options of a run; saved beside its results, and compared when it is resumed."""
+    """The options of a run; stored in its folder, and compared when it is resumed.
+
+    ``classes``, the number of outputs, is no option of the user: it follows from the data set.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -65,19 +70,20 @@ class TrainConfig(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: PositiveInt | None = None
     device: str = "cpu"
+    classes: PositiveInt = CLASSES
 
     @field_validator("alpha", mode="before")
     @classmethod
-    def _number_if_it_is_one(cls, value: Any) -> Any:
+    def _parse_alpha(cls, value: Any) -> Any:
         try:
             number = float(value)
         except (TypeError, ValueError):
             return value
-        return number if math.isfinite(number) else str(value)  # which the network refuses
+        return number if math.isfinite(number) else str(value)  # the network refuses it
 
     @field_validator("device")
     @classmethod
-    def _device_is_there(cls, value: str) -> str:
+    def _check_device(cls, value: str) -> str:
         try:
             torch.empty(1, device=value)
         except (RuntimeError, AssertionError) as error:
@@ -88,15 +94,16 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _options_fit_the_network(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _check_network_options(cls, values: dict[str, Any]) -> dict[str, Any]:
         name = values.get("network")
         if name not in NETWORKS:
-            raise refusal("train", f"a network of {', '.join(NETWORKS)}", repr(name), "Name one.")
+            remedy = f"Name one.{suggest(str(name), NETWORKS)}"
+            raise refusal("train", f"a network of {', '.join(NETWORKS)}", repr(name), remedy)
         accepted = inspect.signature(getattr(networks, name)).parameters
-        for option in _OF_NETWORKS:
+        for option in _NETWORK_OPTIONS:
             if option in accepted:
-                if values.get(option) is None and option in _FILLED:
-                    values = {**values, option: _FILLED[option]}
+                if values.get(option) is None and option in _NETWORK_DEFAULTS:
+                    values = {**values, option: _NETWORK_DEFAULTS[option]}
             elif not _unset(values.get(option)):
                 raise _refused(option, f"no such option for {name}", repr(values[option]))
         if "depth" in accepted and values.get("depth") is None:
@@ -108,15 +115,15 @@ class TrainConfig(BaseModel):
         return values
 
     def build(self) -> torch.nn.Module:
-        """Return the network with random weights, behind a Centre if one is asked for."""
+        """Return the network with random weights, after a Centre if ``centre`` is set."""
         network = getattr(networks, self.network)
-        chosen = {name: getattr(self, name) for name in _OF_NETWORKS}
+        chosen = {name: getattr(self, name) for name in _NETWORK_OPTIONS}
         given = {
             key: value
             for key, value in chosen.items()
-            if not (_unset(value) or (key in _NONE_AT_ZERO and not value))
+            if not (_unset(value) or (key in _OFF_AT_ZERO and not value))
         }
-        module: torch.nn.Module = network(**given)
+        module: torch.nn.Module = network(**given, num_classes=self.classes)
         if self.centre:
             return torch.nn.Sequential(
                 OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module)
@@ -124,12 +131,12 @@ class TrainConfig(BaseModel):
         return module
 
     def command(self, extra: Mapping[str, Any]) -> str:
-        """Return the command line of the run; ``extra`` has what does not change its outcome."""
+        """Return the command line of the run; ``extra`` has options that do not change its result."""
         words = ["conformallayers", "train", self.network, self.dataset]
-        usual = {**DEFAULTS, **_FILLED}
+        usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
         if self.recipe:
             usual |= recipe(self.recipe, self.network, self.dataset)
-        options = self.model_dump(exclude=set(_NAMES))
+        options = self.model_dump(exclude={*_REQUIRED, "classes"})
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
         options |= {key: value for key, value in extra.items() if not _unset(value)}
         for name, value in options.items():
@@ -137,22 +144,24 @@ class TrainConfig(BaseModel):
             if isinstance(value, bool):
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             else:
-                words += [f"--{flag}", _shown(value)]
+                words += [f"--{flag}", _option_text(value)]
         return shlex.join(words)
 
     @property
     def folder(self) -> Path:
-        """Where the run is written unless told otherwise."""
+        """The default folder of the run."""
         depth = f"-depth{self.depth}" if self.depth else ""
         return Path("runs") / f"{self.network}{depth}-{self.dataset}-seed{self.seed}"
 
 
-# What an option is in a record that was written before there was such an option.
-DEFAULTS = {n: field.default for n, field in TrainConfig.model_fields.items() if n not in _NAMES}
+# Also the values of options that older records do not have.
+DEFAULTS = {
+    name: field.default for name, field in TrainConfig.model_fields.items() if name not in _REQUIRED
+}
 
 
 def make_config(**options: Any) -> TrainConfig:
-    """Check the options of a run; the first that is wrong is refused in one line.
+    """Validate the options of a run; the first wrong one raises an error of one line.
 
     Examples:
         >>> make_config(network="LeNetCL", dataset="digits", alpha="0.5").alpha
@@ -165,7 +174,7 @@ def make_config(**options: Any) -> TrainConfig:
     try:
         config = TrainConfig(**options)
         with torch.device("meta"):
-            config.build()  # the modules check what is theirs, such as alpha
+            config.build()  # modules validate their own options, such as alpha
     except ValidationError as error:
         raise _one_line(error) from None
     return config
@@ -178,7 +187,12 @@ def _one_line(error: ValidationError) -> ConformalError:
         return cause
     name = str(first["loc"][0]) if first["loc"] else "options"
     if first["type"] == "extra_forbidden":
-        return _refused(name, "an option of train", "another")
+        return _refused(
+            name,
+            "an option of train",
+            "another",
+            suggest(name, [n for n in DEFAULTS if n != "classes"]),
+        )
     expected = first["msg"].removeprefix("Input should be ")
     if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction
         expected = expected.partition(",")[0]
@@ -187,14 +201,14 @@ def _one_line(error: ValidationError) -> ConformalError:
     return _refused(name, expected, repr(first["input"]))
 
 
-def _refused(option: str, expected: str, got: str) -> ConformalError:
+def _refused(option: str, expected: str, got: str, suggestion: str = "") -> ConformalError:
     flag = f"train --{option.replace('_', '-')}"
-    return refusal(flag, expected, got, "See conformallayers train --help.")
+    return refusal(flag, expected, got, f"See conformallayers train --help.{suggestion}")
 
 
 def _unset(value: Any) -> bool:
     return value is None or value is False
 
 
-def _shown(value: Any) -> str:
+def _option_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -1,4 +1,4 @@
-"""Measure the accuracy of a trained network: layer by layer, and folded."""
+"""Measure the accuracy of trained networks, layer by layer and folded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
 from ..data.datasets import Dataset, load
-from ..data.inputs import native_shape
+from ..data.image_adapter import native_shape
 from . import checkpoint
 from .config import TrainConfig, make_config
 from .distributed import Ranks
@@ -32,44 +32,46 @@ def accuracy(
     images: Tensor,
     labels: Tensor,
     device: str = "cpu",
-    among: Ranks | None = None,
+    ranks: Ranks | None = None,
 ) -> float:
-    """Return the share of images whose largest score is the label's, all ranks together.
+    """Return the share of correctly classified images, of all ranks together.
 
     Args:
-        model: takes (B, 3, 32, 32); what it does with its layers is up to the caller.
+        model: (B, 3, 32, 32) → (B, classes).
         images: (N, C, H, W), unsigned bytes.
         labels: (N,).
         device: of the model.
-        among: the processes that share the work.
+        ranks: the processes that share the images.
     """
-    among = among or Ranks()
-    batches = Batches(images, labels, _BATCH, device=device, rank=among.rank, world=among.world)
+    ranks = ranks or Ranks()
+    batches = Batches(
+        images, labels, _BATCH, device=device, rank=ranks.rank, world_size=ranks.world_size
+    )
     right = 0
     with torch.inference_mode():
         for x, y in batches:
-            right += int((model(x).argmax(1) == y).sum())
-    return among.total(right, device=device)[0] / len(labels)
+            right += _count_right(model(x), y)
+    return ranks.sum(right, device=device)[0] / len(labels)
 
 
-def both_ways(
+def accuracy_by_path(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
     device: str = "cpu",
-    among: Ranks | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Return the accuracy layer by layer and folded, and the strategy of the fold.
+    """Return the accuracy layer by layer (``layers``) and ``folded``, and the fold's ``strategy``.
 
-    A network without ConformalLayers does not fold: its two last entries are None.
+    A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
     """
     model = model.eval()
     with layer_by_layer():
-        layers = accuracy(model, images, labels, device, among)
+        layers = accuracy(model, images, labels, device, ranks)
     found: dict[str, Any] = {"layers": layers, "folded": None, "strategy": None}
     if any(isinstance(module, ConformalLayers) for module in model.modules()):
         folded = fold(model, IMAGE_SHAPE)
-        found["folded"] = accuracy(folded, images, labels, device, among)
+        found["folded"] = accuracy(folded, images, labels, device, ranks)
         found["strategy"] = folded.strategy
     return found
 
@@ -82,17 +84,17 @@ def evaluate(
     verify: bool = True,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Measure a trained network, or a fold, on the test images of a set.
+    """Measure a trained network, or a fold, on the test images of a data set.
 
     Args:
         run: the folder of a run, a checkpoint, or a file of :func:`conformallayers.save`.
-        dataset: its name, or the set; None takes the one it was trained on.
+        dataset: or its name; None takes the one that the network was trained on.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         device: where to run.
 
     Returns:
-        network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``;
-        None where there is none.
+        network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``,
+        each None where it does not apply.
     """
     model = load_model(run, "evaluate", device)
     if not isinstance(dataset, Dataset):
@@ -117,7 +119,7 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
         if native_shape(module) != IMAGE_SHAPE or white != WHITE:
             got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
             raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
-        return both_ways(module, images, labels, device)
+        return accuracy_by_path(module, images, labels, device)
 
     def run(x: Tensor) -> Tensor:
         result: Tensor = module((white * x).to(module.dtype))
@@ -137,17 +139,24 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
 def _as_stored(
     run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, device: str
 ) -> float:
-    """Return the accuracy of a fold that takes images as they are stored."""
+    """Return the accuracy of a fold that takes images in their stored shape."""
     right = 0
     with torch.inference_mode():
         for x, y in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
-            scores = run(x.to(device, torch.float32).div_(255))
-            right += int((scores.argmax(1) == y.to(device)).sum())
+            right += _count_right(run(x.to(device, torch.float32).div_(255)), y.to(device))
     return right / len(labels)
 
 
+def _count_right(scores: Tensor, labels: Tensor) -> int:
+    if len(labels) and int(labels.max()) >= scores.shape[1]:
+        expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
+        remedy = "Name the data set that the network was trained on."
+        raise refusal("evaluate --dataset", expected, str(int(labels.max())), remedy)
+    return int((scores.argmax(1) == labels).sum())
+
+
 def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:
-    """Return the checkpoint of a run's folder, or the file itself; refuse what is not there."""
+    """Return the path of a checkpoint, given that of the run or its own; raise an error if missing."""
     path = Path(run)
     path = path / CHECKPOINT if path.is_dir() else path
     if not path.is_file():

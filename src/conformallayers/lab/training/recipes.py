@@ -1,17 +1,20 @@
-"""Recipes: options of a run that belong together, one table by family of networks and data set."""
+"""Recipes: tested combinations of training options, by network family and data set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from ... import networks
 from ...errors import refusal
+from ...utils.text import suggest
+from ..data.catalogue import NAMES
 
 Options = Mapping[str, Any]
 FAMILIES = {"LeNet": ("LeNet", "LeNetCL"), "Base": ("BaseReLUNet", "BaseReSProNet")}
 CONFORMAL = ("BaseReSProNet", "LeNetCL")
 
-_ALL = {
+_COMMON = {
     "optimizer": "adamw",
     "weight_decay": 0.05,
     "schedule": "one-cycle",
@@ -19,9 +22,9 @@ _ALL = {
     "batch_size": 128,
     "centre": True,
 }
-_OF_CONFORMAL = {"projective": True, "alpha": "spectral", "gain": 100.0}
+_CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
-# Chosen on training images set aside; docs/training.md says why each part is there.
+# Chosen by validation accuracy; docs/training.md gives the reason for each option.
 RECIPES: dict[str, dict[tuple[str, str], Options]] = {
     "modern": {
         ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
@@ -43,7 +46,7 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
 
 
 def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
-    """Return the options that a recipe has for a network and a data set.
+    """Return the options of a recipe for a network and a data set.
 
     Examples:
         >>> recipe("modern", "LeNetCL", "mnist")["optimizer"]
@@ -54,21 +57,22 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet on digits, mnist, fashion-mnist, cifar10, got DkNetCL on mnist. Leave --recipe out and give the options.
     """
     if name not in RECIPES:
-        known = ", ".join(RECIPES)
-        raise refusal("train --recipe", f"one of {known}", repr(name), "See docs/training.md.")
+        remedy = f"See docs/training.md.{suggest(name, RECIPES)}"
+        raise refusal("train --recipe", f"one of {', '.join(RECIPES)}", repr(name), remedy)
     table = RECIPES[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     if (family, dataset) not in table:
-        networks = ", ".join(name for names in FAMILIES.values() for name in names)
-        expected = f"one of {networks} on {', '.join(dict.fromkeys(key[1] for key in table))}"
-        remedy = "Leave --recipe out and give the options."
+        members = ", ".join(name for names in FAMILIES.values() for name in names)
+        expected = f"one of {members} on {', '.join(dict.fromkeys(key[1] for key in table))}"
+        suggestions = suggest(network, networks.__all__) + suggest(dataset, NAMES)
+        remedy = f"Leave --recipe out and give the options.{suggestions}"
         raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)
-    conformal = _OF_CONFORMAL if network in CONFORMAL else {}
-    return {**_ALL, **conformal, **table[family, dataset]}
+    conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
+    return {**_COMMON, **conformal, **table[family, dataset]}
 
 
 def resolved(options: Options) -> dict[str, Any]:
-    """Fill in what the recipe among the options says; an option that is given, not None, beats it.
+    """Fill in the options of the recipe, if one is named; given options, not None, take precedence.
 
     Examples:
         >>> found = resolved(

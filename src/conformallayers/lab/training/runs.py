@@ -1,4 +1,4 @@
-"""The folder of a training run: what is in it, how it is begun, and how it is gone on with."""
+"""Create and resume run folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import refusal
-from ..experiments.writing import PARTIAL, write_csv, write_json
+from ...utils.files import is_unfinished, write_csv, write_json
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .config import DEFAULTS, TrainConfig
@@ -18,40 +18,45 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _PACKAGE = Path(__file__).parents[1]
 
 
-def begin(folder: Path, config: TrainConfig, resume: bool) -> None:
-    """Make the folder and write the configuration; refuse one that something else lies in."""
+def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
+    """Create the folder with its config.json, or check that its run can be resumed."""
     if folder.exists() and not folder.is_dir():
         raise refusal("train --out", "a folder", f"the file {folder}", "Name another folder.")
-    # A process that was killed may have left an unfinished file.
-    if folder.is_dir() and any(not p.name.startswith(PARTIAL) for p in folder.iterdir()):
+    # A killed process may have left temporary files, and nothing else.
+    if folder.is_dir() and not all(is_unfinished(path.name) for path in folder.iterdir()):
         if not resume:
-            remedy = "Go on with that run by --resume, or name another folder by --out."
+            remedy = "Resume that run with --resume, or name another folder with --out."
             raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
-        _compare(folder, config)
+        _check_same_options(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config.model_dump())
 
 
-def latest(folder: Path, data: str) -> Checkpoint | None:
-    """Return the last checkpoint, None if there is none; refuse one of other training images."""
+def last_checkpoint(folder: Path, data: str) -> Checkpoint | None:
+    """Return the last checkpoint, None if there is none; refuse that of other training images.
+
+    Args:
+        folder: of the run.
+        data: the md5 of the training images and labels.
+    """
     path = folder / CHECKPOINT
     if not path.exists():
         return None
     found = checkpoint.load(path)
     if found.state["data"] != data:
         got = f"others (md5 {data}, the run has {found.state['data']})"
-        remedy = "Name the data root of the run, or begin another one."
+        remedy = "Name the data root of the run, or start another one."
         raise refusal("train --resume", "the training images of the run", got, remedy)
     return found
 
 
 def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:
-    """Write one row for each epoch; the checkpoint holds the same, and this follows it."""
+    """Write one row for each epoch. The checkpoint holds the same rows and is written first."""
     write_csv(folder / METRICS, history)
 
 
 def commit() -> str | None:
-    """Return the commit of this code, marked if files have changed; None outside a checkout."""
+    """Return the git commit of the package, marked if files have changed; None outside a checkout."""
     tracked = _git("ls-files", "--error-unmatch", "__init__.py")
     head = _git("rev-parse", "HEAD") if tracked else None
     if head is None:
@@ -59,16 +64,16 @@ def commit() -> str | None:
     return head + ("-changed" if _git("status", "--porcelain", "--untracked-files=no", ".") else "")
 
 
-def _compare(folder: Path, config: TrainConfig) -> None:
+def _check_same_options(folder: Path, config: TrainConfig) -> None:
     path = folder / CONFIG
     try:
         before = {**DEFAULTS, **json.loads(path.read_text("utf-8"))}
     except (OSError, ValueError, TypeError) as error:
-        remedy = "Name the folder of a run by --out."
+        remedy = "Name the folder of a run with --out."
         raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
     for name, value in config.model_dump().items():
         if before.get(name) != value:
-            # A constant rate does not know how many epochs there will be.
+            # A constant learning rate does not depend on the number of epochs.
             if (
                 name == "epochs"
                 and config.schedule == "constant"
@@ -76,7 +81,7 @@ def _compare(folder: Path, config: TrainConfig) -> None:
             ):
                 continue
             flag = f"train --resume, --{name.replace('_', '-')}"
-            remedy = f"Give the options of the run in {folder}, or begin another one by --out."
+            remedy = f"Give the options of the run in {folder}, or start another one with --out."
             raise refusal(flag, f"{before.get(name)!r} as before", repr(value), remedy)
 
 

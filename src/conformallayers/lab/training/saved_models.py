@@ -1,6 +1,6 @@
-"""MODEL on the command line: a file of cl.save, the folder of a run, or a training checkpoint.
+"""Load models for the command line: files of cl.save, run folders, and training checkpoints.
 
-What can be said without torch is said without it, for predictions by the numpy runtime.
+Importing this file does not import torch, so that predictions by the numpy runtime start fast.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 CHECKPOINT = "checkpoint.safetensors"
 CHECKPOINT_FORMAT = "conformallayers training checkpoint 1"
-WHITE = 1.0  # what a white pixel is for a network, unless its file says otherwise
-GREY = (1, 28, 28)  # of images, where no data set tells
+WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
+GREY = (1, 28, 28)  # the image shape, if the data set is unknown
 _HEADER_LIMIT = 100_000_000
 _SPECS = "a file of cl.save, the folder of a run, or a training checkpoint"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network and what is known of it.
+    """A network and the notes in its file.
 
     Args:
         module: a :class:`Folded`, or a model in evaluation mode.
         path: of its file.
         labels: a name for every output, or None.
-        about: what the file says beside the network: network, dataset, epoch, white.
+        about: notes of the file: network, dataset, epoch, white.
     """
 
     module: nn.Module
@@ -47,15 +47,15 @@ class Loaded:
 
     @property
     def dataset(self) -> str | None:
-        """The data set it was trained on, if that is a known one."""
+        """The data set of the training, if it is a known one."""
         name = self.about.get("dataset")
         return name if name in SHAPES else None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of one sample, as its images are stored; None where nobody knows."""
+        """The shape of one stored image; None if it is unknown."""
         from ...folding.folded import Folded
-        from ..data.inputs import native_shape
+        from ..data.image_adapter import native_shape
 
         if isinstance(self.module, Folded):
             return self.module.input_shape
@@ -66,7 +66,7 @@ class Loaded:
 
     @property
     def folds(self) -> bool:
-        """Whether there is something to fold."""
+        """Whether the module has ConformalLayers to fold."""
         from ...folding.folded import Folded
         from ...nn.container import ConformalLayers
 
@@ -76,11 +76,11 @@ class Loaded:
 
 
 def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
-    """Return the file of a model, and what it is: ``"saved"`` or ``"checkpoint"``.
+    """Return the file of a model, and its kind: ``"saved"`` or ``"checkpoint"``.
 
     Args:
-        model: as the user named it.
-        command: that the user has called, for messages.
+        model: the path that the user gave.
+        command: the command that the user called, for error messages.
     """
     path = Path(model)
     if path.is_dir():
@@ -101,7 +101,7 @@ def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
-    """Load a model with torch, whichever way it is stored; see :func:`locate`."""
+    """Load a model of either kind that :func:`locate` knows."""
     path, kind = locate(model, command)
     if kind == "checkpoint":
         from .evaluate import trained
@@ -109,6 +109,8 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         config, module, epoch = trained(path, device)
         about = {"network": config.network, "dataset": config.dataset, "epoch": epoch}
         labels = LABELS.get(config.dataset)
+        if labels is not None and len(labels) != config.classes:  # a data set of the same name
+            labels = None
         return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
     from ...export.store import load
     from ...folding.folded import Folded
@@ -125,9 +127,9 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
 
 
 def ready(model: Loaded, command: str) -> nn.Module:
-    """Return what runs on images as they are stored: a fold, or a model with nothing to fold."""
+    """Return a module for images in their stored shape: a fold, or a model with nothing to fold."""
     from ...folding.folded import Folded
-    from ..data.inputs import from_images
+    from ..data.image_adapter import from_images
 
     if isinstance(model.module, Folded):
         return model.module
@@ -142,13 +144,13 @@ def fold_model(
     """Fold a model for images of a shape.
 
     Args:
-        model: what was loaded.
-        command: that the user has called, for messages.
-        shape: of one sample; None takes that of the images it was trained on.
+        model: to fold.
+        command: the command that the user called, for error messages.
+        shape: of one sample; None takes that of the training images.
         **options: of :func:`conformallayers.fold`.
     """
     from ...folding.fold import fold
-    from ..data.inputs import from_images
+    from ..data.image_adapter import from_images
 
     if not model.folds:
         got = f"{type(model.module).__name__} in {model.path}"
@@ -166,7 +168,7 @@ def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
 
 
 def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> float:
-    """Return what a white pixel is for a network, by the notes of its file."""
+    """Return the value of a white pixel from the notes of a file."""
     white = (about or {}).get("white", WHITE)
     if isinstance(white, bool) or not isinstance(white, (int, float)) or not white:
         raise refusal(f"{path}", "a number for white", repr(white), "Save it again.")
@@ -176,7 +178,7 @@ def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> f
 def checked_labels(
     labels: tuple[str, ...] | None, outputs: int, where: str
 ) -> tuple[str, ...] | None:
-    """Refuse labels that are not as many as the outputs."""
+    """Return the labels if there is one for every output, else raise an error."""
     if labels is None or len(labels) == outputs:
         return labels
     remedy = "Give one name for every output, in their order."
@@ -184,7 +186,7 @@ def checked_labels(
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read one label a line."""
+    """Read a text file with one label on each line."""
     try:
         return tuple(path.read_text("utf-8").rstrip("\n").split("\n"))
     except UnicodeDecodeError as error:
@@ -193,7 +195,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def _metadata(path: Path) -> dict[str, Any] | None:
-    """Return the metadata of a safetensors file, None where it is none."""
+    """Return the metadata of a safetensors file, None if it is something else."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

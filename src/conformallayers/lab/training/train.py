@@ -1,4 +1,4 @@
-"""Train a network of the paper: seeded, resumable at every epoch, on one process or several."""
+"""Train the paper's networks: seeded, resumable after every epoch, on one or several processes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...errors import refusal
 from ...nn.container import layer_by_layer
 from ...nn.extra_layers import Centre
-from ..data.batches import Batches, mean_image, seed_of
+from ...utils.files import write_json
+from ..data.batches import Batches, derive_seed, mean_image
+from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
-from ..experiments.writing import write_json
 from . import checkpoint, runs
 from .config import TrainConfig, make_config
-from .distributed import Ranks, ranks
-from .evaluate import CHECKPOINT, accuracy, both_ways
+from .distributed import Ranks, process_group
+from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .recipes import resolved
-
-# The shape of the one-cycle schedule, as torch.optim.lr_scheduler.OneCycleLR has it.
-_WARM_UP, _FIRST, _LAST = 0.3, 25.0, 1e4
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised when a run is interrupted; says how to go on with it."""
+    """Raised when a run is interrupted; its message has the command that resumes it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class TrainResult:
     """A finished run.
 
     Args:
-        row: what ``result.json`` holds: accuracies, options, time, versions.
+        row: the contents of ``result.json``: accuracies, options, time, versions.
         history: loss and accuracies of each epoch, as in ``metrics.csv``.
         folder: of the run.
         model: the trained network.
@@ -56,24 +55,25 @@ class TrainResult:
 
     @property
     def accuracy(self) -> float:
-        """The share of test images that the folded network gets right (the layers, if none)."""
+        """The test accuracy, folded if the network folds."""
         value: float = self.row["accuracy"]
         return value
 
 
 @dataclass
 class _Run:
-    """Everything a run needs while it goes on."""
+    """The state of a run."""
 
     config: TrainConfig
     folder: Path
     command: str
-    among: Ranks
+    ranks: Ranks
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
     batches: Batches
-    held: Dataset | None
-    data: str
+    held_out: Dataset | None
+    data: str  # md5 of the training images and labels
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -90,52 +90,63 @@ def train(
 ) -> TrainResult:
     """Train a network and measure it on the test images, layer by layer and folded.
 
-    The test images are used once, at the end. Every epoch leaves a checkpoint; a run that was
+    The test images are used once, at the end. Every epoch ends with a checkpoint; a run that was
     killed and resumed ends in the same weights, bit by bit, on the same machine and threads.
-    Under ``torchrun`` the processes share every batch.
+    Under ``torchrun`` the processes share every batch. The network has as many outputs as the data
+    set has classes.
 
     Args:
         network: a class of :mod:`conformallayers.networks`, by its name.
-        dataset: a name that :func:`conformallayers.lab.data.datasets.load` knows, or a set.
+        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, or a data set.
         out: the folder of the run; None takes one below ``runs`` named after it.
-        resume: go on with the run in that folder, or begin it if there is none.
+        resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         console: where to show progress; None takes the terminal.
-        **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; with
-            ``recipe``, those not given are the recipe's.
+        **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
+            ``recipe`` sets those that are not given.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
-    config = make_config(**resolved({"network": network, "dataset": name, **options}))
+    classes = CLASSES if isinstance(dataset, str) else dataset.classes
+    if options.get("classes", classes) != classes:
+        got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
+        raise refusal("train, classes", f"{classes} for {name}", got, remedy)
+    options = {"network": network, "dataset": name, **options, "classes": classes}
+    config = make_config(**resolved(options))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
-    with _settings(config), ranks(config.device) as among:
+    with _settings(config), process_group(config.device) as ranks:
         source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
-        train_set, held = source.split(config.validation) if config.validation else (source, None)
-        run = _prepare(config, folder, config.command(extra), train_set, held, among)
-        if among.first:
-            runs.begin(folder, config, resume)
-        among.wait()
+        train_set, held_out = source, None
+        if config.validation:
+            train_set, held_out = source.split(config.validation)
+        run = _prepare(config, folder, config.command(extra), train_set, held_out, ranks)
+        if ranks.is_first:
+            runs.prepare_folder(folder, config, resume)
+        ranks.barrier()
         try:
             if resume:
                 _restore(run)
-            _epochs(run, console if among.first else Console(quiet=True))
+            _epochs(run, console if ranks.is_first else Console(quiet=True))
             return _finish(run, source)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
 
 
-def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
+def epoch_rows(
+    config: TrainConfig, train_set: Dataset, held_out: Dataset
+) -> Iterator[dict[str, Any]]:
     """Train without writing anything; yield loss and accuracies of each epoch.
 
     Args:
-        config: the options; ``validation`` is not looked at.
-        train_set: its training images are used.
-        held: its test images give the validation accuracy.
+        config: the options; ``validation`` and ``classes`` are ignored.
+        train_set: with the training images.
+        held_out: with the images for the validation accuracy, as its test images.
     """
+    config = config.model_copy(update={"classes": train_set.classes})
     with _settings(config):
-        run = _prepare(config, config.folder, "", train_set, held, Ranks())
+        run = _prepare(config, config.folder, "", train_set, held_out, Ranks())
         for epoch in range(config.epochs):
             row: dict[str, Any] = {"epoch": epoch + 1}
             for _ in _steps(run, run.model, epoch, row):
@@ -143,28 +154,29 @@ def epoch_rows(config: TrainConfig, train_set: Dataset, held: Dataset) -> Iterat
             yield row
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of a step out of so many.
+def make_scheduler(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
+) -> LRScheduler:
+    """Return the learning rate schedule of a run.
+
+    Args:
+        config: the options of the run.
+        optimizer: whose learning rate is set. It has had a schedule before if ``done`` is not 0.
+        steps: the optimizer steps of the whole run.
+        done: the steps that an earlier process has taken.
 
     Examples:
         >>> config = make_config(
         ...     network="LeNet", dataset="digits", schedule="one-cycle", learning_rate=0.25
         ... )
-        >>> [round(learning_rate(config, step, 11), 4) for step in (0, 1, 10)]
-        [0.01, 0.1056, 0.0]
+        >>> schedule = make_scheduler(config, _make_optimizer(config, nn.Linear(1, 1)), 11)
+        >>> [round(rate, 4) for rate in schedule.get_last_lr()]
+        [0.01]
     """
-    peak = config.learning_rate
+    last = done - 1
     if config.schedule == "constant":
-        return peak
-    turn = _WARM_UP * steps - 1
-    first, last = peak / _FIRST, peak / _FIRST / _LAST
-    if step <= turn:
-        return _between(first, peak, step / turn)
-    return _between(peak, last, (step - turn) / (steps - 1 - turn))
-
-
-def _between(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+        return LambdaLR(optimizer, lambda _: 1.0, last_epoch=last)
+    return OneCycleLR(optimizer, config.learning_rate, steps, cycle_momentum=False, last_epoch=last)
 
 
 def _prepare(
@@ -172,8 +184,8 @@ def _prepare(
     folder: Path,
     command: str,
     train_set: Dataset,
-    held: Dataset | None,
-    among: Ranks,
+    held_out: Dataset | None,
+    ranks: Ranks,
 ) -> _Run:
     torch.manual_seed(config.seed)
     model = config.build().to(config.device)
@@ -189,23 +201,28 @@ def _prepare(
         flips=config.flips,
         shift=config.shift,
         device=config.device,
-        rank=among.rank,
-        world=among.world,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
     )
     data = hashlib.md5(usedforsecurity=False)
     for tensor in (train_set.train_images, train_set.train_labels):
         data.update(tensor.numpy(force=True).tobytes())
-    optimizer = _optimizer(config, model)
-    return _Run(config, folder, command, among, model, optimizer, batches, held, data.hexdigest())
+    optimizer = _make_optimizer(config, model)
+    scheduler = make_scheduler(config, optimizer, config.epochs * len(batches))
+    digest = data.hexdigest()
+    return _Run(
+        config, folder, command, ranks, model, optimizer, scheduler, batches, held_out, digest
+    )
 
 
-def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
     rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, rate, weight_decay=decay)
     if config.optimizer == "adamw":
-        # Matrices and kernels decay, biases, gains and radii do not; a group each keeps the order.
+        # Matrices and kernels decay, biases, gains and radii do not. One group for each parameter
+        # keeps their order, by which a checkpoint finds the optimizer's state.
         decays = ((p, decay if p.dim() > 1 else 0.0) for p in parameters)
         return torch.optim.AdamW([{"params": [p], "weight_decay": d} for p, d in decays], rate)
     if config.optimizer == "rmsprop":
@@ -214,15 +231,19 @@ def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _restore(run: _Run) -> None:
-    found = runs.latest(run.folder, run.data)
+    found = runs.last_checkpoint(run.folder, run.data)
     if found is not None:
         checkpoint.restore(found, run.model, run.optimizer, str(run.folder / CHECKPOINT))
         run.history = found.state["history"]
+        steps = len(run.batches)
+        run.scheduler = make_scheduler(
+            run.config, run.optimizer, run.config.epochs * steps, len(run.history) * steps
+        )
 
 
 def _epochs(run: _Run, console: Console) -> None:
-    """Run the epochs that are left, each followed by its checkpoint."""
-    model = run.among.wrap(run.model)
+    """Train the remaining epochs and write a checkpoint after each."""
+    model = run.ranks.wrap(run.model)
     total = run.config.epochs
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
@@ -240,25 +261,23 @@ def _epochs(run: _Run, console: Console) -> None:
             row = {"epoch": epoch + 1}
             for loss in _steps(run, model, epoch, row):
                 progress.update(task, advance=1, shown=f"loss {loss:.3f}")
-            _save(run, [*run.history, row])
-            line = _line(row)
+            _save_epoch(run, [*run.history, row])
+            line = _summary(row)
             progress.update(task, epoch=f"{epoch + 1}/{total}", shown=line)
             if not console.is_terminal:
                 console.print(f"epoch {epoch + 1}/{total}   {line}", highlight=False)
 
 
 def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
-    """Train for one epoch, yield the loss of every batch, and fill in the row at the end."""
+    """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
     started = time.perf_counter()
-    config, batches, among = run.config, run.batches.at(epoch), run.among
-    # For dropout: an epoch has its own numbers, whether or not the run was resumed before it.
-    torch.manual_seed(seed_of(config.seed, epoch, f"rank {among.rank}"))
+    config, batches, ranks = run.config, run.batches.at(epoch), run.ranks
+    # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
+    torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
     model.train()
-    total, right = 0.0, 0
+    total, correct = 0.0, 0.0
     for index, (images, labels) in enumerate(batches):
-        rate = learning_rate(config, epoch * len(batches) + index, config.epochs * len(batches))
-        for group in run.optimizer.param_groups:
-            group["lr"] = rate
+        (rate, *_) = run.scheduler.get_last_lr()
         scores = model(images)
         loss = F.cross_entropy(scores, labels, reduction="sum")
         value = float(loss.detach())
@@ -267,38 +286,39 @@ def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iter
             remedy = f"Lower --learning-rate; {run.folder} holds the run up to epoch {epoch}."
             raise refusal(where, "a finite loss", str(value), remedy)
         run.optimizer.zero_grad()
-        # Gradients are averaged over the ranks, whose parts of a batch may differ in size.
-        (loss * (among.world / batches.size(index))).backward()
+        # Gradients are averaged over the ranks, whose shares of a batch may differ in size.
+        (loss * (ranks.world_size / batches.size(index))).backward()
         run.optimizer.step()
+        run.scheduler.step()
         total += value
-        right += int((scores.detach().argmax(1) == labels).sum())
+        correct += int((scores.detach().argmax(1) == labels).sum())
         yield value / max(1, len(labels))
-    total, correct = among.total(total, right, device=config.device)
+    total, correct = ranks.sum(total, correct, device=config.device)
     count = len(batches.labels)
     row |= {"loss": total / count, "train_accuracy": correct / count}
-    if run.held is not None:
+    if run.held_out is not None:
         run.model.eval()
         with layer_by_layer():
-            held = run.held.test_images, run.held.test_labels
-            row["validation_accuracy"] = accuracy(run.model, *held, config.device, among)
+            held_out = run.held_out.test_images, run.held_out.test_labels
+            row["validation_accuracy"] = accuracy(run.model, *held_out, config.device, ranks)
     row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
 
-def _save(run: _Run, history: list[dict[str, Any]]) -> None:
+def _save_epoch(run: _Run, history: list[dict[str, Any]]) -> None:
     state = {
         "config": run.config.model_dump(),
         "epoch": len(history),
         "history": history,
         "data": run.data,
     }
-    if run.among.first:
+    if run.ranks.is_first:
         checkpoint.save(run.folder / CHECKPOINT, run.model, run.optimizer, state)
     run.history = history
-    if run.among.first:
+    if run.ranks.is_first:
         runs.write_metrics(run.folder, history)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _summary(row: dict[str, Any]) -> str:
     parts = [f"loss {row['loss']:.3f}", f"accuracy {100 * row['train_accuracy']:.2f} %"]
     if "validation_accuracy" in row:
         parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
@@ -309,7 +329,7 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
     """Measure the trained network on the test images and write the result."""
     config, last = run.config, run.history[-1]
     test = source.test_images, source.test_labels
-    found = both_ways(run.model, *test, config.device, run.among)
+    found = accuracy_by_path(run.model, *test, config.device, run.ranks)
     row: dict[str, Any] = {
         "network": config.network,
         "dataset": config.dataset,
@@ -326,11 +346,11 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
         "commit": runs.commit(),
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "processes": run.among.world,
+        "processes": run.ranks.world_size,
         "samples": {"train": len(run.batches.labels), "test": len(source.test_labels)},
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
     }
-    if run.among.first:
+    if run.ranks.is_first:
         runs.write_metrics(run.folder, run.history)
         write_json(run.folder / runs.RESULT, row)
     return TrainResult(row, run.history, run.folder, run.model)
@@ -338,7 +358,7 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
 
 @contextmanager
 def _settings(config: TrainConfig) -> Iterator[None]:
-    """Set the number of threads; put it and torch's generator back afterwards."""
+    """Set the number of threads; restore it and torch's random state afterwards."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(config.threads or threads)

@@ -1,4 +1,4 @@
-"""Time several functions fairly: turn by turn in one process, by the median."""
+"""Time several functions alternately in one process, so that a busy machine slows all alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that take images as they are stored: margins, grey and enlarging as modules that fold."""
+"""Adapt networks to the shape of stored images by modules that fold: enlarge, pad, repeat channels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from torch import Tensor, nn
 from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE, Network
 from ...nn.extra_layers import Centre, RepeatChannels
+from .batches import enlargement
 
 Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 
 
 def native_shape(model: nn.Module) -> Shape | None:
-    """Return the shape of the samples that a model takes, where its class or first module tells."""
+    """Return the input shape of a model if its class or its first module determines it."""
     if isinstance(model, Network):
         return IMAGE_SHAPE
     if isinstance(model, Centre):
@@ -25,15 +26,15 @@ def native_shape(model: nn.Module) -> Shape | None:
 
 
 def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> nn.Module:
-    """Return a model that takes images of another shape, brought to 3×32×32 as training brings them.
+    """Return a model that takes images of another shape and converts them to 3×32×32 as in training.
 
-    Enlarging, margins and repeated channels fold away in :func:`conformallayers.fold`. So that they
-    begin the model, a mean image that was made from images of this shape is subtracted before.
+    :func:`conformallayers.fold` folds the conversion if it comes directly before the network. A mean
+    image that was computed from images of this shape is therefore subtracted before it.
 
     Args:
-        model: takes 3×32×32, or anything, if ``shape`` is its own.
+        model: takes 3×32×32 images; a model that already takes ``shape`` is returned as it is.
         shape: of one image, (1 or 3, H, W), with sides of at most 32.
-        where: for messages.
+        where: the name for error messages.
 
     Examples:
         >>> from conformallayers.networks import LeNetCL
@@ -51,40 +52,36 @@ def from_images(model: nn.Module, shape: Shape, where: str = "from_images") -> n
             expected = f"images (1 or 3, H, W) with sides of at most {_SIDE}"
         remedy = f"Give --input-shape {' '.join(map(str, native))}."
         raise refusal(f"{where} --input-shape", expected, shape_text(shape), remedy)
-    lift = _lift(shape)
+    conversion = _conversion(shape)
     first = next(iter(model.children()), None) if isinstance(model, nn.Sequential) else None
     if isinstance(first, Centre):
-        small = _small_mean(first.mean, shape, lift)
+        small = _small_mean(first.mean, shape, conversion)
         if small is not None:
             centre = Centre(shape, device=small.device, dtype=small.dtype)
             centre.mean.copy_(small)
-            return nn.Sequential(centre, *lift, *list(model.children())[1:]).train(model.training)
-    return nn.Sequential(*lift, model).train(model.training)
+            return nn.Sequential(centre, *conversion, *list(model.children())[1:]).train(
+                model.training
+            )
+    return nn.Sequential(*conversion, model).train(model.training)
 
 
-def _lift(shape: Shape) -> list[nn.Module]:
-    """Return what brings images to 3×32×32: the modules of batches.as_input."""
-    channels, height, width = shape
-    factor = _SIDE // max(height, width)
-    top, left = (_SIDE - factor * height) // 2, (_SIDE - factor * width) // 2
-    bottom, right = _SIDE - factor * height - top, _SIDE - factor * width - left
+def _conversion(shape: Shape) -> list[nn.Module]:
+    """Return modules that convert images to 3×32×32 as batches.as_input does."""
+    factor, padding = enlargement(shape[1], shape[2])
     found: list[nn.Module] = []
     if factor > 1:
         found.append(nn.Upsample(scale_factor=(factor, factor), mode="nearest"))
-    if any((left, right, top, bottom)):
-        same = left == right == top == bottom
-        found.append(nn.ZeroPad2d(left if same else (left, right, top, bottom)))
-    if channels == 1:
+    if any(padding):
+        found.append(nn.ZeroPad2d(padding[0] if len(set(padding)) == 1 else padding))
+    if shape[0] == 1:
         found.append(RepeatChannels(_CHANNELS))
     return found
 
 
-def _small_mean(mean: Tensor, shape: Shape, lift: list[nn.Module]) -> Tensor | None:
-    """Return the mean image that becomes this one, or None where none does, to the bit."""
-    channels, height, width = shape
-    factor = _SIDE // max(height, width)
-    top, left = (_SIDE - factor * height) // 2, (_SIDE - factor * width) // 2
-    rows, columns = slice(top, top + factor * height, factor), slice(left, left + factor * width)
-    small = mean[:channels, rows, columns][..., ::factor].clone()
-    lifted = nn.Sequential(*lift)(small[None])[0]
-    return small if torch.equal(lifted, mean) else None
+def _small_mean(mean: Tensor, shape: Shape, conversion: list[nn.Module]) -> Tensor | None:
+    """Return the mean image that converts to this one bit by bit; None if there is none."""
+    factor, (left, right, top, bottom) = enlargement(shape[1], shape[2])
+    rows, columns = slice(top, _SIDE - bottom, factor), slice(left, _SIDE - right, factor)
+    small = mean[: shape[0], rows, columns].clone()
+    converted = nn.Sequential(*conversion)(small[None])[0]
+    return small if torch.equal(converted, mean) else None

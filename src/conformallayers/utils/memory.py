@@ -1,4 +1,4 @@
-"""Memory of this process: how much it had, how glibc keeps it, and sizes as people write them."""
+"""The memory of this process: its peak, glibc's settings, and sizes such as 4GiB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import resource
 import sys
 from pathlib import Path
 
-from ...errors import refusal
+from ..errors import refusal
 
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -18,12 +18,12 @@ _SWITCHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next step, and say whether it does.
+    """Let glibc keep freed memory for the next step; return whether it does.
 
-    A large tensor is otherwise given back to the system when it is freed, and every page of the
-    next one is cleared again: with batches of thousands of images, up to half of the time of an
-    epoch. For programs that train; it holds until the process ends. Where the environment has the
-    same switches, or the C library is another, nothing is changed.
+    Otherwise a large tensor is returned to the system when it is freed, and every page of the next
+    one is cleared again: with batches of thousands of images, up to half of the time of an epoch.
+    The setting holds until the process ends. Nothing is changed if the environment has the same
+    settings, or with another C library.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SWITCHES):
         return False
@@ -54,14 +54,14 @@ def parse_size(text: str, where: str = "size") -> int:
 
 
 def available() -> int | None:
-    """Return the bytes of memory that this machine has left; None where it does not tell."""
+    """Return the available memory of this machine in bytes; None if the system does not tell."""
     return _proc("/proc/meminfo", "MemAvailable")
 
 
 def settle() -> int:
-    """Give freed memory back, forget the peak if the system can, and return the peak from here.
+    """Return freed memory to the system, reset the peak if the system can, and return the peak.
 
-    Building a network or folding it may have needed more for a moment than it keeps.
+    Building or folding a network may have needed more memory than it keeps.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -71,7 +71,7 @@ def settle() -> int:
 
 
 def peak() -> int:
-    """Return the most bytes of memory that this process has had."""
+    """Return the peak memory of this process in bytes."""
     # Linux hands the peak of getrusage down to a child; VmHWM is that of the process alone.
     found = _proc("/proc/self/status", "VmHWM")
     if found is not None:

@@ -1,0 +1,132 @@
+"""Read CIFAR-10's python version, whose files are pickles, without executing anything in them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Other instructions are not needed, and some allocate memory that the file does not fill.
+_INSTRUCTIONS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "LONG", "LONG1", "BININT", "BININT1", "BININT2"),
+    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES"),
+    *("BINUNICODE", "SHORT_BINUNICODE"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+    *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
+}
+# A batch has one tuple for each file name at most. Hashing deeply nested ones overflows C's stack.
+_MOST_TUPLES = 20_000
+
+
+class PickleRefused(Exception):
+    """Raised with the reason why a pickle is not read; the caller names the file."""
+
+
+class _Recorded:
+    """Record a call that a pickle makes, instead of making it.
+
+    A pickle cannot change the class: where it sets state, ``__setstate__`` is called and not setattr.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Array(_Recorded):
+    """A call of numpy's ``_reconstruct``, and the state of the array."""
+
+
+class _Dtype(_Recorded):
+    """A call of ``numpy.dtype``."""
+
+
+class _Encoded(_Recorded):
+    """A call of ``_codecs.encode``, by which Python 3 writes bytes for Python 2."""
+
+
+_CALLABLE = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,  # an argument of _reconstruct
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _Encoded,
+}
+
+
+class _RecordingUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[_Recorded]:
+        """Return the class that records calls of a function; nothing is imported."""
+        if (module, name) not in _CALLABLE:
+            raise PickleRefused(f"it asks for {module}.{name}"[:100])
+        return _CALLABLE[module, name]
+
+
+def read_pickle(data: bytes) -> dict[str, Any]:
+    """Return the dict in a pickle; its values are arrays of bytes, lists, numbers and text.
+
+    Raises:
+        PickleRefused: if the pickle holds or calls anything else, or is damaged.
+
+    Examples:
+        >>> read_pickle(pickle.dumps({"labels": [3, 8]}))
+        {'labels': [3, 8]}
+        >>> read_pickle(pickle.dumps(print))
+        Traceback (most recent call last):
+        ...
+        conformallayers.lab.data.cifar_pickle.PickleRefused: it asks for builtins.print
+    """
+    try:
+        _check_instructions(data)
+        found = _RecordingUnpickler(io.BytesIO(data), encoding="bytes").load()
+        entries = found.items() if isinstance(found, dict) else ()
+        return {_text(key): _array(v) if isinstance(v, _Array) else v for key, v in entries}
+    except PickleRefused:
+        raise
+    except Exception as error:  # damaged bytes lead to nearly any exception
+        raise PickleRefused(f"it is broken ({error})"[:200]) from error
+
+
+def _check_instructions(data: bytes) -> None:
+    """Refuse instructions that the unpickler would follow without asking find_class."""
+    tuples = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about odd escapes in text
+        for instruction, argument, _ in pickletools.genops(data):
+            name = instruction.name
+            tuples += name.startswith("TUPLE")
+            if name not in _INSTRUCTIONS:
+                raise PickleRefused(f"it uses the instruction {name}")
+            if name in ("PUT", "LONG_BINPUT") and int(str(argument)) > len(data):
+                raise PickleRefused("it numbers more objects than it can hold")
+            if tuples > _MOST_TUPLES:
+                raise PickleRefused(f"it has more than {_MOST_TUPLES} tuples")
+
+
+def _array(recorded: _Array) -> npt.NDArray[np.uint8]:
+    """Build the array of bytes that numpy would have built."""
+    _version, shape, dtype, by_columns, data = recorded.state
+    code = _text(dtype.arguments[0])
+    if code not in ("u1", "|u1"):
+        raise PickleRefused(f"it has an array of type {code[:20]}")
+    content = _text(data).encode("latin-1") if isinstance(data, _Encoded) else data
+    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+def _text(value: Any) -> str:
+    """Return text that Python 2 or 3 has written as text, as bytes, or as encoded text."""
+    if isinstance(value, _Encoded):
+        value = value.arguments[0]
+    text: str = value if isinstance(value, str) else value.decode("latin-1")
+    return text

@@ -1,0 +1,190 @@
+"""Find the files of a data set below the data root, and read their bytes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import refusal
+from ...utils.text import suggest
+from .catalogue import DIGITS, LAYOUTS, NAMES, Layout, identify
+
+VARIABLE = "CONFORMALLAYERS_DATA"
+_LIMIT = 1 << 30  # bytes of one file after decompression; the largest known one has 47 MB
+_AGAIN = "Get the file again."
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of the data: the argument, else CONFORMALLAYERS_DATA, else ``data``."""
+    return Path(root or os.environ.get(VARIABLE) or "data").expanduser()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder, or a tar archive, where a data set may be stored in one layout."""
+
+    layout: Layout
+    path: Path
+
+    @property
+    def archived(self) -> bool:
+        """Whether the place is an archive."""
+        return self.path.name == self.layout.archive
+
+    def files(self) -> dict[str, Path]:
+        """Return the existing files by their name in the catalogue."""
+        if self.archived:
+            return dict.fromkeys(self.layout.checksums, self.path) if self.path.is_file() else {}
+        found = {}
+        for name in self.layout.checksums:
+            for spelling in reversed(self.layout.spellings(name)):  # the first one wins
+                if (self.path / spelling).is_file():
+                    found[name] = self.path / spelling
+        return found
+
+    def paths(self) -> list[Path]:
+        """Return the existing files, an archive once."""
+        return list(dict.fromkeys(self.files().values()))
+
+    def missing(self) -> list[Path]:
+        """Return the paths of the files that do not exist."""
+        found = self.files()
+        return [self.path / name for name in self.layout.checksums if name not in found]
+
+
+def layouts_of(name: str) -> tuple[Layout, ...]:
+    """Return the layouts of a known data set; digits has none."""
+    if name not in NAMES:
+        remedy = f"Run conformallayers data list.{suggest(name, NAMES)}"
+        raise refusal("dataset", f"one of {', '.join(NAMES)}", repr(name), remedy)
+    return LAYOUTS.get(name, ())
+
+
+def places(name: str, root: Path) -> list[Place]:
+    """Return where a data set is searched for, in this order."""
+    found = []
+    for layout in layouts_of(name):
+        folders = [root / folder for folder in layout.folders]
+        found += [Place(layout, folder) for folder in folders]
+        if layout.archive is not None:
+            found += [Place(layout, folder / layout.archive) for folder in folders[-2:]]
+    return found
+
+
+def locate(name: str, root: Path) -> Place | None:
+    """Return the first complete place, else the one with most files, else None."""
+    # Of equal counts max returns the first; the layouts of a set have equally many files.
+    found = max(places(name, root), key=lambda place: len(place.files()), default=None)
+    return found if found is not None and found.files() else None
+
+
+def require(name: str, root: Path) -> Place:
+    """Return the place of a data set with all its files, or raise an error that names the missing."""
+    place = locate(name, root)
+    if place is None:
+        candidates = places(name, root)
+        folders = ", ".join(str(place.path) for place in candidates)
+        expected = f"{wanted_files(candidates[0].layout)} in {folders}"
+    elif place.missing():
+        expected = ", ".join(map(str, place.missing()))
+    else:
+        return place
+    remedy = (
+        f"Run conformallayers data get {name} --source FOLDER_OR_ADDRESS, "
+        f"or name the folder by --data-root or {VARIABLE}."
+    )
+    raise refusal(f"dataset {name}", expected, "no such file", remedy)
+
+
+def wanted_files(layout: Layout) -> str:
+    """List the files of a layout for an error message."""
+    return ", ".join(layout.checksums) + " (or .gz)" * (layout.format == "idx")
+
+
+def found_where(root: Path) -> dict[str, str]:
+    """Return where each known data set is; ``""`` if it was not found."""
+    found = {}
+    for name in LAYOUTS:
+        place = locate(name, root)
+        missing = len(place.missing()) if place else 0
+        found[name] = f"{place.path}{f' ({missing} missing)' * bool(missing)}" if place else ""
+    return {**found, DIGITS: "comes with scikit-learn"}
+
+
+def read_files(
+    layout: Layout, path: Path, called: str | None = None
+) -> Iterator[tuple[str, Path, bytes]]:
+    """Read one file, or all files of an archive; nothing is extracted to disk.
+
+    Args:
+        layout: of the data set.
+        path: of the file.
+        called: its name, if the file has a temporary one.
+
+    Yields:
+        Each file's name in the catalogue, its path, and its decompressed bytes.
+    """
+    called = called or path.name
+    if called != layout.archive:
+        name = next(name for name in layout.checksums if called in layout.spellings(name))
+        with (
+            _readable(path),
+            gzip.open(path) if called.endswith(".gz") else path.open("rb") as file,
+        ):
+            data = _read(file, path)
+        yield name, path, data
+        return
+    wanted = set(layout.checksums)
+    with _readable(path), tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            stream = archive.extractfile(member) if member.isfile() and name in wanted else None
+            if stream is not None:
+                wanted.remove(name)
+                yield name, path / member.name, _read(stream, path / member.name)
+    if wanted:
+        expected = f"an archive with {', '.join(sorted(wanted))}"
+        raise refusal(str(path), expected, "one without", _AGAIN)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the exceptions of a broken file into one error that names it."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
+
+
+def _read(stream: Any, path: Path) -> bytes:
+    data: bytes = stream.read(_LIMIT + 1)
+    if len(data) > _LIMIT:
+        raise refusal(str(path), f"at most {_LIMIT} bytes", "more", _AGAIN)
+    return data
+
+
+def md5(data: bytes) -> str:
+    """Return the checksum of the catalogue, a guard against accidents and not against attacks."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
+def check_md5(data: bytes, expected: str, where: str) -> None:
+    """Refuse bytes that do not have the expected checksum."""
+    digest = md5(data)
+    if digest == expected:
+        return
+    other = identify(digest)
+    if other is not None:
+        remedy = "The file has the wrong name; move it."
+        raise refusal(where, f"{identify(expected)}", other, remedy)
+    remedy = "Get the file again, or allow your own data with --no-check."
+    raise refusal(where, f"the md5 {expected}", digest, remedy)

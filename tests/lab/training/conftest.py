@@ -1,0 +1,34 @@
+"""A small data set and one finished run for the tests of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.training.train import train
+from training import QUIET
+
+
+@pytest.fixture(scope="session")
+def small() -> Dataset:
+    """The first few digits, under the name that finds all of them."""
+    full = load("digits")
+    return Dataset(
+        "digits",
+        full.train_images[:200],
+        full.train_labels[:200],
+        full.test_images[:50],
+        full.test_labels[:50],
+    )
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    options = {"epochs": 8, "schedule": "one-cycle", "validation": 0.1, "batch_size": 64}
+    options |= {"alpha": "spectral", "learning_rate": 0.02}
+    return train("LeNetCL", "digits", out=out, console=QUIET, **options)

@@ -1,0 +1,73 @@
+"""Options of a run: wrong ones are refused in one line, misspelt ones get a suggestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conformallayers as cl
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.training.config import make_config
+from conformallayers.lab.training.train import train
+from support import run_command
+
+WRONG = [
+    ({"network": "Lenet"}, "a network of BaseLinearNet, .*, got 'Lenet'"),
+    ({"network": "DkNetCL"}, "--depth: expected the number of convolutions of DkNetCL, got none"),
+    ({"depth": 3}, "--depth: expected no such option for LeNetCL, got 3"),
+    ({"network": "LeNet", "alpha": "young"}, "--alpha: expected no such option for LeNet"),
+    ({"network": "LeNet", "alpha": 0.0}, "--alpha: expected no such option for LeNet"),
+    ({"network": "LeNet", "projective": True}, "--projective: expected no such option"),
+    ({"pool_stride": 1}, "--pool-stride: expected no such option for LeNetCL, got 1"),
+    ({"alpha": "jung"}, r"ReSPro\(alpha=...\): expected .*, got \'jung\'"),
+    ({"alpha": "-1"}, r"ReSPro\(alpha=...\): expected .*, got -1.0"),
+    ({"epochs": 0}, "--epochs: expected a value greater than 0, got 0"),
+    ({"epochs": 1.5}, "--epochs: expected a valid integer, got 1.5"),
+    ({"alpha": "nan"}, r"ReSPro\(alpha=...\): expected .*, got \'nan\'"),
+    ({"alpha": float("inf")}, r"ReSPro\(alpha=...\): expected .*, got \'inf\'"),
+    ({"seed": 2**63}, "--seed: expected a value less than 9223372036854775808, got 9223372036854"),
+    ({"batch_size": -1}, "--batch-size: expected a value greater than 0, got -1"),
+    ({"learning_rate": float("nan")}, "--learning-rate: expected a finite number, got nan"),
+    (
+        {"optimizer": "adagrad"},
+        "--optimizer: expected 'adam', 'adamw', 'rmsprop' or 'sgd', got 'ad",
+    ),
+    ({"schedule": "cosine"}, "--schedule: expected 'constant' or 'one-cycle', got 'cosine'"),
+    ({"momentum": 0.9}, "--momentum: expected none for adam"),
+    ({"momentum": 1.0, "optimizer": "sgd"}, "--momentum: expected a value less than 1"),
+    ({"validation": 500}, "validation: expected a share below 1 or a whole number below 200"),
+    ({"device": "toaster"}, "--device: expected a device of this machine, got 'toaster'"),
+    ({"colour": 1}, "--colour: expected an option of train, got another"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[str(row[0]) for row in WRONG])
+def test_wrong_options_are_one_line_and_leave_no_folder(
+    options: dict[str, Any], message: str, small: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(cl.ConformalError, match=message) as caught:
+        train(options.pop("network", "LeNetCL"), small, out=tmp_path / "run", **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "meant"),
+    [
+        ({"network": "lenetcl"}, "LeNetCL"),
+        ({"network": "DkNetCl"}, "DkNetCL"),
+        ({"lr": 0.1}, "learning_rate"),
+        ({"batchsize": 8}, "batch_size"),
+    ],
+)
+def test_misspelt_names_get_a_suggestion(options: dict[str, Any], meant: str) -> None:
+    with pytest.raises(cl.ConformalError, match=f'Did you mean "{meant}"'):
+        make_config(**{"network": "LeNetCL", "dataset": "digits", **options})
+
+
+def test_wrong_option_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("train", "LeNetCL", "digits", "--epochs", "0") == 1
+    message = "conformallayers: train --epochs: expected a value greater than 0, got 0."
+    assert capsys.readouterr().err.startswith(message)

@@ -1,0 +1,152 @@
+"""Recipes: one table of options, which given options override."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import conformallayers as cl
+from conformallayers.cli import app as cli
+from conformallayers.lab.data.batches import as_input
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.training import checkpoint, evaluate
+from conformallayers.lab.training.config import TrainConfig, make_config
+from conformallayers.lab.training.recipes import FAMILIES, RECIPES, resolved
+from conformallayers.lab.training.train import Stopped, train
+from conformallayers.utils import memory
+from support import stops_after
+from training import QUIET
+
+TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew would hide it
+
+
+ROWS = [
+    (name, network, dataset)
+    for name, table in RECIPES.items()
+    for family, dataset in table
+    for network in FAMILIES[family]
+]
+
+
+def modern(network: str = "LeNetCL", dataset: str = "digits", **options: Any) -> TrainConfig:
+    given = {"network": network, "dataset": dataset, "recipe": "modern", **options}
+    return make_config(**resolved(given))
+
+
+@pytest.mark.parametrize(("name", "network", "dataset"), ROWS)
+def test_every_row_is_a_setting_that_train_takes(name: str, network: str, dataset: str) -> None:
+    config = make_config(**resolved({"network": network, "dataset": dataset, "recipe": name}))
+    assert config.recipe == name
+    assert config.command({}) == f"conformallayers train {network} {dataset} --recipe {name}"
+    assert make_config(**resolved(config.model_dump())) == config
+    twin = {"LeNet": "LeNetCL", "BaseReLUNet": "BaseReSProNet"}.get(network)
+    if twin:  # both get the same budget, and differ in the activation alone
+        other = modern(twin, dataset).model_dump()
+        differing = {key for key, value in config.model_dump().items() if value != other[key]}
+        assert differing == {"network", "projective", "alpha", "gain"}
+
+
+def test_given_options_beat_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert modern().projective
+    for name, value in (("projective", False), ("gain", 0.0), ("epochs", 3), ("alpha", "young")):
+        config = modern(**{name: value})
+        assert getattr(config, name) == value
+        differing = {k for k, v in modern().model_dump().items() if v != getattr(config, k)}
+        assert differing == {name}
+        words = shlex.split(config.command({}))
+        options: dict[str, Any] = {}
+        monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(TRAINING, "train", options_of(options))
+            with pytest.raises(KeyboardInterrupt):
+                cli._app()(words[1:], result_action="return_value")
+        fields = {key: value for key, value in options.items() if key in TrainConfig.model_fields}
+        assert make_config(**resolved(fields)) == config
+    assert modern(gain=None) == modern()
+
+
+def options_of(found: dict[str, Any]) -> Any:
+    def stopping(**options: Any) -> None:
+        found.update(options)
+        raise KeyboardInterrupt
+
+    return stopping
+
+
+def test_zero_has_no_hidden_layer_and_no_gain() -> None:
+    with torch.device("meta"):
+        plain, full = (modern("BaseReSProNet", hidden=n, gain=n).build().network for n in (0, 5))
+    assert isinstance(plain.head, torch.nn.Linear)
+    assert not any(isinstance(module, cl.Scale) for module in plain.modules())
+    assert full.head[0].out_features == 5
+    assert full.features[-1].initial == 5.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recipe": "old"}, "train --recipe: expected one of modern, got 'old'"),
+        (
+            {"network": "D3ModNetCL"},
+            "one of LeNet, LeNetCL, .* on digits, .*got D3ModNetCL on digi",
+        ),
+        ({"dataset": "svhn"}, "got LeNetCL on svhn"),
+        ({"shift": 17}, "--shift: expected a value less than or equal to 16, got 17"),
+        ({"gain": -1.0}, "--gain: expected a value greater than or equal to 0, got -1.0"),
+        ({"momentum": 0.9}, "--momentum: expected none for adamw"),
+        ({"dropout": 1.0}, "--dropout: expected a value less than 1, got 1.0"),
+        ({"network": "BaseReLUNet", "dropout": 0.1}, "--dropout: expected no such option for Base"),
+        ({"network": "LeNet", "gain": 2.0}, "--gain: expected no such option for LeNet, got 2.0"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        modern(**options)
+
+
+def test_run_with_a_recipe_resumes_in_the_same_bits(
+    small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"recipe": "modern", "epochs": 4, "flips": True, "console": QUIET}
+    whole = train("LeNetCL", small, out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
+        with pytest.raises(Stopped, match=r"--recipe modern --flips --epochs 4 --out .* --resume"):
+            train("LeNetCL", small, out=tmp_path / "broken", **options)
+    train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
+    first, second = (load_file(tmp_path / n / evaluate.CHECKPOINT) for n in ("whole", "broken"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    row = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert (row["recipe"], row["epochs"], row["optimizer"]) == ("modern", 4, "adamw")
+    assert row["accuracy_folded"] == row["accuracy_layers"]  # the gain folds as well
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["shift"] == row["shift"]
+    assert evaluate.evaluate(whole.folder, small)["layers"] == row["accuracy_layers"]
+    torch.testing.assert_close(first["model.centre.mean"], as_input(small.train_images).mean(0))
+
+
+@pytest.mark.parametrize("projective", [False, True])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("BaseReSProNet", (2, 7)), ("LeNetCL", ()), ("DkNetCL", (2,)), ("D3ModNetCL", ())],
+)
+def test_gain_is_a_factor_on_the_features_and_folds(
+    name: str, arguments: tuple[int, ...], projective: bool
+) -> None:
+    network = getattr(cl.networks, name)
+    torch.manual_seed(0)
+    without = network(*arguments, projective=projective).double()
+    torch.manual_seed(0)
+    model = network(*arguments, projective=projective, gain=20.0).double()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(model.features(x), 20 * without.features(x))
+        folded = cl.fold(model, (3, 32, 32), strategy="layers")
+        torch.testing.assert_close(folded(x), model(x))

@@ -1,0 +1,313 @@
+"""Training runs: what they write, how they stop and resume, and the number of classes."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import conformallayers as cl
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.training import checkpoint, evaluate
+from conformallayers.lab.training.config import NETWORKS, TrainConfig, make_config
+from conformallayers.lab.training.saved_models import fold_model, load_model
+from conformallayers.lab.training.train import Stopped, make_scheduler, train
+from support import run_command, stops_after
+from training import QUIET, assert_same_weights, source_environment
+
+SPECTRAL = {"alpha": "spectral", "learning_rate": 3e-3, "batch_size": 300, "threads": 1}
+
+
+def test_run_learns_and_both_paths_agree(finished: Any) -> None:
+    assert finished.accuracy > 0.85
+    assert finished.accuracy == finished.row["accuracy_folded"] == finished.row["accuracy_layers"]
+    assert finished.history[-1]["loss"] < 0.5 < finished.history[0]["loss"]
+
+
+def test_folder_holds_config_metrics_checkpoint_and_result(finished: Any) -> None:
+    names = {path.name for path in finished.folder.iterdir()}
+    assert names == {"config.json", "metrics.csv", "checkpoint.safetensors", "result.json"}
+    row = json.loads((finished.folder / "result.json").read_text())
+    assert row == finished.row
+    wanted = "network dataset accuracy epochs batch_size learning_rate optimizer seed alpha"
+    wanted += " projective seconds command commit torch threads pool_stride validation schedule"
+    assert set((wanted + " weight_decay").split()) <= set(row)
+    assert row["samples"] == {"train": 1212, "test": 450}
+    config = make_config(**json.loads((finished.folder / "config.json").read_text()))
+    assert (config.epochs, config.alpha) == (8, "spectral")
+    with (finished.folder / "metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [int(r["epoch"]) for r in rows] == list(range(1, 9))
+    assert float(rows[-1]["validation_accuracy"]) == row["accuracy_validation"]
+    assert float(rows[3]["loss"]) == finished.history[3]["loss"]
+
+
+def test_command_of_the_row_names_the_same_run(finished: Any) -> None:
+    words = shlex.split(finished.row["command"])
+    assert words[:4] == ["conformallayers", "train", "LeNetCL", "digits"]
+    for flag, value in (("--learning-rate", "0.02"), ("--out", str(finished.folder))):
+        assert words[words.index(flag) + 1] == value
+
+
+def test_torch_is_left_as_it_was(small: Dataset, tmp_path: Path) -> None:
+    before = torch.get_rng_state(), torch.get_num_threads()
+    train("LeNet", small, out=tmp_path / "a", console=QUIET, epochs=1, threads=2)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.get_num_threads() == before[1]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_trained_by_its_name(
+    name: str, small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Matrices take seconds to build: test_networks_fold_after_training has them.
+    monkeypatch.setattr(evaluate, "fold", functools.partial(cl.fold, strategy="layers"))
+    few = small.split(184)[0]
+    depth = 2 if name.startswith("Dk") else None
+    result = train(name, few, out=tmp_path / "run", console=QUIET, epochs=1, depth=depth)
+    assert (result.row["accuracy_folded"] is None) == (not name.endswith(("CL", "ReSProNet")))
+    assert result.row["pool_stride"] == (2 if name.startswith("Base") else None)
+    assert evaluate.evaluate(tmp_path / "run", few)["layers"] == result.row["accuracy_layers"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BaseReSProNet", "D3ModNetCL", "DkNetCL"])
+def test_networks_fold_after_training(name: str, small: Dataset, tmp_path: Path) -> None:
+    depth = 2 if name.startswith("Dk") else None
+    result = train(name, small, out=tmp_path / "run", console=QUIET, epochs=1, depth=depth)
+    assert result.row["accuracy_folded"] == result.row["accuracy_layers"]
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_follow_the_classes_of_the_data(
+    name: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "fold", functools.partial(cl.fold, strategy="layers"))
+    data = random_set(classes)
+    options: dict[str, Any] = {"out": tmp_path / "run", "console": QUIET, "epochs": 1}
+    options |= {"depth": 2 if name.startswith("Dk") else None}
+    result = train(name, data, **options)
+    assert result.row["classes"] == classes
+    assert result.model.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, classes)
+    assert "classes" not in result.row["command"]
+    again = train(name, data, **{**options, "epochs": 2}, resume=True)
+    assert len(again.history) == 2
+    assert evaluate.evaluate(tmp_path / "run", data)["layers"] == again.row["accuracy_layers"]
+    with pytest.raises(cl.ConformalError, match=f"{classes} as before, got 10"):
+        train(name, random_set(10), **{**options, "epochs": 2}, resume=True)
+    with pytest.raises(cl.ConformalError, match=f"expected {classes} for digits, got 7"):
+        train(name, data, **{**options, "out": tmp_path / "other"}, classes=7)
+
+
+def random_set(classes: int) -> Dataset:
+    """Every class once, under the name of a set with other classes."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (classes, 1, 8, 8), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(classes)
+    return Dataset("digits", images, labels, images, labels, classes)
+
+
+def test_run_with_other_classes_folds(tmp_path: Path) -> None:
+    result = train("LeNetCL", random_set(3), out=tmp_path / "run", console=QUIET, epochs=1)
+    model = load_model(tmp_path / "run", "fold")
+    assert model.labels is None  # those of digits are ten
+    x = torch.rand(2, 1, 8, 8)
+    folded = fold_model(model, "fold")
+    assert folded(x).shape == (2, 3)
+    cl.save(folded, tmp_path / "fold.safetensors")
+    found = evaluate.evaluate(tmp_path / "fold.safetensors", random_set(3))
+    assert found["folded"] == result.accuracy
+    with pytest.raises(cl.ConformalError, match=r"expected labels below 3, .*, got 9"):
+        evaluate.evaluate(tmp_path / "run", random_set(10))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 37])
+def test_one_cycle_is_that_of_torch(steps: int) -> None:
+    options = {"network": "LeNet", "dataset": "digits", "learning_rate": 0.3}
+    config = make_config(**options, schedule="one-cycle")
+    rates, resumed = (scheduled_rates(config, steps, stop) for stop in (0, steps // 2))
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([parameter], 0.3)
+    torch_schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, total_steps=steps, cycle_momentum=False
+    )
+    for step in range(steps):
+        assert rates[step] == resumed[step] == optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        if step + 1 < steps:
+            torch_schedule.step()
+    assert scheduled_rates(make_config(**options), 9, 5) == [0.3] * 9
+
+
+def scheduled_rates(config: TrainConfig, steps: int, stop: int) -> list[float]:
+    """Return the rate of every step; before one of them the schedule is made anew."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], 0.3)
+    scheduler = make_scheduler(config, optimizer, steps)
+    rates = []
+    for step in range(steps):
+        if step == stop:
+            scheduler = make_scheduler(config, optimizer, steps, done=step)
+        rates += scheduler.get_last_lr()
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    train("LeNetCL", "digits", out=out, console=QUIET, epochs=6, **SPECTRAL)
+    return out
+
+
+# Waits for the blow in the middle of the fourth epoch, or after a checkpoint and before the metrics.
+WAITING = """
+import time
+from pathlib import Path
+import torch
+from conformallayers.cli.app import main
+from conformallayers.lab.training import runs
+step, write = torch.optim.Adam.step, runs.write_metrics
+steps = 0
+def wait():
+    Path("ready").touch()
+    time.sleep(600)
+def slow_step(*arguments, **options):
+    global steps
+    steps += 1
+    return wait() if steps == 18 else step(*arguments, **options)
+def slow_write(folder, history):
+    wait() if len(history) == 3 else write(folder, history)
+if MIDDLE:
+    torch.optim.Adam.step = slow_step
+else:
+    runs.write_metrics = slow_write
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("blow", "middle"),
+    [
+        (signal.SIGKILL, True),
+        (signal.SIGKILL, False),
+        (signal.SIGINT, True),
+        (signal.SIGTERM, True),
+    ],
+    ids=["killed in an epoch", "killed between files", "interrupted", "terminated"],
+)
+def test_stopped_and_resumed_run_ends_in_the_same_bits(
+    blow: signal.Signals,
+    middle: bool,
+    unbroken: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in SPECTRAL.items()]
+    words = ["train", "LeNetCL", "digits", "--out", "run", "--epochs", "6", *options]
+    code = WAITING.replace("MIDDLE", str(middle))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=source_environment(),
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # As a script starts its background commands.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while not (tmp_path / "ready").exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(blow)
+        _, message = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state["epoch"]
+    assert done == 3
+    monkeypatch.chdir(tmp_path)
+    if blow != signal.SIGKILL:
+        assert process.returncode == 130
+        start, _, resuming = message.strip().partition("To go on: ")
+        assert start == "Interrupted after epoch 3 of 6. "
+        assert resuming.endswith(" --resume")
+        assert run_command(*shlex.split(resuming)[1:]) == 0
+    else:
+        assert process.returncode == -signal.SIGKILL
+        result = train(
+            "LeNetCL", "digits", out="run", resume=True, console=QUIET, epochs=6, **SPECTRAL
+        )
+        assert [row["epoch"] for row in result.history] == list(range(1, 7))
+    assert_same_weights(tmp_path / "run", unbroken)
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adam", "schedule": "one-cycle", "alpha": "learned"},
+        {"optimizer": "rmsprop", "momentum": 0.5, "weight_decay": 1e-3, "projective": True},
+        {"optimizer": "adamw", "weight_decay": 0.1, "gain": 3.0, "flips": True, "shift": 2},
+        {"optimizer": "sgd", "momentum": 0.9, "alpha": 2.0, "dropout": 0.5},
+        {"optimizer": "sgd"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_every_optimiser_resumes(
+    options: dict[str, Any], small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**options, "epochs": 4, "batch_size": 64, "console": QUIET}
+    train("LeNetCL", small, out=tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
+        with pytest.raises(Stopped, match=r"To go on: .* --resume"):
+            train("LeNetCL", small, out=tmp_path / "broken", **options)
+    train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_constant_rate_goes_on_for_more_epochs(small: Dataset, tmp_path: Path) -> None:
+    options = {"batch_size": 64, "console": QUIET}
+    whole = train("LeNetCL", small, epochs=4, out=tmp_path / "whole", **options)
+    train("LeNetCL", small, epochs=2, out=tmp_path / "longer", **options)
+    longer = train("LeNetCL", small, epochs=4, out=tmp_path / "longer", resume=True, **options)
+    assert_same_weights(tmp_path / "whole", tmp_path / "longer")
+    assert longer.row["loss"] == whole.row["loss"]
+    assert json.loads((tmp_path / "longer" / "config.json").read_text())["epochs"] == 4
+    with pytest.raises(cl.ConformalError, match="--epochs: expected 4 as before, got 3"):
+        train("LeNetCL", small, epochs=3, out=tmp_path / "longer", resume=True, **options)
+    options |= {"out": tmp_path / "cycle", "schedule": "one-cycle"}
+    train("LeNetCL", small, epochs=1, **options)
+    with pytest.raises(cl.ConformalError, match="--epochs: expected 1 as before, got 2"):
+        train("LeNetCL", small, epochs=2, resume=True, **options)
+
+
+def test_adamw_decays_matrices_and_kernels_alone(small: Dataset, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": "adamw", "learning_rate": 1e-12, "epochs": 1}
+    options |= {"alpha": "learned", "gain": 2.0, "console": QUIET, "batch_size": 200}
+    free, held = (
+        train("LeNetCL", small, out=tmp_path / str(decay), weight_decay=decay, **options).model
+        for decay in (0.0, 1e11)
+    )
+    for (name, weight), other in zip(free.named_parameters(), held.parameters(), strict=True):
+        # One step of torch's AdamW: w ← w − rate · decay · w, and a gradient too small to see.
+        left = 0.9 if weight.dim() > 1 else 1.0
+        torch.testing.assert_close(other, left * weight, rtol=1e-5, atol=1e-7, msg=name)
+    assert free.features[-1].gain.item() == pytest.approx(2.0)
+
+
+def test_loss_that_is_not_a_number_ends_the_run(small: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(cl.ConformalError, match=r"epoch \d, batch \d: expected a finite loss"):
+        train(
+            "LeNet", small, out=tmp_path / "run", console=QUIET,
+            optimizer="sgd", learning_rate=1e30, batch_size=50,
+        )  # fmt: skip
