@@ -1,10 +1,13 @@
-"""Plain text: tables, counts, and calls of a graph, for explanations and errors."""
+"""Plain text for explanations and errors: tables, counts, calls of a graph, suggestions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from torch import fx
+if TYPE_CHECKING:  # the command line makes suggestions without loading torch
+    from torch import fx
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -40,11 +43,40 @@ def size(number: float) -> str:
     return f"{number:.0f} B"
 
 
+def suggest(word: str, choices: Iterable[str]) -> str:
+    """Return `` Did you mean "X"?`` for the choice that is most like a word, or the empty string.
+
+    Upper and lower case, hyphens and underscores do not matter, and initials stand for the words of
+    a choice. A word that is one of the choices needs no suggestion.
+
+    Examples:
+        >>> suggest("lenetcl", ["LeNet", "LeNetCL"]), suggest("lr", ["learning_rate"])
+        (' Did you mean "LeNetCL"?', ' Did you mean "learning_rate"?')
+        >>> suggest("svhn", ["mnist", "cifar10"])
+        ''
+    """
+    names = list(choices)
+    if word in names:
+        return ""
+    keys = [_comparable(name) for name in names]
+    initials = ["".join(part[0] for part in key.split("-") if part) for key in keys]
+    asked = _comparable(word)
+    close = difflib.get_close_matches(asked, keys, n=1)
+    if close:
+        found = names[keys.index(close[0])]
+    elif len(asked) > 1 and asked in initials:
+        found = names[initials.index(asked)]
+    else:
+        return ""
+    return f' Did you mean "{found}"?'
+
+
 def call_text(node: fx.Node) -> str:
     """Write a node of a graph as one would in Python.
 
     Examples:
         >>> import torch
+        >>> from torch import fx
         >>> graph = fx.symbolic_trace(lambda x: torch.cat([x * 2, x.flatten(1)], dim=1)).graph
         >>> [call_text(node) for node in graph.nodes]
         ['x', 'mul(x, 2)', 'x.flatten(1)', 'cat([mul, flatten], dim=1)', 'output(cat)']
@@ -61,3 +93,7 @@ def call_text(node: fx.Node) -> str:
 
 def _numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell[0] in "-+."
+
+
+def _comparable(word: str) -> str:
+    return word.casefold().replace("_", "-").strip("-")
