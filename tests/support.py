@@ -45,3 +45,12 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
             raise KeyboardInterrupt
 
     return stopping
+
+
+def run_command(*arguments: object) -> int:
+    """Run the command line in this process and return its exit status."""
+    from conformallayers.cli.app import main
+
+    with pytest.raises(SystemExit) as leaving:
+        main([str(argument) for argument in arguments])
+    return int(leaving.value.code or 0)
