@@ -1,10 +1,6 @@
-"""The demo and the command line: a tiny run, its files, and how it ends early."""
+"""The demo: a tiny run and its files."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -14,10 +10,10 @@ pytest.importorskip("sklearn")
 import torch
 
 import conformallayers as cl
-from conformallayers.cli import app as cli
 from conformallayers.lab.data.digits import SHAPE, digits
 from conformallayers.lab.experiments.demo import DemoConfig, build_model, run_demo, train
 from conformallayers.lab.report import figures
+from support import run_command
 
 PICTURES = {f"{n}.{s}" for n in ("respro", "training", "folded") for s in ("png", "svg")}
 
@@ -89,61 +85,8 @@ def test_demo_reaches_97_percent(tmp_path):
 
 def test_existing_file_is_refused_before_training(tmp_path, capsys):
     (tmp_path / "demo").write_text("mine")
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["demo", "--out", str(tmp_path / "demo")])
-    assert leaving.value.code == 1
+    assert run_command("demo", "--out", tmp_path / "demo") == 1
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "expected a folder" in captured.err
     assert (tmp_path / "demo").read_text() == "mine"
-
-
-def test_version_does_not_import_torch():
-    code = (
-        "import sys\n"
-        "from conformallayers.cli.app import main\n"
-        "try:\n    main(['--version'])\n"
-        "except SystemExit as leaving:\n    assert leaving.code == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == cl.__version__
-
-
-@pytest.mark.parametrize(("module", "package"), [("sklearn", "scikit-learn"), ("rich", "rich")])
-def test_missing_extra_is_one_line(module, package, monkeypatch, capsys, tmp_path):
-    for name in [n for n in sys.modules if n.startswith("conformallayers.lab")]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in [n for n in sys.modules if n.partition(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, name)
-    app = cli._app()
-    monkeypatch.setattr(cli, "_app", lambda: app)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["demo", "--out", str(tmp_path / "demo")])
-    assert leaving.value.code == 1
-    message = f"needs {package}: pip install 'conformallayers[experiments]'\n"
-    assert capsys.readouterr().err == f"conformallayers: the demo {message}"
-
-
-def test_interrupt_leaves_one_line_and_no_files(tmp_path):
-    command = [sys.executable, "-c", "from conformallayers.cli.app import main; main()"]
-    process = subprocess.Popen(
-        [*command, "demo", "--epochs", "100000"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.1)  # the folder for unfinished files shows that the run has begun
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        _, message = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert message == "Interrupted.\n"
-    assert list(tmp_path.iterdir()) == []
