@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("matplotlib")
+
+from torch import nn
 
 import conformallayers as cl
 from conformallayers.lab.experiments import bench
@@ -91,13 +94,18 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_engines_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def eager_alone(model: Any, x: Any) -> Any:
-        return bench_engines(model, x, ("eager",))
+def tiny(convolution: type[nn.Module], *activation: nn.Module) -> nn.Module:
+    features = convolution(3, 2, 5, stride=9, bias=False), *activation
+    whole = cl.ConformalLayers if convolution is cl.Conv2d else nn.Sequential
+    return nn.Sequential(whole(*features), nn.Flatten(), nn.Linear(32, 2))
 
-    bench_engines = bench.relu_engines
+
+def test_engines_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = lambda: tiny(nn.Conv2d, nn.ReLU()), lambda: tiny(cl.Conv2d, cl.ReSPro())
+    eager_alone = functools.partial(bench.relu_engines, names=("eager",))
+    monkeypatch.setattr(bench, "pairs", lambda depths: {"tiny": pair})
     monkeypatch.setattr(bench, "relu_engines", eager_alone)
-    (row,) = run_bench(["Base"], out=tmp_path, batch=(2,), executions=1)
+    (row,) = run_bench(["tiny"], out=tmp_path, batch=(2,), executions=1)
     assert set(row.times) == {"eager", "layers", "folded", "tolerance"}
     assert row.fastest == "eager"
     assert row.error < 1e-5

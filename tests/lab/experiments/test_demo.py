@@ -18,21 +18,28 @@ from support import run_command
 PICTURES = {f"{n}.{s}" for n in ("respro", "training", "folded") for s in ("png", "svg")}
 
 
+def global_state():
+    return torch.get_rng_state().tolist(), torch.get_num_threads()
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    """The folder and metrics of a tiny run, and the state of torch before and after it."""
     out = tmp_path_factory.mktemp("run") / "demo"
-    return out, run_demo(out, DemoConfig(epochs=1, depth=2, channels=4))
+    before = global_state()
+    metrics = run_demo(out, DemoConfig(epochs=1, depth=2, channels=4))
+    return out, metrics, (before, global_state())
 
 
 def test_folder_holds_every_file_and_nothing_else(finished):
-    out, _ = finished
+    out = finished[0]
     assert {path.name for path in out.iterdir()} == {*PICTURES, "metrics.json"}
     assert all(path.stat().st_size > 500 for path in out.iterdir())
     assert [path.name for path in out.parent.iterdir()] == ["demo"]
 
 
 def test_metrics_are_those_returned_and_both_paths_agree(finished):
-    out, metrics = finished
+    out, metrics, _ = finished
     assert json.loads((out / "metrics.json").read_text("utf-8")) == metrics
     assert DemoConfig(**metrics["config"]) == DemoConfig(epochs=1, depth=2, channels=4)
     assert metrics["accuracy"]["folded"] == metrics["accuracy"]["layers"]
@@ -44,7 +51,7 @@ def test_metrics_are_those_returned_and_both_paths_agree(finished):
 
 
 def test_pictures_carry_no_date(finished):
-    out, _ = finished
+    out = finished[0]
     for path in out.glob("*.svg"):
         assert "dc:date" not in path.read_text("utf-8")
 
@@ -57,11 +64,9 @@ def test_equal_figures_give_equal_files(tmp_path):
     assert contents[0] == contents[1]
 
 
-def test_run_leaves_seed_and_threads_alone(tmp_path):
-    before = torch.get_rng_state(), torch.get_num_threads()
-    run_demo(tmp_path / "demo", DemoConfig(epochs=1, depth=1, channels=2))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert torch.get_num_threads() == before[1]
+def test_run_leaves_seed_and_threads_alone(finished):
+    before, after = finished[2]
+    assert after == before
 
 
 def test_equal_seeds_give_equal_training():
