@@ -240,7 +240,9 @@ def _summary(metrics: dict[str, Any]) -> Table:
         table.add_row(f"time per image, batch {batch}", layers, folded, ratio, relu)
     table.add_section()
     for kind in ("relative", "absolute"):
-        table.add_row(f"largest {kind} difference", "", f"{metrics[f'largest_{kind}_difference']:.1e}")
+        table.add_row(
+            f"largest {kind} difference", "", f"{metrics[f'largest_{kind}_difference']:.1e}"
+        )
     table.caption = "with ReLU: the time of the same stack with ReLU for ReSPro, untrained"
     return table
 
