@@ -1,153 +1,153 @@
-"""conformallayers experiment 1, 2, 3 and 4: those of the paper, and an ablation."""
+"""conformallayers demo, bench, experiment, sweep, inspect and report."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
 
-from .extras import extra_for
+from ..lab.experiments.options import (
+    AccuracyOptions,
+    BatchOptions,
+    BenchOptions,
+    CellOptions,
+    DataOptions,
+    DepthOptions,
+    SweepOptions,
+)
+from ..lab.experiments.paper import ABLATION, ABLATION_CELL
+from .models import given
 
-_SEVERAL = Parameter(consume_multiple=True, negative="")
-_FLAG = Parameter(negative="")
-_NO_CHECK = Parameter(name="--check", negative="--no-check")
+_FLAT = Parameter(name="*")  # the fields of a class are options of the command
 
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of all that train cells.
-
-    Args:
-        seed: Of the weights and the order of the images; of several, one after the other.
-        threads: Of torch; as it is set up if not given.
-        device: Where to train.
-        again: Throw the finished cells and their runs away and train anew.
-        out: The folder for one JSON file a cell.
-        runs: The folder for one run folder a cell.
-        data_root: The folder of the data; else CONFORMALLAYERS_DATA, else data.
-        verify: Compare the checksums of the data; without, any data in the same format.
-    """
-
-    seed: Annotated[tuple[int, ...], _SEVERAL] = (0,)
-    threads: int | None = None
-    device: str = "cpu"
-    again: Annotated[bool, _FLAG] = False
-    out: Path = Path("results/accuracy")
-    runs: Path = Path("runs")
-    data_root: Path | None = None
-    verify: Annotated[bool, _NO_CHECK] = True
+experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class AccuracyOptions(RunOptions):
-    """The options that experiments 1 and 2 share.
+def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativeInt = 0) -> None:
+    """Train a small conformal network on digits, fold it, and compare the two paths.
 
     Args:
-        cells: Of the table, such as LeNetCL-mnist; all if none is given.
-        network: Only cells of these networks.
-        dataset: Only cells of these sets.
-        variant: Other settings than the paper's, by their names, such as modern.
+        out: Folder for figures and metrics.json.
+        epochs: Passes over the training images.
+        seed: Seed of the weights and the order of the images.
     """
+    from ..lab.experiments.demo import DemoConfig, run_demo
 
-    cells: Annotated[tuple[str, ...], _SEVERAL] = ()
-    network: Annotated[tuple[str, ...], _SEVERAL] = ()
-    dataset: Annotated[tuple[str, ...], _SEVERAL] = ()
-    variant: Annotated[tuple[str, ...], _SEVERAL] = ()
+    run_demo(out, DemoConfig(epochs=epochs, seed=seed))
 
 
-experiments = App(name="experiment", help="The experiments of the paper, resumable.")
+def bench(
+    networks: tuple[str, ...] = (),
+    *,
+    options: Annotated[BenchOptions | None, _FLAT] = None,
+) -> None:
+    """Time folded networks against their layers and their ReLU counterparts in four engines.
+
+    Args:
+        networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9"; all if none is given.
+    """
+    from ..lab.experiments.bench import run_bench
+
+    run_bench(networks, **given(options))
 
 
-@experiments.command(name="1")
-def linear_baseline(*, options: AccuracyOptions | None = None) -> None:
+@experiment.command(name="1")
+def linear_baseline(*, options: Annotated[AccuracyOptions | None, _FLAT] = None) -> None:
     """Train the nine cells of Table I: one convolution without activation, with ReLU, with ReSPro."""
-    _accuracies(1, options or AccuracyOptions())
+    _train_cells(1, options)
 
 
-@experiments.command(name="2")
-def lenet(*, options: AccuracyOptions | None = None) -> None:
+@experiment.command(name="2")
+def lenet(*, options: Annotated[AccuracyOptions | None, _FLAT] = None) -> None:
     """Train the six cells of Table II: LeNet and LeNetCL."""
-    _accuracies(2, options or AccuracyOptions())
+    _train_cells(2, options)
 
 
-@experiments.command
-def ablation(*, options: RunOptions | None = None) -> None:
+@experiment.command
+def ablation(*, options: Annotated[CellOptions | None, _FLAT] = None) -> None:
     """Train LeNetCL on Fashion-MNIST with either form, each α, and with or without a gain."""
-    with extra_for("an experiment"):
-        from ..lab.experiments.paper import ABLATION, ABLATION_CELL
-    chosen = vars(options or RunOptions())
-    _accuracies(
-        2, AccuracyOptions(cells=(ABLATION_CELL,), variant=tuple(ABLATION.values()), **chosen)
+    cells, variants = (ABLATION_CELL,), tuple(ABLATION.values())
+    _train_cells(2, AccuracyOptions(cells=cells, variant=variants, **given(options)))
+
+
+def _train_cells(number: int, options: AccuracyOptions | None) -> None:
+    from ..lab.experiments.accuracy import run_accuracy
+    from ..utils.memory import keep_freed_memory
+
+    keep_freed_memory()
+    run_accuracy(number, **given(options))
+
+
+@experiment.command(name="3")
+def depth(*, options: Annotated[DepthOptions | None, _FLAT] = None) -> None:
+    """Time inference against depth: DkNet, and DkNetCL layer by layer and folded."""
+    from ..lab.experiments.depth import run_depth
+
+    run_depth(**given(options))
+
+
+@experiment.command(name="4")
+def batch_size(*, options: Annotated[BatchOptions | None, _FLAT] = None) -> None:
+    """Measure time and memory against batch size: D3ModNet, and all paths of D3ModNetCL."""
+    from ..lab.experiments.batchsize import run_batches
+
+    run_batches(**given(options))
+
+
+def sweep(
+    network: str, dataset: str, *, options: Annotated[SweepOptions | None, _FLAT] = None
+) -> None:
+    """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
+
+    Args:
+        network: Class of conformallayers.networks, such as LeNetCL.
+        dataset: mnist, fashion-mnist, cifar10 or digits.
+    """
+    from ..lab.experiments.sweep import run_sweep
+    from ..utils.memory import keep_freed_memory
+
+    keep_freed_memory()
+    best = run_sweep(network, dataset, **given(options))["best"]
+    if best is None:
+        print("No trial is complete: ask for more with --trials.")
+    else:
+        print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
+
+
+def inspect(
+    run: Path,
+    *,
+    dataset: str | None = None,
+    samples: int | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    threads: int | None = None,
+    data: Annotated[DataOptions | None, _FLAT] = None,
+) -> None:
+    """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
+
+    Args:
+        run: Run folder, or checkpoint.
+        dataset: Data set whose test images are used; the one it was trained on if not given.
+        samples: Number of test images; 1000 if not given, or all if there are fewer.
+        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
+        resume: Keep a finished folder, if the checkpoint and the options are the same.
+        threads: Threads of torch; its own default if not given.
+    """
+    from ..lab.experiments.inspect_runs import run_inspect
+
+    run_inspect(
+        run, dataset, samples=samples, out=out, resume=resume, threads=threads, **given(data)
     )
 
 
-def _accuracies(number: int, options: AccuracyOptions) -> None:
-    with extra_for("an experiment"):
-        from ..lab.experiments.accuracy import run_accuracy
-        from ..utils.memory import keep_freed_memory
-    keep_freed_memory()
-    run_accuracy(number, **vars(options))
-
-
-@experiments.command(name="3")
-def depth(
-    *,
-    depths: Annotated[tuple[int, ...], _SEVERAL] = (),
-    batch: int = 64,
-    executions: int = 100,
-    seed: int = 0,
-    threads: int | None = None,
-    strategy: str = "auto",
-    resume: Annotated[bool, _FLAG] = False,
-    out: Path = Path("results/experiment3"),
-) -> None:
-    """Time inference against depth: DkNet, and DkNetCL layer by layer and folded.
+def report(*, results: Path = Path("results"), out: Path | None = None) -> None:
+    """Write one HTML page with all results beside the paper's numbers.
 
     Args:
-        depths: Numbers of convolutions; 1 to 30 if none is given.
-        batch: Images of a batch.
-        executions: Timed calls of each path at each depth.
-        seed: Of weights and images.
-        threads: Of torch; as it is set up if not given.
-        strategy: Of the fold.
-        resume: Keep the depths that are measured already.
-        out: The folder for times.json, times.csv and the figure.
+        results: Folder of the results of the experiments.
+        out: File to write; report.html in that folder if not given.
     """
-    options = locals().copy()
-    with extra_for("an experiment"):
-        from ..lab.experiments.depth import run_depth
-    run_depth(**options)
+    from ..lab.report.report import write_report
 
-
-@experiments.command(name="4")
-def batch_size(
-    *,
-    batches: Annotated[tuple[int, ...], _SEVERAL] = (),
-    memory: str | None = None,
-    strategies: Annotated[tuple[str, ...], _SEVERAL] = ("auto", "banded"),
-    executions: int = 100,
-    seconds: float = 20.0,
-    seed: int = 0,
-    threads: int | None = None,
-    resume: Annotated[bool, _FLAG] = False,
-    out: Path = Path("results/experiment4"),
-) -> None:
-    """Measure time and memory against batch size: D3ModNet, and D3ModNetCL in all its paths.
-
-    Args:
-        batches: Their sizes; the powers of two up to what memory holds if none is given.
-        memory: A budget such as 4GiB: find the largest batch of each path within it.
-        strategies: Of the folds of D3ModNetCL.
-        executions: Timed calls of each path at each size.
-        seconds: Fewer calls when they take longer than this.
-        seed: Of weights and images.
-        threads: Of torch; as it is set up if not given.
-        resume: Keep the rows that are measured already.
-        out: The folder for batches.json, batches.csv and the figure.
-    """
-    options = locals().copy()
-    with extra_for("an experiment"):
-        from ..lab.experiments.batchsize import run_batches
-    run_batches(**options)
+    print(f"Wrote {write_report(results, out)}")

@@ -1,9 +1,10 @@
-"""Experiments 1 and 2: train the cells of Tables I and II, one after the other."""
+"""Experiments 1 and 2: train the cells of Tables I and II."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,84 +14,69 @@ from rich.console import Console
 from ...errors import ConformalError, refusal
 from ...utils.files import write_json
 from ...utils.text import table
+from ..checks import require_choice
 from ..training.config import DEFAULTS, TrainConfig, make_config
 from ..training.evaluate import CHECKPOINT
 from ..training.recipes import resolved
 from ..training.runs import CONFIG, METRICS, RESULT
 from ..training.train import Stopped, train
 from . import paper
+from .options import AccuracyOptions
 from .paper import Cell
 from .records import mean_and_spread
 
 Row = dict[str, Any]
-UNCHECKED = ", other data"  # behind the setting of rows whose data was not compared with the set's
+UNCHECKED = ", other data"  # marks the setting of a row whose data was not checked
 
 
 def run_accuracy(
     number: int,
     *,
-    cells: Sequence[str] = (),
-    network: Sequence[str] = (),
-    dataset: Sequence[str] = (),
     variant: str | Sequence[str] | None = None,
     seed: int | Sequence[int] = 0,
-    threads: int | None = None,
-    device: str = "cpu",
-    again: bool = False,
-    out: Path = Path("results/accuracy"),
-    runs: Path = Path("runs"),
-    data_root: Path | None = None,
-    verify: bool = True,
     console: Console | None = None,
+    **options: Any,
 ) -> list[Row]:
-    """Train the cells of an experiment that are not finished, and return the rows of all chosen.
+    """Train the unfinished cells of an experiment, and return the rows of all selected cells.
 
-    A cell that was interrupted goes on from its last epoch. One that fails, for want of data or
-    with a loss that is no number, is named at the end and does not stop the others.
+    An interrupted cell continues after its last epoch. A cell that fails, because data is missing
+    or the loss is not finite, is named at the end and does not stop the others.
 
     Args:
         number: 1 for Table I, 2 for Table II.
-        cells, network, dataset: which cells; nothing named is all.
-        variant: rows of :data:`conformallayers.lab.experiments.paper.VARIANTS`; None is the paper's.
-        seed: one or several; the table then has mean and standard deviation.
-        threads, device: of every run.
-        again: throw finished cells and their runs away.
-        out: the folder for one JSON file a cell.
-        runs: the folder for the runs.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        console: where to show progress; None takes the terminal.
+        variant: keys of :data:`conformallayers.lab.experiments.paper.VARIANTS`; None is the paper's.
+        seed: one or several; the table shows mean and standard deviation over several.
+        console: shows progress; None is the terminal.
+        **options: further fields of
+            :class:`conformallayers.lab.experiments.options.AccuracyOptions`.
     """
     console = console or Console()
+    seeds = (seed,) if isinstance(seed, int) else tuple(seed)
+    variants = (variant,) if isinstance(variant, str) else tuple(variant or ())
+    selected = AccuracyOptions(seed=seeds, variant=variants, **options)
+    filters = (selected.cells, selected.network, selected.dataset)
+    jobs = [
+        _Job(cell, name, one, selected)
+        for one in seeds
+        for name in variants or [None]
+        for cell in chosen(number, *filters, name)
+    ]
     rows: list[Row] = []
     failed: list[str] = []
-    names = [variant] if isinstance(variant, str) else variant
-    variants: Sequence[str | None] = names or [None]
-    jobs = [
-        (cell, kind, one)
-        for one in ([seed] if isinstance(seed, int) else seed)
-        for kind in variants
-        for cell in chosen(number, cells, network, dataset, kind)
-    ]
-    for cell, kind, one in jobs:
-        config = config_of(cell, kind, one, threads=threads, device=device)
-        name = file_name(cell, kind, one)
-        path, folder = out / f"{name}.json", runs / name
-        if again:
-            _forget(path, folder)
-        row = _finished(path, config, verify)
+    for job in jobs:
+        if selected.again:
+            job.delete()
+        row = job.finished()
         if row is None:
-            console.print(f"{name}: {_setting_text(config)}", highlight=False)
             try:
-                row = _trained(cell, kind, config, folder, data_root, verify, console)
+                row = job.train(console)
             except Stopped as stop:
                 message = str(stop).partition(" To go on")[0]
-                raise Stopped(f"{name}: {message} To go on, repeat the command.") from stop
+                raise Stopped(f"{job.name}: {message} To go on, repeat the command.") from stop
             except ConformalError as error:
-                console.print(f"{name}: {error}", highlight=False, markup=False)
-                failed.append(name)
+                console.print(f"{job.name}: {error}", highlight=False, markup=False)
+                failed.append(job.name)
                 continue
-            out.mkdir(parents=True, exist_ok=True)
-            write_json(path, row)
         rows.append(row)
     console.print(accuracy_table(rows), highlight=False, markup=False, soft_wrap=True)
     if failed:
@@ -107,17 +93,23 @@ def chosen(
     dataset: Sequence[str] = (),
     variant: str | None = None,
 ) -> list[Cell]:
-    """Return the cells of an experiment that the filters leave; refuse names that it has not.
+    """Return the cells of an experiment that pass all filters; an empty filter passes all.
 
     Examples:
         >>> [cell.name for cell in chosen(2, network=["LeNetCL"], dataset=["mnist", "cifar10"])]
         ['LeNetCL-mnist', 'LeNetCL-cifar10']
     """
     every = [cell for cell in paper.CELLS if cell.experiment == number]
-    _check_known(number, "--variant", [variant] if variant else [], list(paper.VARIANTS))
-    _check_known(number, "--cells", cells, [cell.name for cell in every])
-    _check_known(number, "--network", network, paper.NETWORKS[number])
-    _check_known(number, "--dataset", dataset, paper.DATASETS)
+    filters = {
+        "variant": ([variant] if variant else [], paper.VARIANTS),
+        "cells": (cells, [cell.name for cell in every]),
+        "network": (network, paper.NETWORKS[number]),
+        "dataset": (dataset, paper.DATASETS),
+    }
+    for option, (names, known) in filters.items():
+        for name in names:
+            where, remedy = f"experiment {number} --{option}", "Name one of them."
+            require_choice(where, name, known, remedy)
     meant = paper.VARIANTS[variant].networks if variant else None
     found = [
         cell
@@ -134,14 +126,14 @@ def chosen(
 
 
 def config_of(cell: Cell, variant: str | None, seed: int, **options: Any) -> TrainConfig:
-    """Return the options of the run of a cell."""
+    """Return the configuration of the run of a cell."""
     setting = paper.VARIANTS[variant].setting(cell) if variant else cell.setting
     options = {**setting, **options, "seed": seed}
     return make_config(**resolved({"network": cell.network, "dataset": cell.dataset, **options}))
 
 
 def file_name(cell: Cell, variant: str | None, seed: int) -> str:
-    """Return the name of a cell's file and run: NETWORK-DATASET[-VARIANT][-seedN].
+    """Return the name of a cell's file and run folder: NETWORK-DATASET[-VARIANT][-seedN].
 
     Examples:
         >>> file_name(paper.CELLS[0], "better", 0), file_name(paper.CELLS[0], None, 3)
@@ -152,7 +144,7 @@ def file_name(cell: Cell, variant: str | None, seed: int) -> str:
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
-    """Return the rows beside the paper's figures; those that differ in their seed are one line."""
+    """Return a table of the paper's and the measured accuracies, one line for all seeds of a cell."""
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
     lines: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
@@ -168,59 +160,80 @@ def _figures(rows: Sequence[Row]) -> list[str]:
     return [f"{100 * published:.2f} %", mean_and_spread(shares), difference]
 
 
-def _trained(
-    cell: Cell,
-    variant: str | None,
-    config: TrainConfig,
-    folder: Path,
-    data_root: Path | None,
-    verify: bool,
-    console: Console,
-) -> Row:
-    options = config.model_dump(exclude={"network", "dataset"})
-    place: dict[str, Any] = {"data_root": data_root, "verify": verify, "console": console}
-    result = train(cell.network, cell.dataset, out=folder, resume=True, **place, **options)
-    return {
-        **result.row,
-        "experiment": cell.experiment,
-        "variant": variant,
-        "paper_accuracy": cell.accuracy,
-        # Where data and run lie on this machine is not what makes the cell.
-        "command": config.command({"no_check": not verify}),
-        "checked": verify,
-    }
+@dataclass(frozen=True)
+class _Job:
+    """The training of one cell with one seed."""
 
+    cell: Cell
+    variant: str | None
+    seed: int
+    options: AccuracyOptions
 
-def _finished(path: Path, config: TrainConfig, verify: bool) -> Row | None:
-    """Return the row of a cell that is finished; refuse one of another setting."""
-    if not path.exists():
-        return None
-    try:
-        row: Row = {**DEFAULTS, "checked": True, **json.loads(path.read_text("utf-8"))}
-        options = config.model_dump(exclude={"threads", "device"})
-        for name, value in {**options, "checked": verify}.items():
-            if row[name] != value:
-                expected, remedy = f"{name} {value!r}", "Train it --again, or name another --out."
-                raise refusal(str(path), expected, repr(row[name]), remedy)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    @property
+    def name(self) -> str:
+        return file_name(self.cell, self.variant, self.seed)
+
+    @property
+    def config(self) -> TrainConfig:
+        runtime = {"threads": self.options.threads, "device": self.options.device}
+        return config_of(self.cell, self.variant, self.seed, **runtime)
+
+    @property
+    def path(self) -> Path:
+        return self.options.out / f"{self.name}.json"
+
+    @property
+    def folder(self) -> Path:
+        return self.options.runs / self.name
+
+    def delete(self) -> None:
+        files = (self.folder / name for name in (CHECKPOINT, CONFIG, METRICS, RESULT))
+        for file in (self.path, *files):
+            file.unlink(missing_ok=True)
+
+    def finished(self) -> Row | None:
+        """Return the row on disk, None if there is none; refuse a row with another setting."""
+        if not self.path.exists():
+            return None
         remedy = "Train it --again, or name another --out."
-        raise refusal(str(path), "the row of a cell", "another file", remedy) from error
-    return row
+        options = self.config.model_dump(exclude={"threads", "device"})
+        try:
+            row: Row = {**DEFAULTS, "checked": True, **json.loads(self.path.read_text("utf-8"))}
+            for name, value in {**options, "checked": self.options.verify}.items():
+                if row[name] != value:
+                    expected, got = f"{name} {value!r}", repr(row[name])
+                    raise refusal(str(self.path), expected, got, remedy)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            got = "another file"
+            raise refusal(str(self.path), "the row of a cell", got, remedy) from error
+        return row
 
-
-def _forget(path: Path, folder: Path) -> None:
-    for old in (path, *(folder / name for name in (CHECKPOINT, CONFIG, METRICS, RESULT))):
-        old.unlink(missing_ok=True)
-
-
-def _check_known(number: int, option: str, names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            expected = f"one of {', '.join(known)}"
-            where = f"experiment {number} {option}"
-            raise refusal(
-                where, expected, repr(name), f"See conformallayers experiment {number} --help."
-            )
+    def train(self, console: Console) -> Row:
+        """Train the cell, or continue its run, and write its row."""
+        cell, config, verify = self.cell, self.config, self.options.verify
+        console.print(f"{self.name}: {_setting_text(config)}", highlight=False)
+        result = train(
+            cell.network,
+            cell.dataset,
+            out=self.folder,
+            resume=True,
+            data_root=self.options.data_root,
+            verify=verify,
+            console=console,
+            **config.model_dump(exclude={"network", "dataset"}),
+        )
+        row = {
+            **result.row,
+            "experiment": cell.experiment,
+            "variant": self.variant,
+            "paper_accuracy": cell.accuracy,
+            # The command must give the same cell elsewhere, so it names no folders.
+            "command": config.command({"no_check": not verify}),
+            "checked": verify,
+        }
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, row)
+        return row
 
 
 def _setting_text(config: TrainConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,19 +23,24 @@ from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
+from ...utils.files import replace_file
+from ..checks import require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
 from .engines import Engine, relu_engines
+from .options import BenchOptions
 from .records import command_line, provenance
 from .timing import Timing, interleave
 
 SHAPE = networks.IMAGE_SHAPE
-_BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones get fewer rounds
+_CALLS = 3  # timed calls per turn
+_BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
+_MAX_NORM = 55.0  # about the norm of a white image, √(3 · 32 · 32)
 Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module]]
 
 
 def pairs(depths: Iterable[int]) -> dict[str, Pair]:
-    """Return each ReLU network beside its conformal counterpart, by name."""
+    """Return pairs of a ReLU network and its conformal counterpart, by name."""
     found: dict[str, Pair] = {
         "Base": (networks.BaseReLUNet, networks.BaseReSProNet),
         "LeNet": (networks.LeNet, networks.LeNetCL),
@@ -50,7 +56,7 @@ def pairs(depths: Iterable[int]) -> dict[str, Pair]:
 
 @dataclass(frozen=True)
 class Row:
-    """One network at one batch size; times are milliseconds of a batch, with quartiles."""
+    """One network at one batch size; times are milliseconds per batch: median and quartiles."""
 
     network: str
     batch: int
@@ -58,7 +64,7 @@ class Row:
     error: float
     times: dict[str, tuple[float, float, float]]
     notes: dict[str, str]
-    commit: str | None = None  # rows of several runs may stand together
+    commit: str | None = None  # one file may hold rows of several runs
 
     @property
     def fastest(self) -> str:
@@ -67,7 +73,7 @@ class Row:
         return min(others, key=lambda name: self.times[name][0])
 
     def speedup(self, name: str = "folded") -> float:
-        """How many times as fast as the fastest engine of the ReLU counterpart."""
+        """Return the speed-up over the fastest engine of the ReLU counterpart."""
         return self.times[self.fastest][0] / self.times[name][0]
 
 
@@ -90,32 +96,31 @@ def folded_engines(
     return engines
 
 
-def measure(
-    name: str, pair: Pair, batches: Iterable[int], *, rounds: int, tolerance: float | None
-) -> list[Row]:
+def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
     """Time one pair of networks at several batch sizes."""
     torch.manual_seed(0)
     relu, conformal = pair[0]().eval(), pair[1]().eval()
-    folded = fold(conformal, SHAPE)
-    loose = (
-        None if tolerance is None else fold(conformal, SHAPE, tolerance=tolerance, max_norm=55.0)
-    )
+    folded, loose = fold(conformal, SHAPE), None
+    if options.tolerance is not None:
+        loose = fold(conformal, SHAPE, tolerance=options.tolerance, max_norm=_MAX_NORM)
+    rounds = math.ceil(options.executions / _CALLS)
     rows = []
-    for batch in batches:
+    for batch in options.batch:
         x = torch.rand(batch, *SHAPE, generator=torch.Generator().manual_seed(batch))
         engines, notes = relu_engines(relu, x)
         engines |= folded_engines(conformal, x, folded, loose)
-        seconds = interleave(engines, rounds=rounds, budget=_BUDGET)
+        seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
         times = {key: _milliseconds(value) for key, value in seconds.items()}
         error = fold_error(conformal, folded, x[:8])
         rows.append(Row(name, batch, folded.strategy, error, times, notes, commit()))
     return rows
 
 
-def markdown(rows: list[Row]) -> str:
-    """Write the rows as a table."""
+def markdown(rows: Sequence[Row]) -> str:
+    """Return the rows as a table in Markdown."""
     names = list(dict.fromkeys(name for row in rows for name in row.times))
-    header = ["network", "batch", *names, "strategy", "fastest other", "speed-up", "error"]
+    header = ["network", "batch", *(f"{name} (ms)" for name in names)]
+    header += ["strategy", "fastest other", "speed-up", "error"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
         cells = [row.network, str(row.batch)]
@@ -125,63 +130,62 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def save(rows: list[Row], folder: Path, options: dict[str, Any]) -> None:
-    """Write bench.json and bench.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = provenance(command_line(["bench"], options))
-    result = {**source, "options": options, "rows": [asdict(row) for row in rows]}
-    (folder / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
-    (folder / "bench.md").write_text(markdown(rows))
+def save(rows: Sequence[Row], names: Sequence[str], options: BenchOptions) -> None:
+    """Write bench.json and bench.md.
 
-
-def run_bench(
-    out: Path,
-    names: Sequence[str],
-    batches: Sequence[int],
-    depths: Sequence[int],
-    rounds: int,
-    tolerance: float | None,
-    threads: int | None,
-    keep: bool = False,
-) -> list[Row]:
-    """Measure the named networks (all, if none is named) and write table, JSON and figure.
-
-    With ``keep`` the rows of an earlier run stay, except those that are measured again.
+    Args:
+        rows: to write.
+        names: of the networks on the command line.
+        options: of the run.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    known = pairs(depths)
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise refusal(
-            "bench", f"networks among {', '.join(known)}", ", ".join(unknown), "See --help."
-        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    shown = {key: value for key, value in vars(options).items() if key != "out"}
+    source = provenance(command_line(["bench", *names], shown))
+    result = {**source, "options": shown, "rows": [asdict(row) for row in rows]}
+    write_json(options.out / "bench.json", result)
+    text = f"Times are medians in milliseconds (ms) per batch.\n\n{markdown(rows)}"
+    replace_file(options.out / "bench.md", [text.encode()])
+
+
+def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
+    """Measure networks and write bench.json, bench.md and the figure.
+
+    Args:
+        names: of networks, such as ``"LeNet"`` or ``"DkNet 9"``; all if empty.
+        **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
+    """
+    chosen = BenchOptions(**options)
+    checked = ("batch", "depths", "executions", "threads")
+    require_positive("bench", **{key: getattr(chosen, key) for key in checked})
+    known = pairs(chosen.depths)
+    for name in names:
+        require_choice("bench", name, known, "Name a network; --depths adds depths of DkNet.")
+    if chosen.threads is not None:
+        torch.set_num_threads(chosen.threads)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    rows = _earlier(out) if keep else []
-    options = {"batch": tuple(batches), "depth": tuple(depths), "rounds": rounds}
-    options |= {"tolerance": tolerance, "threads": threads, "keep": keep}
+    rows = _earlier(chosen.out) if chosen.keep else []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # exporters speak of their own deprecations
+        warnings.simplefilter("ignore")  # exporters warn of their own deprecations
         for name in names or known:
-            found = measure(name, known[name], batches, rounds=rounds, tolerance=tolerance)
+            found = measure(name, known[name], chosen)
             print(markdown(found), flush=True)
             again = {(row.network, row.batch) for row in found}
             rows = [row for row in rows if (row.network, row.batch) not in again] + found
             rows.sort(key=_order)
-            save(rows, out, options)  # after every network: a stop costs one of them
-    speedup_figure(rows, out)
+            save(rows, names, chosen)  # after every network, so that a stop loses only one
+    speedup_figure(rows, chosen.out)
     return rows
 
 
 def _order(row: Row) -> tuple[str, bool, int, int]:
-    """Sort by kind of network, then depth, then batch size."""
+    """Return the sort key: kind of network, depth, batch size."""
     kind, _, rest = row.network.partition(" ")
     depth = int(rest.split()[0]) if rest else 0
     return kind, rest.endswith("circular"), depth, row.batch
 
 
 def _earlier(folder: Path) -> list[Row]:
-    """Read the rows of the last run, if there was one."""
+    """Return the rows of an earlier run, if there was one."""
     path = folder / "bench.json"
     if not path.exists():
         return []
@@ -194,15 +198,16 @@ def _earlier(folder: Path) -> list[Row]:
 
 
 def speedup_figure(rows: list[Row], folder: Path) -> None:
-    """Draw the time of a batch against depth, one line an engine, for the size with most depths."""
+    """Plot the time per batch against depth, one line per engine.
+
+    The batch size is the one with the most depths; there is no figure of a single depth.
+    """
     deep = [r for r in rows if r.network.startswith("DkNet ") and r.network[-1].isdigit()]
     counts = Counter(row.batch for row in deep)
-    if not counts:
+    batch, depth_count = counts.most_common(1)[0] if counts else (0, 0)
+    if depth_count < 2:
         return
-    smallest = counts.most_common(1)[0][0]
-    chosen = sorted((r for r in deep if r.batch == smallest), key=lambda r: int(r.network[6:]))
-    if len(chosen) < 2:
-        return
+    chosen = sorted((r for r in deep if r.batch == batch), key=lambda r: int(r.network[6:]))
     depths = [int(row.network.split()[1]) for row in chosen]
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -212,7 +217,7 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
         ]
         bold = name in ("folded", "tolerance")
         axes.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if bold else 1)
-    axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {smallest}", yscale="log")
+    axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
     axes.legend()
     figures.save(figure, folder, "bench")
 

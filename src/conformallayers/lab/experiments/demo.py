@@ -1,4 +1,4 @@
-"""The demo: train a conformal network on digits, fold it, compare the two paths, draw pictures."""
+"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCHES = (1, 64)
 
 
 class DemoConfig(BaseModel):
-    """What the demo does; saved beside its results."""
+    """Configuration of the demo; saved with its results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +46,7 @@ class DemoConfig(BaseModel):
     alpha: str | float | None = "spectral"
     gain: float = 10.0
     hidden: PositiveInt = 128
-    threads: PositiveInt = 1  # layers this small gain nothing from more
+    threads: PositiveInt = 1  # more threads do not speed up layers this small
 
 
 class History(BaseModel):
@@ -119,7 +119,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def relu_twin(model: nn.Sequential) -> nn.Sequential:
-    """Return the same stack with ReLU for ReSPro: what one would run instead, for its time."""
+    """Return the same stack with ReLU for ReSPro, to compare its time."""
     features: Any = model.features
     layers = [nn.ReLU() if isinstance(layer, cl.ReSPro) else layer for layer in features]
     return nn.Sequential(*layers, *list(model)[1:]).eval()
@@ -149,17 +149,18 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, 
 
 
 def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> dict[str, Any]:
-    """Run the demo and write its folder: pictures and ``metrics.json``.
+    """Run the demo and write its folder: figures and ``metrics.json``.
 
-    Files are finished elsewhere and moved; an interrupted run leaves the folder as it was.
+    Files are written to a temporary folder and moved at the end, so that an interrupted run leaves
+    the folder unchanged.
 
     Args:
-        out: the folder; made if it is not there.
-        config: what to do.
-        console: where to print; None takes the terminal.
+        out: the folder; created if it does not exist.
+        config: of the network and its training.
+        console: to print to; None takes the terminal.
 
     Returns:
-        What ``metrics.json`` holds.
+        The contents of ``metrics.json``.
     """
     console = console or Console()
     started = time.monotonic()
@@ -214,7 +215,7 @@ def _train_with_bar(
 
 
 def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Path) -> None:
-    linear_part = model[:3]  # up to the first layer of the head: what M and Q replace
+    linear_part = model[:3]  # up to the first layer of the head, which folds into M and Q
     dense: Any = cl.fold(linear_part, SHAPE, strategy="dense").body
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
@@ -236,17 +237,19 @@ def _summary(metrics: dict[str, Any]) -> Table:
     for batch, times in metrics["seconds_per_image"].items():
         layers, folded, relu = (f"{1e6 * times[p]:.1f} µs" for p in ("layers", "folded", "relu"))
         ratio = f"{times['ratio']:.1f}"
-        table.add_row(f"time an image, batch {batch}", layers, folded, ratio, relu)
+        table.add_row(f"time per image, batch {batch}", layers, folded, ratio, relu)
     table.add_section()
     for kind in ("relative", "absolute"):
-        table.add_row(f"largest {kind} gap", "", f"{metrics[f'largest_{kind}_difference']:.1e}")
+        table.add_row(
+            f"largest {kind} difference", "", f"{metrics[f'largest_{kind}_difference']:.1e}"
+        )
     table.caption = "with ReLU: the time of the same stack with ReLU for ReSPro, untrained"
     return table
 
 
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
-    """Give a folder beside ``out`` for unfinished files; it is gone at the end in any case."""
+    """Yield a temporary folder beside ``out``, on the same file system; delete it at the end."""
     if out.exists() and not out.is_dir():
         raise refusal("demo --out", "a folder", f"the file {out}", "Name another folder.")
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +259,7 @@ def _staging(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _seeded(config: DemoConfig) -> Iterator[None]:
-    """Set the seed and the number of threads, and put both back afterwards."""
+    """Set the seed and the number of threads; restore both afterwards."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -268,7 +271,7 @@ def _seeded(config: DemoConfig) -> Iterator[None]:
 
 
 def _publish(folder: Path, out: Path) -> list[str]:
-    """Move finished files to ``out``; return their names."""
+    """Move the files to ``out`` and return their names."""
     out.mkdir(exist_ok=True)
     names = sorted(path.name for path in folder.iterdir())
     for name in names:

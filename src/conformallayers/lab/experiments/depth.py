@@ -1,12 +1,13 @@
-"""Experiment 3: the time of inference against depth, for DkNet and for DkNetCL in both paths."""
+"""Experiment 3: inference time against depth, for DkNet and for both paths of DkNetCL."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -15,87 +16,69 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from ... import networks
-from ...errors import refusal
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
+from ..checks import require_positive
 from ..report import figures
-from .records import Row, command_line, kept, provenance, write_record
+from .measurements import Measurements
+from .options import DepthOptions
+from .records import Row
 from .timing import Timing, interleave
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
 NAME = "times"
-_CALLS = 5  # of every turn
+_CALLS = 5  # timed calls per turn
 
 
-def run_depth(
-    *,
-    depths: Sequence[int] = (),
-    batch: int = 64,
-    executions: int = 100,
-    seed: int = 0,
-    threads: int | None = None,
-    strategy: str = "auto",
-    resume: bool = False,
-    out: Path = Path("results/experiment3"),
-    say: Callable[[str], object] = print,
-) -> Row:
-    """Time the three paths at each depth; write times.json, times.csv and the figure after each.
+def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
+    """Time the three paths at each depth; write times.json and times.csv after each.
+
+    Weights and pixels are random and uniform. The paths take turns.
 
     Args:
-        depths: numbers of convolutions; none are 1 to 30.
-        batch: images of a batch, with uniform random pixels.
-        executions: timed calls of each path at each depth, at least; the paths take turns.
-        seed: of weights, which are uniform as torch makes them, and images.
-        threads: of torch; None leaves them.
-        strategy: of the fold.
-        resume: keep the depths that the file in ``out`` has.
-        out: the folder.
-        say: is told a line for each depth.
+        say: receives one line per depth.
+        **options: fields of :class:`conformallayers.lab.experiments.options.DepthOptions`.
     """
-    depths = tuple(depths) or DEPTHS
-    _check(depths, batch, executions)
-    options: Row = {"batch": batch, "executions": executions, "seed": seed, "strategy": strategy}
-    options["threads"] = threads
-    record = kept(out / f"{NAME}.json", options, resume)
-    rows = {row["depth"]: row for row in record.get("rows", [])}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        shown = {**options, "depths": depths if depths != DEPTHS else ()}
-        source = provenance(command_line(["experiment", "3"], shown), record)
+    chosen = DepthOptions(**options)
+    depths = tuple(chosen.depths) or DEPTHS
+    require_positive(
+        "experiment 3", depths=depths, batch=chosen.batch, executions=chosen.executions
+    )
+    names = ("batch", "executions", "seed", "strategy", "threads")
+    measurements = Measurements(
+        ("experiment", "3"),
+        {name: getattr(chosen, name) for name in names},
+        {"depths": depths if depths != DEPTHS else ()},
+        out=chosen.out,
+        name=NAME,
+        resume=chosen.resume,
+        key=lambda row: row["depth"],
+        line=_line,
+        say=say,
+        sort=True,
+    )
+    draw = partial(depth_figure, batch=chosen.batch)
+    with _threads(chosen.threads), measurements.drawing(draw):
         for depth in depths:
-            if depth not in rows:
-                rows[depth] = measured(depth, batch, executions, seed, strategy)
-                say(_line(rows[depth]))
-            ordered = [rows[key] for key in sorted(rows)]
-            record = {**source, "options": options, "rows": ordered}
-            write_record(out, NAME, record, ordered)
-            figures.save(depth_figure(ordered, batch), out, "figure")
-    except KeyboardInterrupt as stop:
-        again = command_line(["experiment", "3"], {**shown, "out": out, "resume": True})
-        raise KeyboardInterrupt(
-            f"Interrupted: {len(rows)} depths kept. To go on: {again}"
-        ) from stop
-    finally:
-        torch.set_num_threads(before)
-    return record
+            measurements.row(depth, partial(measured, depth, chosen))
+    return measurements.record
 
 
-def measured(depth: int, batch: int, executions: int, seed: int, strategy: str) -> Row:
-    """Return the row of one depth: milliseconds of a batch (median and quartiles) by path."""
+def measured(depth: int, options: DepthOptions) -> Row:
+    """Return the row of one depth: milliseconds per batch (median and quartiles) by path."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(options.seed)
         relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
-        x = torch.rand(batch, *networks.IMAGE_SHAPE)
+        x = torch.rand(options.batch, *networks.IMAGE_SHAPE)
     started = time.perf_counter()
-    folded = fold(conformal, networks.IMAGE_SHAPE, strategy=strategy)
+    folded = fold(conformal, networks.IMAGE_SHAPE, strategy=options.strategy)
     seconds = time.perf_counter() - started
 
     engines = {RELU: partial(_run, relu, x), LAYERS: partial(_run, conformal, x)}
     engines[FOLDED] = partial(_run, folded, x)
-    times = interleave(engines, rounds=math.ceil(executions / _CALLS), calls=_CALLS)
+    times = interleave(engines, rounds=math.ceil(options.executions / _CALLS), calls=_CALLS)
     return {
         "depth": depth,
         "strategy": folded.strategy,
@@ -106,12 +89,12 @@ def measured(depth: int, batch: int, executions: int, seed: int, strategy: str) 
 
 
 def milliseconds(timing: Timing) -> dict[str, float]:
-    """Return a timing as it is written."""
+    """Return median and quartiles of a timing in milliseconds."""
     return {key: round(1e3 * getattr(timing, key), 4) for key in ("median", "low", "high")}
 
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
-    """Draw the time of a batch against depth, with its quartiles, one line a path."""
+    """Plot the time per batch against depth, with quartiles, one line per path."""
     styles = {RELU: (figures.ORANGE, "s"), LAYERS: (figures.BLUE, "v"), FOLDED: ("#009E73", "o")}
     with matplotlib.rc_context(figures.STYLE):
         figure = Figure(figsize=(6.8, 4.4), layout="constrained")
@@ -131,6 +114,16 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
     return figure
 
 
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _run(model: nn.Module, x: Tensor) -> object:
     with torch.inference_mode(), layer_by_layer():
         return model(x)
@@ -139,12 +132,3 @@ def _run(model: nn.Module, x: Tensor) -> object:
 def _line(row: Row) -> str:
     times = ", ".join(f"{key} {v['median']:.2f} ms" for key, v in row["milliseconds"].items())
     return f"k = {row['depth']}: {times} ({row['strategy']})"
-
-
-def _check(depths: Sequence[int], batch: int, executions: int) -> None:
-    for name, values in (("depths", depths), ("batch", [batch]), ("executions", [executions])):
-        if any(value < 1 for value in values):
-            where, got = f"experiment 3 --{name}", ", ".join(map(str, values))
-            raise refusal(
-                where, "whole numbers > 0", got, "See conformallayers experiment 3 --help."
-            )

@@ -1,7 +1,7 @@
-"""Inference engines to compare with: the ReLU counterpart of a network in each of them.
+"""Inference engines that run the ReLU counterpart of a network, for comparison.
 
-An engine is a function without arguments that runs one batch. One that is not installed is left
-out with a note; all use the same number of threads.
+An engine is a function without arguments that runs one batch. Engines that are not installed are
+skipped with a note. All use the same number of threads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Engine = Callable[[], object]
 def relu_engines(
     model: nn.Module, x: Tensor, names: tuple[str, ...] = ("eager", "compile", "onnx", "openvino")
 ) -> tuple[dict[str, Engine], dict[str, str]]:
-    """Return the engines that can run, and why the others cannot.
+    """Return the available engines, and the reasons why others are skipped.
 
     Args:
         model: an ordinary module.
-        x: the batch it will be timed on.
-        names: of the engines wanted.
+        x: the batch to time.
+        names: of the engines.
     """
     builders = {
         "eager": _eager,
@@ -40,7 +40,7 @@ def relu_engines(
             try:
                 run = builders[name](model, x)
                 actual = torch.as_tensor(run())
-            except Exception as error:  # a broken engine must not end the comparison
+            except Exception as error:  # one broken engine must not stop the comparison
                 notes[name] = f"skipped: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
                 continue
             if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-4):
@@ -95,7 +95,7 @@ def _openvino(model: nn.Module, x: Tensor) -> Engine:
     import openvino
 
     settings: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": "f32",  # the default would be bfloat16 here
+        "INFERENCE_PRECISION_HINT": "f32",  # the default may be bfloat16
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
     }

@@ -1,4 +1,4 @@
-"""One path of D3ModNet at one batch size, timed and weighed in a process of its own.
+"""Measure time and memory of one path of D3ModNet at one batch size, in a process of its own.
 
 ``python -m conformallayers.lab.experiments.inference`` reads options as JSON and prints a row.
 """
@@ -22,11 +22,11 @@ from .timing import quartiles
 
 Row = dict[str, Any]
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
-FOLDED = "D3ModNetCL, folded: "  # and the strategy
+FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
 
 
 def measure_alone(path: str, batch: int, **options: Any) -> Row:
-    """Return the row of a path, measured in a new process; ``failed`` says why there is none.
+    """Return the row of a path, measured in a new process; on failure, ``failed`` has the reason.
 
     Args:
         path: RELU, LAYERS, or FOLDED and a strategy.
@@ -55,16 +55,15 @@ def measure_here(
 ) -> Row:
     """Return time and memory of a path in this process.
 
-    The memory is what the process grows by at most: after the imports, the network, its fold and
-    one image to warm up are there. It has the batch itself, what lies between the layers, and the
-    scores.
+    The memory is the peak growth of the process after imports, network, fold and one warm-up
+    image: the batch, the activations between the layers, and the scores.
 
     Args:
         path, batch: as in :func:`measure_alone`.
         executions: timed calls.
-        seconds: fewer calls, but one, when they take longer than this.
+        seconds: time limit; slow paths are called less often, but at least once.
         seed: of weights and images.
-        threads: of torch; None leaves them.
+        threads: of torch; None keeps the current number.
     """
     if threads is not None:
         torch.set_num_threads(threads)

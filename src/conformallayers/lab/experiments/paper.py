@@ -1,4 +1,4 @@
-"""What the paper reports: its settings and figures as printed, and settings that do better."""
+"""Settings and results that the paper reports, and settings with better results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_SIZES, EPOCHS, LEARNING_RATES = (2048, 4096), (10, 50), (0.001, 1.0)
 OPTIMIZERS = ("adam", "rmsprop")
 HYPERBAND = {"max_iter": 50, "s": 2, "eta": 3}
 
-# Experiments III and IV, in the words of the text.
+# Experiments III and IV, quoted from the text.
 DEPTH_CLAIMS = {
     "times": "For k = 1, DkNet is almost 6× faster than DkNetCL.",
     "crossing": "For k ≥ 9, the ConformalLayers-based CNN becomes more profitable.",
@@ -34,9 +34,9 @@ class Cell:
     """One cell of Tables I and II, with the setting of the supplement.
 
     Args:
-        network, dataset: which cell.
-        accuracy: the paper's, a share as everywhere else.
-        batch_size, epochs, learning_rate, optimizer: the supplement's.
+        network, dataset: row and column of the table.
+        accuracy: of the paper, as a fraction.
+        batch_size, epochs, learning_rate, optimizer: of the supplement.
     """
 
     network: str
@@ -49,17 +49,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What the cell is called on the command line and in file names."""
+        """The name of the cell on the command line and in file names."""
         return f"{self.network}-{self.dataset}"
 
     @property
     def experiment(self) -> int:
-        """The number of the experiment it belongs to."""
+        """The number of its experiment."""
         return next(number for number, names in NETWORKS.items() if self.network in names)
 
     @property
     def setting(self) -> dict[str, Any]:
-        """The paper's options of a run."""
+        """The options of a run with the paper's setting."""
         names = ("batch_size", "epochs", "learning_rate", "optimizer")
         return {name: getattr(self, name) for name in names}
 
@@ -74,7 +74,7 @@ CELLS = (
     Cell("BaseReSProNet", "mnist", 0.9429, 2429, 50, 0.7699, "adam"),
     Cell("BaseReSProNet", "fashion-mnist", 0.8401, 2339, 45, 0.5601, "adam"),
     Cell("BaseReSProNet", "cifar10", 0.4186, 3056, 19, 0.4542, "adam"),
-    # The supplement searched up to 50 epochs and then took 200 for LeNet and LeNetCL.
+    # The supplement searches up to 50 epochs and then trains LeNet and LeNetCL for 200.
     Cell("LeNet", "mnist", 0.9887, 2979, 200, 0.004722, "rmsprop"),
     Cell("LeNet", "fashion-mnist", 0.9013, 2444, 200, 0.012, "adam"),
     Cell("LeNet", "cifar10", 0.5905, 2317, 200, 0.00159, "rmsprop"),
@@ -86,13 +86,13 @@ CELLS = (
 
 @dataclass(frozen=True)
 class Variant:
-    """Another setting than the paper's: options of a run that take the place of a cell's.
+    """A setting other than the paper's: options of a run that override those of a cell.
 
     Args:
-        options: for every cell; with ``recipe`` the supplement's are left out.
-        conformal: further ones for networks with ReSPro, such as alpha.
-        cells: further ones for single cells, by their names.
-        networks: those it is meant for; None are all.
+        options: for every cell; a ``recipe`` replaces the supplement's options.
+        conformal: further options for networks with ReSPro, such as alpha.
+        cells: further options for single cells, by name.
+        networks: to which the variant applies; None for all.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ _SMALL_BATCHES = {
     "epochs": 20,
 }
 
-# Which variant has a form, an α and a gain; all else but the epochs is as in the modern recipe.
+# Variants by form, α and gain; all other options but the epochs are those of the modern recipe.
 ABLATION_CELL = "LeNetCL-fashion-mnist"
 ABLATION = {
     (form, alpha, gain): f"{form}-{alpha}{'-gain' if gain else ''}"
@@ -128,14 +128,14 @@ ABLATION = {
     for alpha in ("young", "spectral", "learned")
     for gain in (False, True)
 }
-_ABLATION_EPOCHS = 10  # fewer than the recipe's: there are twelve
+_ABLATION_EPOCHS = 10  # fewer than the recipe, because there are twelve variants
 
-# A row here is all that a new setting needs: --variant NAME.
+# An entry here is all that a new --variant NAME needs.
 VARIANTS: dict[str, Variant] = {
     "better": Variant(_SMALL_BATCHES),
-    # The text has stride 1 where its figure's 7200 features belong to stride 2.
+    # The text says stride 1, but the 7200 features in its figure imply stride 2.
     "stride1": Variant({"pool_stride": 1}, networks=NETWORKS[1]),
-    # What reaches the paper's ReLU networks; plain is the same with the paper's heads.
+    # Conformal networks reach the paper's ReLU networks; plain is the same with the paper's heads.
     "modern": Variant({"recipe": "modern"}, networks=FAMILIES["Base"] + FAMILIES["LeNet"]),
     "modern-plain": Variant(
         {"recipe": "modern", "hidden": 0}, networks=FAMILIES["Base"] + FAMILIES["LeNet"]

@@ -1,8 +1,9 @@
-"""Search for hyperparameters as the paper did: TPE with Hyperband, by validation accuracy."""
+"""Search for hyperparameters as in the paper: TPE with Hyperband, by validation accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,115 +17,137 @@ from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...errors import ConformalError, refusal
+from ..checks import require_positive
 from ..data.datasets import Dataset, load
 from ..report import figures
 from ..training.config import TrainConfig, make_config
 from ..training.train import epoch_rows
 from . import paper
 from .coordinates import parallel_coordinates
+from .options import SweepOptions
 from .records import Row, command_line, provenance, write_record
 
 NAME = "study"
 BEST = 10  # trials in the figure
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-_OPTIONS = "options"  # under which a study keeps its own
+_OPTIONS = "options"  # user attribute of a study that holds its options
+_STUDY_OPTIONS = ("max_epochs", "subset", "validation", "alpha", "projective", "seed")
 
 
 def run_sweep(
     network: str,
     dataset: str | Dataset,
     *,
-    trials: int = 50,
-    timeout: float | None = None,
-    max_epochs: int = paper.EPOCHS[1],
-    subset: int | None = None,
-    validation: float = 0.1,
-    alpha: str | None = None,
-    projective: bool = False,
-    seed: int = 0,
-    threads: int | None = None,
-    study: str | None = None,
-    storage: str | None = None,
-    out: Path | None = None,
-    data_root: Path | None = None,
-    verify: bool = True,
     say: Callable[[str], object] = print,
+    **options: Any,
 ) -> Row:
-    """Run trials until the study has so many, and return what ``study.json`` holds.
+    """Run trials until the study has enough of them, and return the contents of ``study.json``.
 
-    The accuracy that decides is that of training images set aside; the test images are not used.
-    The same call goes on with the study; several processes may share one storage.
+    Trials are ranked by validation accuracy; the test images are not used. The same call
+    continues the study, and several processes may share one storage.
 
     Args:
         network, dataset: as in :func:`conformallayers.lab.training.train.train`.
-        trials: of the study in all, pruned ones included.
-        timeout: no new trial after so many seconds.
-        max_epochs: of a trial; the paper has 50.
-        subset: train on so many images, always the same; None takes all that are not set aside.
-        validation: training images to set aside, as a share below 1 or a number.
-        alpha, projective: of conformal networks.
-        seed: of the search, the weights and the order of the images.
-        threads: of torch; None leaves them.
-        study: its name; None takes NETWORK-DATASET.
-        storage: an address for Optuna; None takes a journal in ``out``.
-        out: the folder; None takes ``results/sweep/NETWORK-DATASET``.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        say: is told a line for each trial.
+        say: receives one line per trial.
+        **options: fields of :class:`conformallayers.lab.experiments.options.SweepOptions`.
     """
-    name = dataset if isinstance(dataset, str) else dataset.name
-    study = study or f"{network}-{name}"
-    out = out or Path("results/sweep") / study
-    options: Row = {"max_epochs": max_epochs, "subset": subset, "validation": validation}
-    options |= {"alpha": alpha, "projective": projective, "seed": seed}
-    _check(trials, timeout, max_epochs, validation)
-    fixed = {"alpha": alpha, "projective": projective, "seed": seed, "threads": threads}
-    config = make_config(network=network, dataset=name, epochs=max_epochs, **fixed)
-    source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
-    train_set, held = source.split(validation)
-    train_set = train_set if subset is None else train_set.subset(subset)
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is no failure to trace
-    found = _study(study, storage, out, {"network": network, "dataset": name, **options})
-    shown = {"trials": trials, **options, "study": study if study != f"{network}-{name}" else None}
-    source_row = provenance(command_line(["sweep", network, name], shown))
-    source_row |= {"network": network, "dataset": name, "options": options}
-    counts = {"train": len(train_set.train_labels), "validation": len(held.test_labels)}
-
-    def done() -> int:
-        return len(found.get_trials(deepcopy=False, states=_DONE))
-
-    def record() -> Row:
-        result = {**source_row, "images": counts, "finished": done() >= trials, **_summary(found)}
-        write_record(out, NAME, result, result["trials"])
-        return result
-
-    def conclude() -> Row:
-        result = record()
-        best = [trial for trial in result["trials"] if trial["state"] == "COMPLETE"][:BEST]
-        if best:
-            figures.save(parallel_coordinates(best, f"{network}, {name}"), out, "figure")
-        return result
+    chosen = SweepOptions(**options)
+    _check(chosen)
+    search = _Search.of(network, dataset, chosen)
 
     def after(study: Study, trial: FrozenTrial) -> None:
         say(_line(trial))
-        record()
-
-    def objective(trial: Trial) -> float:
-        return _objective(trial, config, max_epochs, train_set, held)
+        search.write()
 
     try:
-        if done() < trials:
-            until = MaxTrialsCallback(trials, states=_DONE)
-            found.optimize(objective, timeout=timeout, callbacks=[after, until])
+        if search.done < chosen.trials:
+            until = MaxTrialsCallback(chosen.trials, states=_DONE)
+            search.study.optimize(
+                search.objective, timeout=chosen.timeout, callbacks=[after, until]
+            )
     except KeyboardInterrupt as stop:
-        conclude()
-        message = f"Interrupted: {done()} trials kept. To go on, repeat the command."
+        search.conclude()
+        message = f"Interrupted: {search.done} trials kept. To go on, repeat the command."
         raise KeyboardInterrupt(message) from stop
-    return conclude()
+    return search.conclude()
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A study, the images its trials use, and the folder it writes to."""
+
+    study: Study
+    config: TrainConfig
+    options: SweepOptions
+    train_set: Dataset
+    held_out: Dataset
+    source: Row
+    out: Path
+
+    @classmethod
+    def of(cls, network: str, dataset: str | Dataset, options: SweepOptions) -> _Search:
+        """Load the data and create the study, or open the existing one."""
+        name = dataset if isinstance(dataset, str) else dataset.name
+        usual = f"{network}-{name}"
+        study = options.study or usual
+        out = options.out or Path("results/sweep") / study
+        kept = {key: getattr(options, key) for key in _STUDY_OPTIONS}
+        fixed = {key: getattr(options, key) for key in ("alpha", "projective", "seed", "threads")}
+        config = make_config(network=network, dataset=name, epochs=options.max_epochs, **fixed)
+        if isinstance(dataset, str):
+            dataset = load(dataset, options.data_root, verify=options.verify)
+        train_set, held_out = dataset.split(options.validation)
+        if options.subset is not None:
+            train_set = train_set.subset(options.subset)
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is not a failed trial
+        names = {"network": network, "dataset": name}
+        opened = _open_study(study, options.storage, out, {**names, **kept})
+        shown = {"trials": options.trials, **kept, "study": study if study != usual else None}
+        source = provenance(command_line(["sweep", network, name], shown))
+        counts = {"train": len(train_set.train_labels), "validation": len(held_out.test_labels)}
+        source |= {**names, "options": kept, "images": counts}
+        return cls(opened, config, options, train_set, held_out, source, out)
+
+    @property
+    def done(self) -> int:
+        """The number of finished and pruned trials."""
+        return len(self.study.get_trials(deepcopy=False, states=_DONE))
+
+    def objective(self, trial: Trial) -> float:
+        """Train with the options of a trial, and return the last validation accuracy."""
+        chosen = self.config.model_copy(update=suggested(trial, self.options.max_epochs))
+        accuracy = 0.0
+        try:
+            for row in epoch_rows(chosen, self.train_set, self.held_out):
+                accuracy = row["validation_accuracy"]
+                trial.report(accuracy, row["epoch"])
+                if trial.should_prune() and row["epoch"] < chosen.epochs:
+                    raise optuna.TrialPruned
+        except ConformalError as error:  # the loss is not finite
+            trial.set_user_attr("reason", str(error).partition(" Lower")[0])
+            raise optuna.TrialPruned from error
+        return accuracy
+
+    def write(self) -> Row:
+        """Write study.json and study.csv, and return the record."""
+        record = {**self.source, "finished": self.done >= self.options.trials}
+        record |= _summary(self.study)
+        write_record(self.out, NAME, record, record["trials"])
+        return record
+
+    def conclude(self) -> Row:
+        """Write the record and the figure of the best trials."""
+        record = self.write()
+        best = [trial for trial in record["trials"] if trial["state"] == "COMPLETE"][:BEST]
+        if best:
+            title = f"{record['network']}, {record['dataset']}"
+            figures.save(parallel_coordinates(best, title), self.out, "figure")
+        return record
 
 
 def suggested(trial: Trial, max_epochs: int) -> Row:
-    """Let the search choose from the paper's space, its epochs cut at a number."""
+    """Draw options from the paper's search space, with at most ``max_epochs`` epochs."""
     return {
         "batch_size": trial.suggest_int("batch_size", *paper.BATCH_SIZES),
         "epochs": trial.suggest_int("epochs", min(paper.EPOCHS[0], max_epochs), max_epochs),
@@ -133,27 +156,10 @@ def suggested(trial: Trial, max_epochs: int) -> Row:
     }
 
 
-def _objective(
-    trial: Trial, config: TrainConfig, max_epochs: int, train_set: Dataset, held: Dataset
-) -> float:
-    chosen = config.model_copy(update=suggested(trial, max_epochs))
-    accuracy = 0.0
-    try:
-        for row in epoch_rows(chosen, train_set, held):
-            accuracy = row["validation_accuracy"]
-            trial.report(accuracy, row["epoch"])
-            if trial.should_prune() and row["epoch"] < chosen.epochs:
-                raise optuna.TrialPruned
-    except ConformalError as error:  # a loss that is no number
-        trial.set_user_attr("reason", str(error).partition(" Lower")[0])
-        raise optuna.TrialPruned from error
-    return accuracy
-
-
-def _study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:
+def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:
     out.mkdir(parents=True, exist_ok=True)
     journal, most, eta = out / "journal.log", options["max_epochs"], paper.HYPERBAND["eta"]
-    fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be ended
+    fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be pruned
     pruner = HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta)
     try:
         study = optuna.create_study(
@@ -164,7 +170,7 @@ def _study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]
             direction="maximize",
             load_if_exists=True,
         )
-    except Exception as error:  # of whatever stands behind the address
+    except Exception as error:  # every storage backend has its own errors
         where = f"sweep, {journal}" if storage is None else "sweep --storage"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "Name another --out, or an address such as sqlite:///study.db."
@@ -181,10 +187,10 @@ def _study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]
 
 
 class _Sampler(BaseSampler):
-    """TPE whose random numbers hang on the seed and the number of the trial alone.
+    """TPE whose random numbers depend only on the seed and the number of the trial.
 
-    So a study that goes on draws what it would have drawn, and processes that share one do not
-    draw the same.
+    A resumed study therefore draws the same trials as an uninterrupted one, and processes that
+    share a study draw different ones.
     """
 
     def __init__(self, seed: int) -> None:
@@ -208,7 +214,7 @@ class _Sampler(BaseSampler):
 
 
 def _summary(study: Study) -> Row:
-    """Return the trials, best first; those that did not run to their end come last."""
+    """Return the trials, best first, unfinished ones last."""
     rows = []
     for trial in study.get_trials(deepcopy=False):
         reached = trial.intermediate_values
@@ -235,14 +241,10 @@ def _line(trial: FrozenTrial) -> str:
     return f"trial {trial.number}: {trial.state.name.lower()}, {shown} after {len(reached)} epochs; {setting}"
 
 
-def _check(trials: int, timeout: float | None, max_epochs: int, validation: float) -> None:
-    values = {"trials": trials, "max-epochs": max_epochs, "validation": validation}
-    if timeout is not None:
-        values["timeout"] = timeout
-    for name, value in values.items():
-        if value <= 0:
-            remedy = "See conformallayers sweep --help."
-            raise refusal(f"sweep --{name}", "a value greater than 0", str(value), remedy)
-    if max_epochs > paper.EPOCHS[1]:
+def _check(options: SweepOptions) -> None:
+    names = ("trials", "max_epochs", "validation", "timeout")
+    require_positive("sweep", **{name: getattr(options, name) for name in names})
+    most = paper.EPOCHS[1]
+    if options.max_epochs > most:
         remedy = "The paper's search space ends there."
-        raise refusal("sweep --max-epochs", f"at most {paper.EPOCHS[1]}", str(max_epochs), remedy)
+        raise refusal("sweep --max-epochs", f"at most {most}", str(options.max_epochs), remedy)

@@ -1,1 +1,1 @@
-"""Predictions for files: images and arrays in, the likeliest classes out, a few samples at a time."""
+"""Predict the classes of images and arrays in files, one batch at a time."""

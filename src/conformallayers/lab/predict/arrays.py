@@ -1,4 +1,4 @@
-"""Arrays of samples in .npy files: opened without reading them, checked before a row is taken."""
+"""Arrays of samples in .npy files, memory-mapped, and checked before the first row is read."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _WHITE = 255
 
 
 class Unreadable(Exception):
-    """Raised for one sample that cannot be read; says why."""
+    """Raised with the reason why a sample cannot be read."""
 
 
 class Stream(Protocol):
-    """What bytes are read from."""
+    """A source of bytes."""
 
     def read(self, size: int = ..., /) -> bytes:
-        """Return so many bytes, fewer at the end."""
+        """Return ``size`` bytes, fewer at the end."""
 
 
 def count_rows(path: str, shape: tuple[int, ...]) -> int:
-    """Return how many samples a file holds, or say why it holds none of this shape."""
-    return len(_opened(path, shape))
+    """Return the number of samples in a file; raise Unreadable if they have another shape."""
+    return len(_open(path, shape))
 
 
 def read_row(path: str, row: int, shape: tuple[int, ...], white: float) -> Array:
-    """Return one sample as the network takes it."""
-    return as_sample(_opened(path, shape)[row], shape, white)
+    """Return one sample of a file as a network takes it."""
+    return as_sample(_open(path, shape)[row], shape, white)
 
 
 def as_sample(values: Array, shape: tuple[int, ...], white: float) -> Array:
-    """Return numbers as the network takes them: bytes are pixels, other numbers stay as they are."""
+    """Return values as a network takes them: bytes are scaled as pixels, floats are unchanged."""
     sample = values.astype(np.float32).reshape(shape)
     return sample / np.float32(_WHITE) * np.float32(white) if values.dtype == np.uint8 else sample
 
 
 def row_layout(stream: Stream, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], bool]:
-    """Read the header of an array; return its rows, its dtype, and whether rows follow each other."""
+    """Read the header of an array; return its row count, its dtype, and whether rows are contiguous."""
     try:
         version = npy.read_magic(stream)
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -50,19 +50,19 @@ def row_layout(stream: Stream, shape: tuple[int, ...]) -> tuple[int, np.dtype[An
             raise Unreadable(f"an array file of version {version}")
         found, fortran, dtype = readers[version](stream)
     except ValueError as error:
-        raise Unreadable(f"a damaged array ({_first_line(error)})") from error
+        raise Unreadable(f"a damaged array ({first_line(error)})") from error
     count = _count(found, dtype, shape)
     return count, dtype, not fortran or len(found) < 2
 
 
 @lru_cache(maxsize=4)
-def _opened(path: str, shape: tuple[int, ...]) -> Array:
+def _open(path: str, shape: tuple[int, ...]) -> Array:
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise Unreadable(error.strerror or _first_line(error)) from error
-    except Exception as error:  # a header may hold anything
-        raise Unreadable(f"a damaged array ({_first_line(error)})") from error
+        raise Unreadable(error.strerror or first_line(error)) from error
+    except Exception as error:  # a damaged header may raise anything
+        raise Unreadable(f"a damaged array ({first_line(error)})") from error
     count = _count(array.shape, array.dtype, shape)
     return array.reshape(count, *shape)
 
@@ -80,5 +80,6 @@ def _count(found: tuple[int, ...], dtype: np.dtype[Any], shape: tuple[int, ...])
     return found[0]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type."""
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

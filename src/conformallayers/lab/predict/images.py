@@ -1,4 +1,4 @@
-"""Images by Pillow, as a network takes them, or one sentence about what is wrong with them."""
+"""Read images with Pillow, as a network takes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import missing_extra, shape_text
-from .arrays import Array, Unreadable
+from .arrays import Array, Unreadable, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"),
 )
-# How the images begin that standard input may bring; not those that a path could begin like.
+# First bytes of images on standard input; BMP and PPM are missing because a path may begin alike.
 _MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that runs a program
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _SIXTEEN = ("I;16", "I;16B", "I;16L")
-_PIXELS = 2**26  # of the largest image that is decoded
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # of EXIF: width and height change places
+_PIXELS = 2**26  # largest image that is decoded
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF values that swap width and height
 
 
 def is_image(head: bytes) -> bool:
-    """Tell by the first twelve bytes whether an image follows."""
+    """Return whether the first twelve bytes are those of an image."""
     return head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
 
 
@@ -40,19 +40,19 @@ def read_image(
 
     Args:
         source: the path of a file, or its bytes.
-        shape: what the network takes.
-        white: of a white pixel.
-        resize: scale an image of another size; otherwise it is refused.
+        shape: of the network's input.
+        white: value of a white pixel.
+        resize: scale an image of another size instead of refusing it.
 
     Raises:
-        Unreadable: it is no image, broken, too large, or not what the network takes.
+        Unreadable: not an image, damaged, too large, or of another shape.
     """
     from PIL import Image, UnidentifiedImageError
 
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise Unreadable(f"an image where the model takes {shape_text(shape)}; give .npy files")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as those about odd metadata
+        warnings.simplefilter("ignore")  # such as odd metadata
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             file = io.BytesIO(source) if isinstance(source, bytes) else _checked(source)
@@ -65,22 +65,22 @@ def read_image(
         except UnidentifiedImageError as error:
             raise Unreadable(f"no image of {', '.join(_FORMATS)}") from error
         except OSError as error:
-            reason = error.strerror or f"a damaged image ({_line(error)})"
+            reason = error.strerror or f"a damaged image ({first_line(error)})"
             raise Unreadable(reason) from error
-        except Exception as error:  # decoders of damaged files raise anything
-            raise Unreadable(f"a damaged image ({_line(error)})") from error
+        except Exception as error:  # decoders raise anything for damaged files
+            raise Unreadable(f"a damaged image ({first_line(error)})") from error
 
 
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
     from PIL import Image
 
-    Image.init()  # or only the usual ones are known
+    Image.init()  # otherwise Pillow registers only the most common formats
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def need_pillow() -> None:
-    """Refuse to begin without Pillow."""
+    """Raise MissingExtra if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -88,7 +88,7 @@ def need_pillow() -> None:
 
 
 def _checked(path: str) -> str:
-    """Refuse what is no file: opening a pipe would wait for ever."""
+    """Return the path of a regular file; opening a pipe would block."""
     if os.path.isfile(path):
         return path
     if os.path.islink(path) and not os.path.exists(path):
@@ -97,7 +97,7 @@ def _checked(path: str) -> str:
 
 
 def _pixels(image: Image, shape: tuple[int, ...], resize: bool) -> Array:
-    """Return the pixels, (C, H, W), with values in [0, 1]."""
+    """Return the pixels, (C, H, W), in [0, 1]."""
     from PIL import ImageOps
 
     channels, height, width = shape
@@ -127,20 +127,16 @@ def _floats(values: Array) -> Image:
 
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:
-    """Scale with a filter that is as wide as the step, so that fine patterns do not alias."""
+    """Scale with an antialiasing filter."""
     from PIL.Image import Resampling
 
     return image if image.size == size else image.resize(size, Resampling.BILINEAR)
 
 
 def _opaque(image: Image) -> Image:
-    """Return an image without an alpha channel; refuse one that something shines through."""
+    """Return an image without its alpha channel; refuse transparent pixels."""
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
         if np.asarray(image.getchannel("A")).min() < 255:
             raise Unreadable("transparent pixels, whose colour is not known")
     return image.convert("RGB") if image.mode not in ("1", "L") else image
-
-
-def _line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,7 +1,7 @@
-"""Predictions shared among processes by Ray Data, on a cluster of this call's own by default.
+"""Share predictions among processes with Ray Data, by default on a cluster started for this call.
 
-A row of the data is a batch of samples: names go out, predictions come back, in order. Paths are handed over
-a window at a time, so that neither they nor the results are ever all in memory.
+A row of the data is a batch: samples go out, predictions come back, in order. A window of batches
+is submitted at a time, so that neither all paths nor all results are in memory.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import missing_extra, refusal
-from .engines import Network, Setup
-from .items import Broken, Item
-from .rows import Prediction
+from .arrays import first_line
+from .network import Network, open_network
+from .options import PredictOptions
+from .output import Prediction
+from .samples import Broken, Sample
 
-if TYPE_CHECKING:
-    from .run import Options, Sharding
-
-_WINDOW = 1024  # batches that are handed over at a time
-_BLOCKS = 8  # of a window, for every process
+_WORKERS = 2  # processes if no number is given
+_WINDOW = 1024  # batches to submit at a time
+_BLOCKS = 8  # blocks of a window per process
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
@@ -34,23 +34,23 @@ _QUIET = {
 
 @contextmanager
 def shards(
-    found: Iterable[Item | Broken], setup: Setup, options: Options, sharding: Sharding
+    samples: Iterable[Sample | Broken], model: str | os.PathLike[str], options: PredictOptions
 ) -> Iterator[Iterator[list[Prediction | Broken]]]:
-    """Give the predictions of all samples, batch by batch, in order; the cluster ends with the block.
+    """Yield an iterator over the predictions, batch by batch, in order; then leave the cluster.
 
     Args:
-        found: the samples.
-        setup: how each process makes the network ready.
-        options: as without Ray.
-        sharding: how many processes, and where.
+        samples: to predict.
+        model: that every process opens.
+        options: as without Ray, and the workers and the address.
     """
-    ray = _ray()
-    with _cluster(ray, sharding):
-        yield _results(ray, found, setup, options, sharding.workers)
+    ray = _import_ray()
+    workers = options.workers or _WORKERS
+    with _cluster(ray, workers, options.address):
+        yield _results(ray, samples, os.fspath(model), options, workers)
 
 
-def _ray() -> Any:
-    for name, value in _QUIET.items():  # before the import, which looks at them
+def _import_ray() -> Any:
+    for name, value in _QUIET.items():  # before the import, which reads them
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -61,23 +61,21 @@ def _ray() -> Any:
 
 
 @contextmanager
-def _cluster(ray: Any, sharding: Sharding) -> Iterator[None]:
-    """Join a cluster, or start one in this call's processes; leave it in any case."""
-    place: dict[str, Any] = {"address": sharding.address}
-    if sharding.address is None:  # by that word alone Ray does not look for one that runs already
-        place = {"address": "local", "num_cpus": sharding.workers, "include_dashboard": False}
+def _cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
+    """Join the cluster at an address, or start a local one; leave it in any case."""
+    place: dict[str, Any] = {"address": address}
+    if address is None:  # only with "local" does Ray ignore clusters that already run
+        place = {"address": "local", "num_cpus": workers, "include_dashboard": False}
     joined = not ray.is_initialized()
     if joined:
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         try:
             ray.init(**place, **quiet, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-            where = "predict --ray" if sharding.address is None else "predict --address"
-            remedy = (
-                "Check the address and RAY_AUTH_TOKEN; without --address a cluster is started here."
-            )
-            raise refusal(where, "a Ray cluster that answers", reason, remedy) from error
+            where = "predict --ray" if address is None else "predict --address"
+            remedy = "Check it and RAY_AUTH_TOKEN; without --address a local cluster is started."
+            expected = "a Ray cluster that answers"
+            raise refusal(where, expected, first_line(error), remedy) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield
@@ -87,32 +85,36 @@ def _cluster(ray: Any, sharding: Sharding) -> Iterator[None]:
 
 
 def _results(
-    ray: Any, found: Iterable[Item | Broken], setup: Setup, options: Options, workers: int
+    ray: Any,
+    samples: Iterable[Sample | Broken],
+    model: str,
+    options: PredictOptions,
+    workers: int,
 ) -> Iterator[list[Prediction | Broken]]:
     from .run import in_batches
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    for window in in_batches(in_batches(found, options.batch), _WINDOW):
+    for window in in_batches(in_batches(samples, options.batch), _WINDOW):
         rows = [{"batch": pickle.dumps(batch)} for batch in window]
         blocks = min(len(rows), _BLOCKS * workers)
         data = ray.data.from_items(rows, override_num_blocks=blocks)
-        work = {"setup": setup, "options": options}
+        work = {"model": model, "options": options}
         done = data.map(_predicted, fn_kwargs=work, concurrency=min(blocks, workers))
         for row in done.iter_rows():
             yield pickle.loads(row["batch"])
 
 
-def _predicted(row: dict[str, Any], setup: Setup, options: Options) -> dict[str, Any]:
-    """Predict one batch in a process of Ray."""
+def _predicted(row: dict[str, Any], model: str, options: PredictOptions) -> dict[str, Any]:
+    """Predict one batch in a Ray process."""
     from .run import score
 
     batch = pickle.loads(row["batch"])
-    return {"batch": pickle.dumps(score(batch, _network(setup), options))}
+    return {"batch": pickle.dumps(score(batch, _network(model, options), options))}
 
 
 @lru_cache(maxsize=1)
-def _network(setup: Setup) -> Network:
-    """Make the network ready, once in every process."""
-    return setup.open()
+def _network(model: str, options: PredictOptions) -> Network:
+    """Open the network once per process."""
+    return open_network(model, options)

@@ -17,11 +17,11 @@ pytest.importorskip("sklearn")
 import torch
 
 import conformallayers as cl
-from conformallayers.cli import app as cli
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import coordinates, paper, sweep
 from conformallayers.lab.experiments.sweep import run_sweep
 from conformallayers.utils import memory
+from support import run_command
 
 PARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
 
@@ -109,7 +109,7 @@ def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -
 
 def test_processes_that_start_together_draw_different_trials(tmp_path: Path) -> None:
     options = {"max_epochs": 50, "seed": 2**40}
-    studies = [sweep._study("together", None, tmp_path, options) for _ in range(2)]
+    studies = [sweep._open_study("together", None, tmp_path, options) for _ in range(2)]
     drawn = [sweep.suggested(study.ask(), 50) for study in studies]
     assert drawn[0] != drawn[1]
 
@@ -207,7 +207,5 @@ def test_sweep_on_the_command_line(
 ) -> None:
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
     words = ["sweep", "LeNet", "digits", "--trials", "2", "--out", str(quick["out"])]
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(words)
-    assert leaving.value.code == 0
+    assert run_command(*words) == 0
     assert "best: trial" in capsys.readouterr().out.splitlines()[-1]

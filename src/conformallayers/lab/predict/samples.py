@@ -1,4 +1,4 @@
-"""What is to be predicted, one after the other: nothing is opened before its turn, no list is kept."""
+"""Find the samples of files, folders and standard input lazily, without a list of all of them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .arrays import Array, Unreadable, count_rows, row_layout
-from .images import SUFFIXES, is_image
+from .arrays import Array, Unreadable, as_sample, count_rows, read_row, row_layout
+from .images import SUFFIXES, is_image, read_image
 
 ARRAY = ".npy"
 STANDARD_INPUT = "-"
-_NAMES = 100_000  # of one folder that are sorted at a time
-_LINE = 2**16  # bytes of a path
-_PIPED_IMAGE = 2**28  # bytes of an image from standard input
-_HEAD = 12  # bytes that tell what comes from standard input
+_NAMES = 100_000  # names of one folder to sort at a time
+_LINE = 2**16  # most bytes of a path
+_PIPED_IMAGE = 2**28  # most bytes of an image on standard input
+_HEAD = 12  # bytes that identify the contents of standard input
 
 
 @dataclass(frozen=True)
-class Item:
-    """One sample: an image, or a row of an array.
+class Sample:
+    """An image, or a row of an array.
 
     Args:
-        name: as it is shown.
+        name: to display.
         path: of its file.
-        row: of the array.
-        data: the image's bytes, or the row itself, where it came from standard input.
+        row: index into the array.
+        data: bytes of an image, or a row, from standard input.
     """
 
     name: str
@@ -37,22 +37,30 @@ class Item:
     row: int | None = None
     data: Any = None
 
+    def read(self, shape: tuple[int, ...], white: float, resize: bool) -> Array:
+        """Return the values, float32; raise Unreadable if there are none of this shape."""
+        if self.row is not None:
+            return read_row(self.path, self.row, shape, white)
+        if isinstance(self.data, np.ndarray):
+            return as_sample(self.data, shape, white)
+        return read_image(self.path if self.data is None else self.data, shape, white, resize)
+
 
 @dataclass(frozen=True)
 class Broken:
-    """Something that cannot be read, and why."""
+    """A sample, file or folder that cannot be read, and the reason."""
 
     name: str
     reason: str
 
 
-def items(
+def find_samples(
     paths: Iterable[str], shape: tuple[int, ...], stream: BinaryIO | None = None
-) -> Iterator[Item | Broken]:
+) -> Iterator[Sample | Broken]:
     """Yield the samples of files, folders and standard input, in order.
 
-    A folder gives the images and arrays in it and below, sorted by name. Files whose names begin
-    with a dot or end otherwise are no samples; links to folders are not followed.
+    A folder is searched recursively for images and arrays, sorted by name. Hidden files and files
+    with other suffixes are skipped; links to folders are not followed.
 
     Args:
         paths: files, folders, or ``-`` for standard input.
@@ -63,16 +71,16 @@ def items(
         if path == STANDARD_INPUT and stream is not None:
             yield from _standard_input(stream, shape)
         else:
-            yield from _at(path, shape)
+            yield from _in_path(path, shape)
 
 
-def _at(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
-    return _folder(path, shape) if os.path.isdir(path) else _file(path, shape)
+def _in_path(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
+    return _in_folder(path, shape) if os.path.isdir(path) else _in_file(path, shape)
 
 
-def _file(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     if not path.lower().endswith(ARRAY):
-        yield Item(path, path)
+        yield Sample(path, path)
         return
     try:
         count = count_rows(path, shape)
@@ -80,10 +88,10 @@ def _file(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
         yield Broken(path, str(fault))
         return
     for row in range(count):
-        yield Item(f"{path}[{row}]", path, row)
+        yield Sample(f"{path}[{row}]", path, row)
 
 
-def _folder(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+def _in_folder(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     stack = [(path, sorted_entries(path))]
     while stack:
         folder, entries = stack[-1]
@@ -100,13 +108,13 @@ def _folder(path: str, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
         if is_folder:
             stack.append((below, sorted_entries(below)))
         else:
-            yield from _file(below, shape)
+            yield from _in_file(below, shape)
 
 
 def sorted_entries(folder: str, most: int = _NAMES) -> Iterator[tuple[str, bool]]:
-    """Yield name and whether it is a folder, sorted, with at most so many names in memory.
+    """Yield (name, is a folder), sorted, with at most ``most`` names in memory.
 
-    A larger folder is gone through several times, each time for the next names.
+    A larger folder is scanned several times, each time for the next names.
     """
     last = ""
     while True:
@@ -131,22 +139,24 @@ def _is_wanted(entry: os.DirEntry[str]) -> bool:
     return not name.startswith(".") and (name.endswith((*SUFFIXES, ARRAY)) or _is_folder(entry))
 
 
-def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
-    """Tell by the first bytes whether an array, an image or a list of paths comes."""
+def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
+    """Yield the samples of an array, an image or a list of paths, by the first bytes."""
     head = stream.read(_HEAD)
     if head.startswith(b"\x93NUMPY"):
-        yield from _piped_rows(_Joined(head, stream), shape)
+        yield from _piped_rows(_Prefixed(head, stream), shape)
     elif is_image(head):
         data = head + stream.read(_PIPED_IMAGE)
         if len(data) > _PIPED_IMAGE:
             yield Broken(STANDARD_INPUT, f"more than {_PIPED_IMAGE} bytes")
         else:
-            yield Item(STANDARD_INPUT, data=data)
+            yield Sample(STANDARD_INPUT, data=data)
     else:
-        yield from _listed(head, stream, shape)
+        yield from _listed_paths(head, stream, shape)
 
 
-def _listed(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+def _listed_paths(
+    head: bytes, stream: BinaryIO, shape: tuple[int, ...]
+) -> Iterator[Sample | Broken]:
     lines = (head + stream.readline(_LINE)).splitlines(keepends=True)
     while lines:
         for line in lines:
@@ -155,12 +165,12 @@ def _listed(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[I
                 return
             path = os.fsdecode(line.rstrip(b"\r\n"))
             if path:
-                yield from _at(path, shape)
+                yield from _in_path(path, shape)
         line = stream.readline(_LINE)
         lines = [line] if line else []
 
 
-def _piped_rows(stream: _Joined, shape: tuple[int, ...]) -> Iterator[Item | Broken]:
+def _piped_rows(stream: _Prefixed, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     try:
         count, dtype, in_rows = row_layout(stream, shape)
         if not in_rows:
@@ -176,11 +186,11 @@ def _piped_rows(stream: _Joined, shape: tuple[int, ...]) -> Iterator[Item | Brok
             yield Broken(name, f"the end of the array, {count - row} rows too early")
             return
         values: Array = np.frombuffer(data, dtype).reshape(shape)
-        yield Item(name, data=values)
+        yield Sample(name, data=values)
 
 
-class _Joined:
-    """The first bytes of a stream, which are read already, and the rest of it."""
+class _Prefixed:
+    """A stream with its first bytes, which were read already, put back."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
         self._head, self._stream = head, stream

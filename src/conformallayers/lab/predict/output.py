@@ -1,25 +1,28 @@
-"""Predictions as text: a table, CSV or JSON lines, one row an image, written as they come."""
+"""Write predictions as a table, CSV or JSON lines, and progress to standard error."""
 
 from __future__ import annotations
 
 import csv
 import json
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, TextIO
 
 import numpy as np
 
+from ...errors import ClosedPipe
 from .arrays import Array
 
 FORMATS = ("table", "csv", "jsonl")
-_WIDEST = 60  # column of names in a table
+_WIDEST = 60  # most characters of the column of names
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One class: its label and number, its probability by softmax, and its score."""
+    """A class: its label and index, its softmax probability, and its score."""
 
     label: str
     index: int
@@ -29,14 +32,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of one sample, the first one first."""
+    """The most likely classes of one sample, best first."""
 
     name: str
     choices: tuple[Choice, ...]
 
 
 def likeliest(name: str, scores: Array, top: int, label: Callable[[int], str]) -> Prediction:
-    """Return the classes with the largest scores; of equal ones that with the lower number first.
+    """Return the classes with the largest scores; ties keep the order of the classes.
 
     Examples:
         >>> likeliest("a.png", np.array([0.0, np.log(3.0)]), 1, str).choices
@@ -53,7 +56,7 @@ def likeliest(name: str, scores: Array, top: int, label: Callable[[int], str]) -
 
 
 def _digits(value: Any) -> float:
-    """Return a number with the six digits that float32 is good for."""
+    """Round to six significant digits, the precision of float32."""
     return float(f"{float(value):.6g}")
 
 
@@ -61,9 +64,9 @@ class Writer:
     """Write predictions in one of the formats.
 
     Args:
-        stream: where to.
+        stream: to write to.
         format: ``"table"``, ``"csv"`` or ``"jsonl"``.
-        top: classes a row.
+        top: classes per row.
     """
 
     def __init__(self, stream: TextIO, format: str, top: int) -> None:
@@ -72,7 +75,14 @@ class Writer:
         self._widths: list[int] = []
 
     def write(self, predictions: Sequence[Prediction]) -> None:
-        """Write rows, and let a reader see them."""
+        """Write rows and flush them; raise ClosedPipe if nobody reads them any more."""
+        try:
+            self._write(predictions)
+            self._stream.flush()
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
+
+    def _write(self, predictions: Sequence[Prediction]) -> None:
         if self._format == "table":
             self._table(predictions)
         elif self._format == "csv":
@@ -84,7 +94,6 @@ class Writer:
             for prediction in predictions:
                 self._stream.write(_json(prediction) + "\n")
         self._begun = True
-        self._stream.flush()
 
     def _header(self) -> list[str]:
         ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
@@ -101,7 +110,7 @@ class Writer:
         if not self._begun:
             rows.insert(0, ["image", *(f"{rank}." for rank in range(1, self._top + 1))])
             self._widths = [0] * (self._top + 1)
-        for row in rows:  # a column never becomes narrower again
+        for row in rows:  # a column never gets narrower
             self._widths = [max(w, len(cell)) for w, cell in zip(self._widths, row, strict=True)]
         self._widths[0] = min(self._widths[0], _WIDEST)
         for row in rows:
@@ -122,14 +131,64 @@ def _json(prediction: Prediction) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text without line breaks and terminal codes.
+    """Escape line breaks and terminal control codes.
 
     Examples:
         >>> printable("a\\x1b[31m.png")
         'a\\\\x1b[31m.png'
     """
-    odd = ("C", "Zl", "Zp")  # control, unassigned, lone halves of pairs; separators of lines
+    odd = ("C", "Zl", "Zp")  # control, unassigned, surrogates; line and paragraph separators
     return "".join(
         c.encode("unicode_escape").decode() if unicodedata.category(c).startswith(odd) else c
         for c in text
     )
+
+
+class Bar:
+    """A progress bar on standard error, if that is a terminal and the rows go elsewhere.
+
+    Args:
+        stream: of the rows.
+        count: returns the number of samples, None if it is unknown.
+    """
+
+    def __init__(self, stream: TextIO, count: Callable[[], int | None]) -> None:
+        self._progress: Any = None
+        self._task: Any = None
+        if not sys.stderr.isatty() or stream.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        console = Console(stderr=True)
+        quiet: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
+        self._progress = Progress(*columns, console=console, transient=True, **quiet)
+        self._task = self._progress.add_task("", total=count())
+
+    def __enter__(self) -> Bar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, count: int) -> None:
+        """Advance by a number of samples."""
+        if self._progress is not None:
+            self._progress.advance(self._task, count)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._progress is None:
+            print(f"conformallayers: {line}", file=sys.stderr)
+        else:
+            plain = {"markup": False, "highlight": False, "soft_wrap": True}
+            self._progress.console.print(f"conformallayers: {line}", **plain)

@@ -12,33 +12,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("PIL")
+from pictures import GREY, classifier  # isort: skip
 
 import torch
 from PIL import Image
-from torch import nn
 
 import conformallayers as cl
-from oracle import randomise
+from conformallayers.lab.predict import sharding
+from conformallayers.lab.predict.options import PredictOptions
+from conformallayers.lab.predict.run import run_predict
 
 SOURCE = Path(cl.__file__).parents[1]
-SHAPE = (1, 8, 8)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fold, and a folder with images and arrays, some of them broken."""
     root = tmp_path_factory.mktemp("ray")
-    stages = cl.Conv2d(1, 3, 3), cl.ReSPro(projective=True), cl.Flatten()
-    model = nn.Sequential(cl.ConformalLayers(*stages), nn.Linear(108, 4))
-    cl.save(cl.fold(randomise(model), SHAPE), root / "net.safetensors", labels=list("abcd"))
+    cl.save(cl.fold(classifier(GREY), GREY), root / "net.safetensors", labels=list("abcd"))
     generator = np.random.default_rng(0)
     images = root / "images"
     (images / "sub").mkdir(parents=True)
     for index in range(30):
         path = images / ("sub" if index % 3 else ".") / f"{index:02d}.png"
         Image.fromarray(generator.integers(0, 256, (8, 8), np.uint8)).save(path)
-    np.save(images / "rows.npy", generator.random((9, *SHAPE), np.float32))
+    np.save(images / "rows.npy", generator.random((9, *GREY), np.float32))
     (images / "10.jpg").write_bytes(b"no image")
     (images / "sub" / "zz.png").symlink_to("nowhere")
     return root
@@ -75,22 +73,15 @@ def test_windows_standard_input_and_files_go_through(
 ) -> None:
     """More windows than one, paths from standard input, rows into a file; the cluster is gone after."""
     ray = pytest.importorskip("ray", reason="the extra ray is not installed")
-    from conformallayers.lab.predict import sharding
-    from conformallayers.lab.predict.engines import Setup
-    from conformallayers.lab.predict.run import Options, Sharding, run_predict
-
     monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     monkeypatch.setattr(sharding, "_WINDOW", 3)
     monkeypatch.chdir(folder)
     text = "".join(f"{path}\n" for path in sorted(Path("images").rglob("*.png")))
-    setup, options = Setup(str(folder / "net.safetensors"), threads=1), Options(batch=4)
     outs = [tmp_path / name for name in ("one.csv", "two.csv")]
-    for out, shared in zip(outs, (None, Sharding(2)), strict=True):
+    for out, ray_too in zip(outs, (False, True), strict=True):
+        options = PredictOptions(batch=4, threads=1, format="csv", out=out, ray=ray_too)
         stdin = io.BytesIO(text.encode())
-        assert (
-            run_predict(setup, ["-"], options, format="csv", out=out, sharding=shared, stdin=stdin)
-            == 1
-        )
+        assert run_predict(folder / "net.safetensors", ["-"], options, stdin=stdin) == 1
     assert outs[0].read_text() == outs[1].read_text()
     assert not ray.is_initialized()
     assert torch.get_num_threads() == 1
@@ -116,11 +107,7 @@ def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
 
 
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformallayers.lab.predict.engines import Setup
-    from conformallayers.lab.predict.run import Sharding, run_predict
-
     monkeypatch.setitem(sys.modules, "ray", None)
+    model, paths = folder / "net.safetensors", [str(folder / "images")]
     with pytest.raises(cl.MissingExtra, match=r"pip install 'conformallayers\[ray\]'"):
-        run_predict(
-            Setup(str(folder / "net.safetensors")), [str(folder / "images")], sharding=Sharding(2)
-        )
+        run_predict(model, paths, PredictOptions(ray=True))

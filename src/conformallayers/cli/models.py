@@ -1,0 +1,299 @@
+"""conformallayers evaluate, fold, export and predict: the commands that take a trained MODEL."""
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
+
+from ..errors import refusal
+from ..lab.checks import require_choice
+from ..lab.experiments.options import DataOptions
+from ..lab.predict.options import PredictOptions
+from ..utils.text import suggest
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..folding.folded import Folded
+    from ..lab.training.saved_models import Loaded
+
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_FORMATS = ("c", "onnx", "numpy")
+
+
+def given(options: object | None) -> dict[str, Any]:
+    """Return the fields of options, none if no option is given."""
+    return {} if options is None else dict(vars(options))
+
+
+def print_accuracies(layers: float | None, folded: float | None) -> None:
+    """Print the accuracies of both paths."""
+    if layers is not None:
+        print(f"accuracy layer by layer {100 * layers:.2f} %")
+    if folded is not None:
+        print(f"accuracy folded         {100 * folded:.2f} %")
+
+
+def evaluate(
+    model: Path,
+    *,
+    dataset: str | None = None,
+    threads: PositiveInt | None = None,
+    device: str = "cpu",
+    options: Annotated[DataOptions | None, Parameter(name="*")] = None,
+) -> None:
+    """Measure the accuracy of a network on test images, folded and layer by layer.
+
+    Args:
+        model: Run folder, checkpoint, or fold or model written by cl.save.
+        dataset: Data set; the one it was trained on if not given.
+        threads: Threads of torch; its own default if not given.
+        device: Device to run on.
+    """
+    import torch
+
+    from ..lab.training.evaluate import evaluate as measure
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = measure(model, dataset, device=device, **given(options))
+    epoch = "" if found["epoch"] is None else f" after epoch {found['epoch']}"
+    print(f"{found['network']}{epoch}, {found['dataset']}")
+    print_accuracies(found["layers"], found["folded"])
+
+
+@dataclass(frozen=True)
+class FoldOptions:
+    """How to fold a network.
+
+    Args:
+        input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not
+            given.
+        grey: Take grey images though it was trained on others; 1 28 28 if the data set is unknown.
+        strategy: auto, dense, banded, sparse, conv, spectral or layers.
+        tolerance: Relative error allowed in the denominator, with proof.
+        max_norm: Largest norm of a sample for which the tolerance must hold; any if not given.
+        dtype: float64, float32, float16 or bfloat16; that of the network if not given.
+        labels: Text file with the name of each class, one per line; those of the data set if not given.
+    """
+
+    input_shape: tuple[int, ...] = ()
+    grey: bool = False
+    strategy: str | None = None
+    tolerance: float | None = None
+    max_norm: float | None = None
+    dtype: str | None = None
+    labels: Path | None = None
+
+
+@dataclass(frozen=True)
+class ExportOptions(FoldOptions):
+    """How to export a network, and how to fold it first.
+
+    Args:
+        dtype: Type of the weights in C, float32 or int8; otherwise the dtype of the fold.
+        name: Name of the files and functions in C.
+        samples: Some inputs as .npy, on which the error of int8 is measured.
+        opset: Opset of ONNX; the newest if not given.
+    """
+
+    dtype: Annotated[str | None, Parameter(name=("--dtype", "--weights"))] = None
+    name: str = "cl_model"
+    samples: Path | None = None
+    opset: int | None = None
+
+
+def fold(
+    model: Path,
+    *,
+    out: Path,
+    options: Annotated[FoldOptions | None, Parameter(name="*")] = None,
+) -> None:
+    """Fold a trained network, explain how and why, and save it as one file.
+
+    Args:
+        model: Run folder, checkpoint, or model written by cl.save.
+        out: File to write.
+    """
+    from ..export.store import save
+    from ..lab.training.saved_models import load_model
+
+    loaded = load_model(model, "fold")
+    folded, labels = _folded(loaded, "fold", options or FoldOptions())
+    print(folded.explain())
+    save(folded, out, labels=labels, about=dict(loaded.about) or None)
+    print(f"Wrote {out}, {_kibibytes(out)}")
+
+
+def export(
+    model: Path,
+    *,
+    format: str,
+    out: Path,
+    options: Annotated[ExportOptions | None, Parameter(name="*")] = None,
+) -> None:
+    """Export a network to C, ONNX, or numpy.
+
+    Args:
+        model: Fold or model written by cl.save, run folder, or checkpoint.
+        format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
+            conformallayers.numpy has run).
+        out: Folder or file to write.
+    """
+    from ..folding.folded import Folded
+    from ..lab.training.saved_models import load_model
+
+    options = options or ExportOptions()
+    require_choice("export --format", format, _FORMATS, "Name one of them.")
+    _check_export(format, options)
+    folding = options if format != "c" else replace(options, dtype=None)
+    loaded = load_model(model, "export")
+    if isinstance(loaded.module, Folded) and not _changes_fold(folding):
+        folded, labels = loaded.module, loaded.labels
+    else:
+        folded, labels = _folded(loaded, "export", folding)
+    folded.labels, folded.about = labels, dict(loaded.about) or None
+    {"c": _write_c, "onnx": _write_onnx, "numpy": _write_numpy}[format](folded, out, options)
+
+
+def predict(
+    model: Path,
+    paths: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)],
+    *,
+    options: Annotated[PredictOptions | None, Parameter(name="*")] = None,
+) -> None:
+    """Write the most likely classes of every image; exit with 1 if an image is broken.
+
+    Args:
+        model: Fold or model written by cl.save, run folder, or checkpoint.
+        paths: Images, .npy files with samples, folders with both, or - for standard input: an
+            image, an array, or paths, one per line.
+    """
+    from ..lab.predict.run import run_predict
+
+    known = [f"--{field.name}" for field in fields(PredictOptions)]
+    for path in paths:
+        if path.startswith("-") and path != "-":
+            remedy = f"A file of this name is ./{path}.{suggest(path, known)}"
+            raise refusal("predict", "an option of predict", path, remedy)
+    if run_predict(model, paths, options or PredictOptions()):
+        sys.exit(1)
+
+
+def _check_export(format: str, options: ExportOptions) -> None:
+    """Refuse options that the format does not have."""
+    alone = {"name": "c", "samples": "c", "opset": "onnx"}
+    if options.dtype == "int8":
+        alone["dtype"] = "c"
+    for name, meant in alone.items():
+        value = getattr(options, name)
+        if format != meant and value != getattr(ExportOptions(), name):
+            expected, got = f"it for --format {meant} alone", f"{value} for {format}"
+            raise refusal(f"export --{name}", expected, got, "Leave it out.")
+
+
+def _changes_fold(options: FoldOptions) -> bool:
+    usual = FoldOptions()
+    return any(getattr(options, f.name) != getattr(usual, f.name) for f in fields(usual))
+
+
+def _folded(
+    loaded: "Loaded", command: str, options: FoldOptions
+) -> "tuple[Folded, tuple[str, ...] | None]":
+    """Return the fold of a network and the labels of its outputs."""
+    from ..lab.training.saved_models import GREY, checked_labels, fold_model, read_labels
+
+    shape: tuple[int, ...] | None = options.input_shape or None
+    if options.grey:
+        if shape is not None:
+            got, remedy = "both", "Give one of them."
+            raise refusal(f"{command} --grey", "--grey or --input-shape", got, remedy)
+        shape = GREY if loaded.dataset is None or loaded.shape is None else (1, *loaded.shape[1:])
+    chosen = {name: getattr(options, name) for name in ("strategy", "tolerance", "max_norm")}
+    chosen["dtype"] = _torch_dtype(options.dtype, command)
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    folded = fold_model(loaded, command, shape, **chosen)
+    labels = loaded.labels if options.labels is None else read_labels(options.labels)
+    outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
+    where = f"{command} --labels {options.labels}" if options.labels else str(loaded.path)
+    return folded, checked_labels(labels, outputs, where)
+
+
+def _torch_dtype(name: str | None, command: str) -> "torch.dtype | None":
+    import torch
+
+    if name is None:
+        return None
+    require_choice(f"{command} --dtype", name, _DTYPES, "Leave it out.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
+    from ..export.c99 import export_c
+
+    samples = None if options.samples is None else _samples(options.samples, folded)
+    if out.exists() and not out.is_dir():
+        raise refusal("export --out", "a folder", f"the file {out}", "Name another folder.")
+    new = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    dtype = options.dtype or "float32"
+    try:
+        print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
+    except BaseException:
+        if new:
+            with suppress(OSError):  # the folder may have files by now
+                out.rmdir()
+        raise
+
+
+def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
+    from ..export.onnx import export_onnx
+
+    export_onnx(folded, out, opset=options.opset)
+    print(f"Wrote {out}, {_kibibytes(out)}")
+
+
+def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
+    """Save the fold, and compare conformallayers.numpy with torch before the file is in place."""
+    import numpy as np
+    import torch
+
+    from ..export.store import save
+    from ..numpy import load
+    from ..testing import relative_error
+    from ..utils.files import staged_files
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(16, *folded.input_shape, generator=generator).to(folded.dtype)
+    with staged_files(out) as (staged,), torch.inference_mode():
+        save(folded, staged)
+        y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
+        error = relative_error(y, folded(x).double())
+    print(f"Wrote {out}, {_kibibytes(out)}; numpy and torch differ by {error:.1g}")
+
+
+def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
+    """Return the samples of an .npy file as a tensor, scaled as predict does."""
+    import numpy as np
+    import torch
+
+    from ..lab.predict.arrays import Unreadable, count_rows, read_row
+    from ..lab.training.saved_models import white_of
+
+    shape, white = folded.input_shape, white_of(folded.about, path)
+    try:
+        count = count_rows(str(path), shape)
+        rows = [read_row(str(path), row, shape, white) for row in range(count)]
+    except Unreadable as fault:
+        where, remedy = f"export --samples {path}", "Save an array of inputs with numpy.save."
+        raise refusal(where, "samples of the model", str(fault), remedy) from None
+    return torch.from_numpy(np.stack(rows))
+
+
+def _kibibytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1024:.0f} KiB"

@@ -1,0 +1,72 @@
+"""conformallayers train: its options are the fields of TrainConfig."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+from cyclopts import Parameter
+
+from ..lab.experiments.options import DataOptions
+from ..lab.training import train as training
+from ..lab.training.config import TrainConfig
+from ..utils import memory
+from .models import given, print_accuracies
+
+if TYPE_CHECKING:
+    Options = dict[str, Any]
+else:
+    # Not TrainConfig itself: a recipe fills in the options that are not given, then all are checked.
+    _fields = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
+    del _fields["network"], _fields["dataset"]
+    Options = TypedDict("Options", _fields, total=False)
+
+
+def train(
+    network: str,
+    dataset: str,
+    *,
+    options: Annotated[Options | None, Parameter(name="*")] = None,
+    out: Path | None = None,
+    resume: bool = False,
+    data: Annotated[DataOptions | None, Parameter(name="*")] = None,
+) -> None:
+    """Train a network of the paper, and measure it folded and layer by layer.
+
+    Args:
+        network: Class of conformallayers.networks, such as LeNetCL.
+        dataset: mnist, fashion-mnist, cifar10 or digits.
+        options.depth: Number of convolutions of DkNet and DkNetCL.
+        options.recipe: modern: defaults of the other options by network and data set, as
+            docs/training.md lists them.
+        options.hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with
+            ReLU in BaseReLUNet and BaseReSProNet; 0 for none. In LeNet and LeNetCL, width of the
+            first layer of the head; 0 for the paper's 120.
+        options.pool_stride: Stride of the pooling in the Base networks; 2 if not given.
+        options.alpha: young (the paper's), spectral, learned or a number; for conformal networks.
+        options.projective: Use the projective form of ReSPro.
+        options.gain: Initial value of a learned factor behind the conformal part; 0 for none.
+        options.dropout: Dropout probability in the head of LeNet and LeNetCL.
+        options.flips: Mirror a random half of the training images in every epoch.
+        options.shift: Shift the training images by up to this many pixels of 32.
+        options.centre: Subtract the mean training image from every image.
+        options.optimizer: adam if not given.
+        options.learning_rate: Learning rate, or its maximum if the schedule changes it; 0.001 if
+            not given.
+        options.batch_size: Batch size over all processes; 256 if not given.
+        options.epochs: Passes over the training images; 10 if not given.
+        options.weight_decay: Weight decay of the optimizer.
+        options.momentum: Momentum of rmsprop and sgd.
+        options.schedule: Schedule of the learning rate; constant if not given.
+        options.validation: Training images to hold out, as a fraction below 1 or a count.
+        options.seed: Seed of the weights and the order of the images.
+        options.threads: Threads of torch; its own default if not given.
+        options.device: Device to train on; cpu if not given.
+        out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
+        resume: Continue the run in that folder.
+    """
+    memory.keep_freed_memory()
+    places = {"out": out, "resume": resume, **given(data)}
+    result = training.train(network=network, dataset=dataset, **places, **(options or {}))
+    if os.environ.get("RANK", "0") == "0":  # one of several processes prints
+        print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
+        print(f"Wrote {result.folder}/")

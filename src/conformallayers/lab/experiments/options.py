@@ -1,0 +1,170 @@
+"""Options of the experiments, shared by the Python functions and the command line.
+
+This module imports no torch, so that the command line can print its help at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The location of the data sets.
+
+    Args:
+        data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
+        verify: Compare the checksums of the data files; if not, accept any data in the same format.
+    """
+
+    data_root: Path | None = None
+    verify: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions(DataOptions):
+    """Options of every experiment that trains cells of Tables I and II.
+
+    Args:
+        seed: Seeds of the weights and the order of the images; several are trained one by one.
+        threads: Threads of torch; its own default if not given.
+        device: Device to train on.
+        again: Delete finished cells and their runs, and train them again.
+        out: Folder for one JSON file per cell.
+        runs: Folder for one run folder per cell.
+    """
+
+    seed: tuple[int, ...] = (0,)
+    threads: int | None = None
+    device: str = "cpu"
+    again: bool = False
+    out: Path = Path("results/accuracy")
+    runs: Path = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyOptions(CellOptions):
+    """Options of experiments 1 and 2.
+
+    Args:
+        cells: Cells of the table, such as LeNetCL-mnist; all if none is given.
+        network: Only cells of these networks.
+        dataset: Only cells of these data sets.
+        variant: Settings other than the paper's, by name, such as modern.
+    """
+
+    cells: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    variant: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthOptions:
+    """Options of experiment 3.
+
+    Args:
+        depths: Numbers of convolutions; 1 to 30 if none is given.
+        batch: Images per batch.
+        executions: Timed calls of each path at each depth.
+        seed: Seed of the weights and images.
+        threads: Threads of torch; its own default if not given.
+        strategy: Strategy of the fold.
+        resume: Keep the depths that are already measured.
+        out: Folder for times.json, times.csv and the figure.
+    """
+
+    depths: tuple[int, ...] = ()
+    batch: int = 64
+    executions: int = 100
+    seed: int = 0
+    threads: int | None = None
+    strategy: str = "auto"
+    resume: bool = False
+    out: Path = Path("results/experiment3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """Options of experiment 4.
+
+    Args:
+        batches: Batch sizes; the powers of two that fit into memory if none is given.
+        memory: Memory budget such as 4GiB: find the largest batch of each path within it.
+        strategies: Strategies of the folds of D3ModNetCL.
+        executions: Timed calls of each path at each batch size.
+        seconds: Time limit per row; slow paths are called less often.
+        seed: Seed of the weights and images.
+        threads: Threads of torch; its own default if not given.
+        resume: Keep the rows that are already measured.
+        out: Folder for batches.json, batches.csv and the figure.
+    """
+
+    batches: tuple[int, ...] = ()
+    memory: str | None = None
+    strategies: tuple[str, ...] = ("auto", "banded")
+    executions: int = 100
+    seconds: float = 20.0
+    seed: int = 0
+    threads: int | None = None
+    resume: bool = False
+    out: Path = Path("results/experiment4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """Options of the benchmark against other engines.
+
+    Args:
+        batch: Batch sizes.
+        depths: Depths of DkNet, zero-padded and circular.
+        executions: Timed calls of each engine, three per turn.
+        tolerance: Also fold with this relative error of the denominator, for pixels in [0, 1].
+        threads: Threads of every engine; all cores if not given.
+        out: Folder for bench.json, bench.md and bench.png.
+        keep: Keep the rows of an earlier run that this run does not measure.
+    """
+
+    batch: tuple[int, ...] = (64,)
+    depths: tuple[int, ...] = (1, 3, 9, 13, 30)
+    executions: int = 45
+    tolerance: float | None = 1e-3
+    threads: int | None = None
+    out: Path = Path("results/benchmarks")
+    keep: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(DataOptions):
+    """Options of the hyperparameter search.
+
+    Args:
+        trials: Trials of the study in total, pruned ones included.
+        timeout: Start no new trial after this many seconds.
+        max_epochs: Most epochs of a trial.
+        subset: Train on this many images, always the same; all if not given.
+        validation: Training images to hold out, as a fraction below 1 or a count.
+        alpha: young (the paper's), spectral, learned or a number; for conformal networks.
+        projective: Use the projective form of ReSPro.
+        seed: Seed of the search, the weights and the order of the images.
+        threads: Threads of torch; its own default if not given.
+        study: Name of the study, NETWORK-DATASET if not given; an existing study is continued.
+        storage: Optuna storage URL, such as sqlite:///study.db; a journal in the folder if not given.
+        out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
+    """
+
+    trials: int = 50
+    timeout: float | None = None
+    max_epochs: int = paper.EPOCHS[1]
+    subset: int | None = None
+    validation: float = 0.1
+    alpha: str | None = None
+    projective: bool = False
+    seed: int = 0
+    threads: int | None = None
+    study: str | None = None
+    storage: str | None = None
+    out: Path | None = None

@@ -1,0 +1,104 @@
+"""Open a network for predictions: in torch, or a fold in numpy, which imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...errors import refusal, shape_text
+from ..checks import require_choice
+from ..training.saved_models import checked_labels, load_model, locate, read_labels, ready, white_of
+from .arrays import Array
+from .options import PredictOptions
+
+ENGINES = ("auto", "torch", "numpy")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that is ready to run.
+
+    Args:
+        run: (B, *input_shape), float32 → (B, classes).
+        input_shape: of one sample.
+        output_shape: of its scores.
+        labels: names of the classes, or None.
+        white: value of a white pixel.
+    """
+
+    run: Callable[[Array], Array]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    labels: tuple[str, ...] | None
+    white: float
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return self.output_shape[0]
+
+    def label(self, index: int) -> str:
+        """Return the name of a class."""
+        return str(index) if self.labels is None else self.labels[index]
+
+
+def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Network:
+    """Load a model, and fold it unless it is folded.
+
+    Args:
+        model: a file of :func:`conformallayers.save`, a run folder, or a checkpoint.
+        options: engine, threads and labels.
+    """
+    require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
+    use_torch = options.engine == "torch"
+    if options.engine == "auto":
+        use_torch = importlib.util.find_spec("torch") is not None
+    network = _open_torch(model, options.threads) if use_torch else _open_numpy(model)
+    where, output = f"predict {os.fspath(model)}", network.output_shape
+    if len(output) != 1 or not network.input_shape:
+        expected, got = "a network that gives scores (B, classes)", f"(B, {shape_text(output)[1:]}"
+        raise refusal(where, expected, got, "Add a Flatten and a head.")
+    labels = network.labels
+    if options.labels is not None:
+        labels, where = read_labels(options.labels), f"predict --labels {options.labels}"
+    return replace(network, labels=checked_labels(labels, network.classes, where))
+
+
+def _open_numpy(model: str | os.PathLike[str]) -> Network:
+    from ...numpy import load
+
+    path, kind = locate(model, "predict")
+    if kind == "checkpoint":
+        remedy = "Fold it with conformallayers fold, or use --engine torch."
+        raise refusal("predict --engine numpy", "a fold", "a training checkpoint", remedy)
+    net = load(path)
+    return Network(net, net.input_shape, net.output_shape, net.labels, white_of(net.about, path))
+
+
+def _open_torch(model: str | os.PathLike[str], threads: int | None) -> Network:
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loaded = load_model(model, "predict")
+    module = ready(loaded, "predict")
+    tensors = (*module.parameters(), *module.buffers())
+    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+    dtype = getattr(module, "dtype", dtype)  # a fold knows its own
+
+    def run(batch: Array) -> Array:
+        with torch.inference_mode():
+            scores = module(torch.from_numpy(batch).to(dtype))
+        values: Array = scores.double().numpy()
+        return values
+
+    shape = getattr(module, "input_shape", None) or loaded.shape
+    if shape is None:
+        remedy = "Fold it for samples of a shape: conformallayers fold --input-shape 1 28 28."
+        raise refusal(f"predict {os.fspath(model)}", "a model with an input shape", "none", remedy)
+    output = run(np.zeros((1, *shape), np.float32)).shape[1:]
+    return Network(run, shape, output, loaded.labels, white_of(loaded.about, loaded.path))

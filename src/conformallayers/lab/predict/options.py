@@ -1,0 +1,37 @@
+"""Options of predictions; imports nothing heavy, so that the command line prints its help at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """How to read samples, run the network and write predictions.
+
+    Args:
+        top: Classes per image.
+        format: table, csv or jsonl.
+        out: File for the rows; standard output if not given.
+        batch: Images to read and run at a time.
+        resize: Scale images of another size; otherwise they count as broken.
+        labels: Text file with the name of each class, one per line; those of the model if not given.
+        engine: torch, numpy (folds only; imports no torch), or auto: torch if it is installed.
+        threads: Threads of torch in each process; its own default if not given.
+        ray: Share the work among processes with Ray.
+        workers: Processes of Ray; 2 if not given.
+        address: Address of a running Ray cluster; a local one is started if not given.
+    """
+
+    top: int = 3
+    format: str = "table"
+    out: Path | None = None
+    batch: int = 64
+    resize: bool = False
+    labels: Path | None = None
+    engine: str = "auto"
+    threads: int | None = None
+    ray: bool = False
+    workers: int | None = None
+    address: str | None = None

@@ -1,0 +1,229 @@
+"""conformallayers fold, evaluate and export: one MODEL, every runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.lab.data.catalogue import LABELS
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.training import evaluate
+from nets import SHAPE, net
+from oracle import relative_error
+from runs import train_few_digits
+from support import run_command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_few_digits(tmp_path_factory.mktemp("runs") / "run")
+
+
+def pictures(shape: tuple[int, ...], count: int = 6) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
+
+
+def test_fold_writes_a_file_that_evaluates_the_same(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.safetensors"
+    assert run_command("fold", folder, "--out", path) == 0
+    shown = capsys.readouterr().out
+    assert "→" in shown
+    assert f"Wrote {path}, " in shown
+    folded = cl.load(path)
+    assert (folded.input_shape, folded.labels) == ((1, 8, 8), LABELS["digits"])
+    assert folded.about == {"network": "LeNetCL", "dataset": "digits", "epoch": 3, "white": 1.0}
+    assert run_command("evaluate", path) == 0
+    of_file = capsys.readouterr().out
+    assert run_command("evaluate", folder) == 0
+    of_run = capsys.readouterr().out
+    assert of_file.splitlines()[0] == of_run.splitlines()[0] == "LeNetCL after epoch 3, digits"
+    assert of_file.splitlines()[-1] == of_run.splitlines()[-1]
+    assert "layer by layer" not in of_file
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_fold_takes_the_options_of_cl_fold(folder: Path, dtype: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join("abcdefghij") + "\n")
+    options = ["--strategy", "layers", "--tolerance", "0.01", "--max-norm", "60", "--dtype", dtype]
+    shape = ["--input-shape", 3, 32, 32]
+    assert run_command("fold", folder, "--out", path, *shape, *options, "--labels", names) == 0
+    folded = cl.load(path)
+    assert (folded.strategy, folded.input_shape) == ("layers", (3, 32, 32))
+    assert (str(folded.dtype), folded.labels) == (f"torch.{dtype}", tuple("abcdefghij"))
+    images = pictures((1, 8, 8), 3)
+    data = Dataset("digits", images, torch.zeros(3), images, torch.tensor([0, 1, 2]))
+    found = evaluate.evaluate(path, data)
+    assert found["folded"] == evaluate.evaluate(folder, data)["layers"]
+
+
+def test_models_of_ones_own_fold_and_evaluate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "model.safetensors", tmp_path / "net.safetensors"
+    stages = cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten()
+    cl.save(nn.Sequential(cl.ConformalLayers(*stages), nn.Linear(144, 10)), path)
+    assert run_command("fold", path, "--out", out) == 1
+    assert "--input-shape: expected the shape of one sample, got none" in capsys.readouterr().err
+    assert run_command("fold", path, "--out", out, "--input-shape", 1, 8, 8) == 0
+    assert cl.load(out).labels is None
+    assert run_command("evaluate", path, "--dataset", "digits") == 1
+    assert "expected a network of the paper, got Sequential" in capsys.readouterr().err
+    assert run_command("evaluate", out) == 1
+    assert "--dataset: expected the set of the test images, got none" in capsys.readouterr().err
+    assert run_command("evaluate", out, "--dataset", "digits") == 0
+    assert capsys.readouterr().out.startswith("Folded, digits\naccuracy folded ")
+    cl.save(cl.networks.LeNetCL(), path)
+    assert run_command("evaluate", path, "--dataset", "digits") == 0
+    assert "accuracy layer by layer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grey", "--input-shape", 1, 8, 8], "--grey or --input-shape, got both"),
+        (["--dtype", "int8"], "--dtype: expected one of float64, float32"),
+        (["--strategy", "magic"], "got 'magic'"),
+        (["--input-shape", 1, 64, 64], "with sides of at most 32"),
+        (["--tolerance", "-1"], "got -1.0"),
+    ],
+)
+def test_wrong_options_of_fold_are_refused(
+    arguments: list[Any],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command("fold", folder, "--out", tmp_path / "net", *arguments) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_grey_is_for_grey_images(folder: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "model.safetensors", tmp_path / "net.safetensors"
+    cl.save(cl.networks.LeNetCL(), path)
+    assert run_command("fold", path, "--out", out, "--grey") == 0
+    assert cl.load(out).input_shape == (1, 28, 28)
+    assert run_command("fold", folder, "--out", out, "--grey") == 0
+    assert cl.load(out).input_shape == (1, 8, 8)
+
+
+def test_folds_and_plain_networks_do_not_fold(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.safetensors"
+    assert run_command("fold", folder, "--out", path) == 0
+    assert run_command("fold", path, "--out", tmp_path / "again") == 1
+    assert "A fold cannot be folded again" in capsys.readouterr().err
+    cl.save(cl.networks.LeNet(), path)
+    assert run_command("fold", path, "--out", tmp_path / "again") == 1
+    assert "got LeNet in" in capsys.readouterr().err
+
+
+def test_export_for_numpy_is_run_before_it_is_there(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.safetensors"
+    assert (
+        run_command("export", folder, "--format", "numpy", "--out", path, "--strategy", "dense")
+        == 0
+    )
+    assert "numpy and torch differ by" in capsys.readouterr().out
+    network = cln.load(path)
+    assert (network.strategy, network.labels) == ("dense", LABELS["digits"])
+    assert run_command("export", path, "--format", "numpy", "--out", tmp_path / "copy") == 0
+    kept = cl.fold(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 3), nn.GELU()), SHAPE)
+    cl.save(kept, path)
+    assert run_command("export", path, "--format", "numpy", "--out", tmp_path / "other") == 1
+    assert "got GELU" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--format", "tflite"], "--format: expected one of c, onnx, numpy, got 'tflite'"),
+        (["--format", "numpy", "--opset", 3], "it for --format onnx alone, got 3 for numpy"),
+        (["--format", "onnx", "--weights", "int8"], "it for --format c alone, got int8 for onnx"),
+        (["--format", "onnx", "--dtype", "int8"], "--dtype: expected it for --format c alone"),
+        (["--format", "numpy", "--dtype", "int4"], "--dtype: expected one of float64, float32"),
+        (["--format", "onx"], "got 'onx'. Name one of them. Did you mean \"onnx\"?"),
+        (["--format", "c", "--strategy", "dense"], "A fold cannot be folded again"),
+        (["--format", "c", "--samples", "nothing.npy"], "nothing.npy: expected samples"),
+    ],
+)
+def test_wrong_options_of_export_are_refused(
+    arguments: list[Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.safetensors"
+    cl.save(cl.fold(net("torus head"), SHAPE), path)
+    assert run_command("export", path, "--out", tmp_path / "out", *arguments) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "net.safetensors", tmp_path / "c"
+    cl.save(cl.fold(net("torus head"), SHAPE, strategy="dense"), path)
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((8, *SHAPE), np.float32))
+    options = ["--name", "tiny", "--samples", tmp_path / "x.npy"]
+    for option in ("--dtype", "--weights"):
+        arguments = ["--format", "c", "--out", out, *options, option, "int8"]
+        assert run_command("export", path, *arguments) == 0
+        assert {file.name for file in out.iterdir()} == {"tiny.c", "tiny.h"}
+        assert "int8: constants" in capsys.readouterr().out
+    assert run_command("export", path, "--format", "c", "--out", out, "--dtype", "float32") == 0
+    capsys.readouterr()
+    assert run_command("export", path, "--format", "c", "--out", path) == 1
+    assert "expected a folder, got the file" in capsys.readouterr().err
+    other = tmp_path / "other"
+    assert run_command("export", path, "--format", "c", "--out", other, "--weights", "int3") == 1
+    assert not other.exists()
+
+
+def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
+    """The mean image is part of it."""
+    out = tmp_path / "c"
+    assert run_command("export", folder, "--format", "c", "--out", out, "--strategy", "dense") == 0
+    assert "offset" in (out / "cl_model.c").read_text()
+
+
+def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("conformallayers.export.onnx", reason="not part of this version")
+    pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    path, saved = tmp_path / "net.onnx", tmp_path / "net.safetensors"
+    assert (
+        run_command("export", folder, "--format", "onnx", "--out", path, "--strategy", "dense") == 0
+    )
+    assert run_command("fold", folder, "--out", saved, "--strategy", "dense") == 0
+    x = pictures((1, 8, 8)).float() / 255
+    (y,) = runtime.InferenceSession(str(path)).run(None, {"x": x.numpy()})
+    assert relative_error(torch.from_numpy(y), cl.load(saved)(x)) < 1e-5
+
+
+def test_documents_of_files_have_the_notes(folder: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    path = tmp_path / "net.safetensors"
+    assert run_command("fold", folder, "--out", path) == 0
+    with safe_open(path, "np") as file:
+        document = json.loads(file.metadata()["conformallayers"])
+    assert document["labels"][3] == "3"
+    assert document["about"]["white"] == 1.0

@@ -1,0 +1,70 @@
+"""Experiment 4: batch sizes fill the table and the memory budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import conformallayers as cl
+from conformallayers.lab.experiments import batchsize, inference
+from conformallayers.lab.experiments.batchsize import run_batches
+
+
+def grows(path: str, batch: int, **options: Any) -> dict[str, Any]:
+    """A machine that needs a megabyte for each image and 100 for those of the ReLU network."""
+    each = 100 if path == inference.RELU else 1
+    if each * batch > 20_000:
+        return {"path": path, "batch": batch, "failed": "MemoryError"}
+    times = {"median": float(batch), "low": float(batch), "high": float(batch)}
+    row = {"path": path, "batch": batch, "milliseconds": times, "executions": 1}
+    return {**row, "peak_bytes": each * batch * 10**6}
+
+
+def test_batches_fill_the_table_and_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batchsize, "available", lambda: 10**10)
+    options: dict[str, Any] = {"strategies": ["layers"], "out": tmp_path, "say": lambda line: None}
+    record = run_batches(memory="1GB", measure=grows, **options)
+    sizes: dict[str, list[int]] = {}
+    for row in record["rows"]:
+        sizes.setdefault(row["path"], []).append(row["batch"])
+    assert list(sizes) == [inference.RELU, inference.LAYERS, inference.FOLDED + "layers"]
+    assert sizes[inference.RELU] == [1, 2, 4, 8, 16, 32]  # 64 images would be over 6 of 10 GB
+    assert sizes[inference.LAYERS][-1] == 4096
+    assert [row["largest_batch"] for row in record["limits"]] == [10, 1000, 1000]
+    names = {"batches.json", "batches.csv", "figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "batches.json").read_text()) == record
+
+    def never(path: str, batch: int, **options: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    again = run_batches(batches=[2, 8], memory="1GB", measure=never, resume=True, **options)
+    assert again["rows"] == record["rows"]
+    with pytest.raises(KeyboardInterrupt, match=r"rows kept. To go on: .* --resume$"):
+        run_batches(batches=[3], measure=never, resume=True, **options)
+    with pytest.raises(cl.ConformalError, match="--batches: expected a value greater than 0"):
+        run_batches(batches=[0], **options)
+    with pytest.raises(cl.ConformalError, match=r"--strategies: expected one of auto, .*'magic'"):
+        run_batches(measure=never, **{**options, "strategies": ["magic"]})
+
+
+@given(st.integers(0, 5000), st.integers(1, 300))
+def test_bisection_ends_beside_the_budget(limit: int, first: int) -> None:
+    found = batchsize.largest_within(limit, lambda batch: batch, first, most=4000)
+    assert found <= min(limit, 4000) <= found + max(1, found // 64)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 apples", "-1GiB", "0", "4GiBB", "1e3"])
+def test_wrong_sizes_are_refused(text: str) -> None:
+    with pytest.raises(cl.ConformalError, match="--memory: expected a size such as 4GiB"):
+        run_batches(memory=text)

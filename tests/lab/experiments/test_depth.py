@@ -1,0 +1,78 @@
+"""Experiment 3: depths are measured one by one and kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+import torch
+
+import conformallayers as cl
+from conformallayers.lab.experiments import depth, records
+from conformallayers.lab.experiments.depth import run_depth
+from conformallayers.lab.experiments.options import DepthOptions
+
+
+def test_depths_are_written_one_by_one_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch": 2, "executions": 5, "strategy": "layers", "out": tmp_path}
+    options["say"] = lambda line: None
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "commit", lambda: "a" * 40)
+        run_depth(depths=[2], **options)
+    monkeypatch.setattr(records, "commit", lambda: "b" * 40)
+    measured = []
+    original = depth.measured
+
+    def counting(k: int, options: DepthOptions) -> dict[str, Any]:
+        measured.append(k)
+        if k == 3:
+            raise KeyboardInterrupt
+        return original(k, options)
+
+    monkeypatch.setattr(depth, "measured", counting)
+    with pytest.raises(KeyboardInterrupt, match=r"2 rows kept. To go on: .* --resume$"):
+        run_depth(depths=[1, 2, 3], resume=True, **options)
+    assert measured == [1, 3]
+    names = {"times.json", "times.csv", "figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    record = json.loads((tmp_path / "times.json").read_text())
+    assert [row["depth"] for row in record["rows"]] == [1, 2]
+    assert set(record["rows"][0]["milliseconds"]) == {depth.RELU, depth.LAYERS, depth.FOLDED}
+    for row in record["rows"]:
+        assert row["fold_error"] < cl.testing.TOLERANCES[torch.float32]
+        for times in row["milliseconds"].values():
+            assert 0 < times["low"] <= times["median"] <= times["high"]
+    first, _, second = record["command"].partition(" && ")  # together they give these rows
+    assert (
+        first
+        == "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers --depths 2"
+    )
+    assert second == first.removesuffix("2") + "1 2 3 --resume"
+    assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
+    kept = run_depth(depths=[1, 2], resume=True, **options)
+    again = run_depth(depths=[1, 2], resume=True, **options)
+    assert kept == again
+    header, *lines = (tmp_path / "times.csv").read_text().splitlines()
+    assert "milliseconds DkNet median" in header
+    assert len(lines) == 2
+    with pytest.raises(cl.ConformalError, match="--resume, --batch: expected 2 as before, got 3"):
+        run_depth(resume=True, **{**options, "batch": 3})
+    with pytest.raises(cl.ConformalError, match="--resume, --threads: expected None as before"):
+        run_depth(resume=True, threads=1, **options)
+    with pytest.raises(
+        cl.ConformalError, match="experiment 3 --depths: expected a value greater than 0"
+    ):
+        run_depth(depths=[0], **options)
+
+
+def test_record_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "times.json").write_text("[]")
+    with pytest.raises(cl.ConformalError, match="expected a record, got another file"):
+        run_depth(resume=True, out=tmp_path)

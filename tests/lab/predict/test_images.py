@@ -1,0 +1,110 @@
+"""Images become what a network takes, or one reason why not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pictures import GREY, image_bytes, pixels, save_grey  # isort: skip
+
+from PIL import Image
+
+from conformallayers.lab.predict.arrays import Unreadable
+from conformallayers.lab.predict.images import read_image
+
+
+def luma(rgb: Any) -> Any:
+    """Return grey by ITU-R 601, rounded as Pillow rounds it."""
+    weighted = rgb.astype(np.int64) @ np.array([19595, 38470, 7471])
+    return (weighted + 0x8000) >> 16
+
+
+RGB, L = pixels(6, 9, 3), pixels(6, 9)
+CMYK = Image.frombytes("CMYK", (9, 6), pixels(6, 9, 4).tobytes())
+PALETTE = Image.fromarray(RGB // 64 * 64).quantize(64)
+MODES: dict[str, tuple[bytes, Any]] = {
+    "RGB": (image_bytes(Image.fromarray(RGB)), RGB),
+    "grey": (image_bytes(Image.fromarray(L)), L),
+    "grey with alpha": (image_bytes(Image.merge("LA", [Image.fromarray(L), Image.new("L", (9, 6), 255)])), L),
+    "opaque": (image_bytes(Image.fromarray(RGB).convert("RGBA")), RGB),
+    "palette": (image_bytes(PALETTE), np.asarray(PALETTE.convert("RGB"))),
+    "palette GIF": (image_bytes(PALETTE, "GIF"), np.asarray(PALETTE.convert("RGB"))),
+    "one bit": (image_bytes(Image.fromarray(L > 99)), 255 * (L > 99)),
+    "BMP": (image_bytes(Image.fromarray(RGB), "BMP"), RGB),
+    "TIFF": (image_bytes(Image.fromarray(RGB), "TIFF"), RGB),
+    "PPM": (image_bytes(Image.fromarray(RGB), "PPM"), RGB),
+    "WebP": (image_bytes(Image.fromarray(RGB), "WEBP", lossless=True), RGB),
+    "CMYK": (image_bytes(CMYK, "TIFF"), np.asarray(CMYK.convert("RGB"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MODES))
+def test_modes_become_those_of_the_model(name: str) -> None:
+    data, values = MODES[name]
+    rgb = values if values.ndim == 3 else np.repeat(values[..., None], 3, 2)
+    found = read_image(data, (3, 6, 9))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, rgb.transpose(2, 0, 1).astype(np.float32) / np.float32(255))
+    found = read_image(data, (1, 6, 9), white=2.0)
+    assert np.array_equal(found[0], luma(rgb).astype(np.float32) / np.float32(255) * 2)
+
+
+def test_jpeg_is_read() -> None:
+    smooth = np.linspace(0, 255, 54).reshape(6, 9).astype(np.uint8)
+    data = image_bytes(Image.fromarray(smooth), "JPEG", quality=95)
+    assert np.abs(read_image(data, (1, 6, 9))[0] - smooth / 255).max() < 0.05
+    data = image_bytes(Image.fromarray(smooth).convert("CMYK"), "JPEG", quality=95)
+    assert np.abs(read_image(data, (1, 6, 9))[0] - smooth / 255).max() < 0.05
+
+
+def test_sixteen_bits_keep_their_range() -> None:
+    deep = np.random.default_rng(0).integers(0, 65536, (6, 9), np.uint16)
+    data = image_bytes(Image.fromarray(deep))
+    found = read_image(data, (1, 6, 9))
+    assert np.array_equal(found[0], deep.astype(np.float32) / np.float32(65535))
+    assert np.array_equal(read_image(data, (3, 6, 9)), np.repeat(found, 3, 0))
+    assert read_image(data, (1, 3, 3), resize=True).std() > 0.01
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_followed(orientation: int) -> None:
+    turned: dict[int, Callable[[Any], Any]] = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a[::-1].swapaxes(0, 1),
+        7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+        8: lambda a: a[:, ::-1].swapaxes(0, 1),
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = image_bytes(Image.fromarray(RGB), exif=exif)
+    expected = turned[orientation](RGB)
+    found = read_image(data, (3, *expected.shape[:2]))
+    assert np.array_equal(np.round(255 * found), expected.transpose(2, 0, 1))
+
+
+def test_resizing_does_not_alias() -> None:
+    checks = 255 * (np.indices((64, 64)).sum(0) % 2).astype(np.uint8)
+    data = image_bytes(Image.fromarray(checks))
+    with pytest.raises(Unreadable, match=r"64×64 pixels where the model takes 8×8; --resize"):
+        read_image(data, GREY)
+    assert np.abs(read_image(data, GREY, resize=True) - 0.5).max() < 0.1
+
+
+def test_images_for_a_model_of_other_samples_are_broken(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match=r"the model takes \(5,\); give \.npy files"):
+        read_image(str(save_grey(tmp_path / "a.png")), (5,))
+
+
+def test_warnings_of_pillow_stay_inside() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_image(MODES["RGB"][0], (3, 6, 9))

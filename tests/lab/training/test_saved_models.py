@@ -1,0 +1,124 @@
+"""What MODEL may be on the command line, its labels and its notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.lab.data.catalogue import LABELS
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.training import evaluate
+from conformallayers.lab.training.saved_models import fold_model, load_model, locate
+from nets import SHAPE, net
+from oracle import randomise
+from runs import few_digits, train_few_digits
+
+
+@pytest.fixture(scope="module")
+def small() -> Dataset:
+    return few_digits()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_few_digits(tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_labels_and_notes_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    model = nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 2))
+    folded = cl.fold(model, SHAPE)
+    cl.save(folded, path)
+    assert (cl.load(path).labels, cl.load(path).about) == (None, None)
+    labels, about = ("ä", "b"), {"white": 255, "who": ["me", None]}
+    cl.save(folded, path, labels=labels, about=about)
+    for loaded in (cl.load(path), cln.load(path)):
+        assert (loaded.labels, loaded.about) == (labels, about)
+    first = path.read_bytes()
+    cl.save(cl.load(path), path)
+    assert path.read_bytes() == first
+    cl.save(model, path, labels=labels, about=about)
+    found = load_model(path, "test")
+    assert (found.labels, found.about) == (labels, about)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": ["a"]}, "got 1 labels for 2 outputs"),
+        ({"labels": ["a", 2]}, "labels that are no words"),
+        ({"labels": "ab"}, "expected a list of words, got the word 'ab'"),
+        ({"about": {"x": float("nan")}}, "JSON"),
+        ({"about": {"x": object()}}, "not JSON serializable"),
+    ],
+)
+def test_wrong_labels_and_notes_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folded = cl.fold(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 2)), SHAPE)
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.save(folded, tmp_path / "net.safetensors", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_checkpoints_models_and_folds_are_found(folder: Path, tmp_path: Path) -> None:
+    assert locate(folder, "test") == (folder / evaluate.CHECKPOINT, "checkpoint")
+    found = load_model(folder / evaluate.CHECKPOINT, "test")
+    assert not found.module.training
+    assert (found.labels, found.dataset, found.shape) == (LABELS["digits"], "digits", (1, 8, 8))
+    assert found.about["network"] == "LeNetCL"
+    cl.save(found.module, path := tmp_path / "model.safetensors")
+    saved = load_model(path, "test")
+    assert (saved.shape, saved.dataset, saved.labels) == ((3, 32, 32), None, None)
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(saved.module(x), found.module(x))
+    cl.save(fold_model(found, "test"), path)
+    assert locate(path, "test")[1] == "saved"
+    assert load_model(path, "test").shape == (1, 8, 8)
+
+
+def test_what_is_no_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        cl.ConformalError, match=r"^fold .*nothing: expected a file of cl\.save, .*got no such"
+    ):
+        locate(tmp_path / "nothing", "fold")
+    with pytest.raises(cl.ConformalError, match=r"got a folder without checkpoint\.safetensors"):
+        locate(tmp_path, "fold")
+    path = tmp_path / "file"
+    checkpoint = (folder / evaluate.CHECKPOINT).read_bytes()
+    for content in (b"", b"PK\3\4 a zip", b"\xff" * 100, checkpoint[:50], b"\2\0\0\0\0\0\0\0[]"):
+        path.write_bytes(content)
+        with pytest.raises(cl.ConformalError, match="got a file that is none of them"):
+            locate(path, "fold")
+    save_file({"weight": torch.ones(2)}, path)
+    with pytest.raises(cl.ConformalError, match="got another safetensors file"):
+        locate(path, "fold")
+    path.write_bytes(checkpoint[:-5])
+    with pytest.raises(cl.ConformalError, match="expected a training checkpoint, got"):
+        load_model(path, "fold")
+
+
+def test_white_of_a_file_counts(small: Dataset, tmp_path: Path) -> None:
+    """A network for pixels from 0 to 255 is measured on those."""
+    path = tmp_path / "net.safetensors"
+    model = nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 10))
+    stages = cl.Conv2d(1, 4, 3), cl.ReSPro(alpha=2.0), cl.Flatten(), cl.Linear(144, 10)
+    model = randomise(cl.ConformalLayers(*stages))
+    folded = cl.fold(model, (1, 8, 8))
+    cl.save(folded, path, about={"white": 255})
+    expected = (folded(small.test_images.float()).argmax(1) == small.test_labels).sum() / 50
+    assert evaluate.evaluate(path, small)["folded"] == pytest.approx(float(expected))
+    cl.save(folded, path, about={"white": "much"})
+    with pytest.raises(cl.ConformalError, match="expected a number for white, got 'much'"):
+        evaluate.evaluate(path, small)
