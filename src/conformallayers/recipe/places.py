@@ -69,23 +69,20 @@ def adaptive(n: int, m: int) -> tuple[Table, Array]:
 def interpolated(
     n: int, m: int, mode: str, align_corners: bool, scale: float | None, dtype: Any
 ) -> tuple[Table, Array]:
-    """Return the table and the weights of an interpolation, as torch has them.
+    """Return the table and the weights of a linear or cubic interpolation, as torch has them.
 
     Args:
         n, m: sizes of the axis before and after.
-        mode: of :class:`~conformallayers.recipe.layer_operations.Upsample`.
+        mode: of the operation ``upsample``.
         align_corners: whether the first and the last entry keep their place.
         scale: the factor that places are computed with; None: m / n.
-        dtype: that torch rounds places in, which decides between two nearest entries.
+        dtype: that torch computes places in.
     """
+    if n == m and mode != "bicubic":  # torch copies such an axis, whatever the scale
+        return np.arange(n)[None], np.ones((1, m))
     number = np.dtype(dtype).type
     ratio = number(n) / number(m) if scale is None else number(1 / scale)
     index = np.arange(m).astype(dtype)
-    if mode.startswith("nearest"):
-        source = (index + number(0.5 if mode == "nearest-exact" else 0)) * ratio
-        return np.minimum(source.astype(np.int64), n - 1)[None], np.ones((1, m))
-    if n == m and mode != "bicubic":
-        return np.arange(n)[None], np.ones((1, m))
     if align_corners:
         source = index * (number(n - 1) / number(m - 1) if m > 1 else number(0))
     else:

@@ -79,8 +79,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         ConformalError: ONNX has no such operation.
     """
     helper = _package("onnx").helper
-    number = np.dtype(str(dtype).removeprefix("torch."))
-    graph = Graph(recipe, number)
+    graph = Graph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
     values = {INPUT: graph.input}
     for operation in recipe.operations:
         translate = TRANSLATIONS.get(type(operation))
@@ -89,10 +88,11 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         found = translate(operation, graph, *(values[name] for name in operation.inputs))
         results = found if isinstance(found, tuple) else (found,)
         values.update(zip(operation.outputs, results, strict=True))
-    graph.finish(values[recipe.output])
     x, y = (
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(number), [BATCH, *shape])
-        for name, shape in ((INPUT, recipe.input_shape), (OUTPUT, recipe.output_shape))
+        helper.make_tensor_value_info(
+            value.name, helper.np_dtype_to_tensor_dtype(value.dtype), [BATCH, *value.shape]
+        )
+        for value in (graph.input, graph.finish(values[recipe.output]))
     )
     proto = helper.make_graph(graph.nodes, "folded", [x], [y], graph.initializers)
     opsets = [helper.make_opsetid("", opset)]

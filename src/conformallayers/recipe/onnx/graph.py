@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
 WIDE = np.dtype(np.float64)
-Translate = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,13 @@ class Graph:
         """Reorder all axes, the batch axis among them; ``shape`` leaves one of them out."""
         return self.add("Transpose", x, perm=list(order), shape=shape)
 
+    def pad(self, x: Value, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
+        """Put a value around the last axes, (before, after); a negative number crops."""
+        ends = [(0, 0)] * (len(x.shape) - len(pads)) + list(pads)
+        whole = np.array([(0, 0), *ends]).T.flatten()
+        shape = tuple(n + a + b for n, (a, b) in zip(x.shape, ends, strict=True))
+        return self.add("Pad", x, whole, *([value] if value else []), shape=shape)
+
     def slice(self, x: Value, axis: int, start: int, stop: int) -> Value:
         """Take the entries from ``start`` to before ``stop`` along an axis, unless these are all."""
         if stop - start == x.shape[axis - 1]:
@@ -152,7 +158,9 @@ class Graph:
         kind = {1: None, 2: "Add"}.get(len(values), "Sum")
         return values[0] if kind is None else self.add(kind, *values)
 
-    def reduce(self, kind: str, x: Value, axes: list[int], *, keepdims: bool, shape: Shape) -> Value:
+    def reduce(
+        self, kind: str, x: Value, axes: list[int], *, keepdims: bool, shape: Shape
+    ) -> Value:
         """Reduce some axes."""
         return self.add(kind, x, np.array(axes), shape=shape, keepdims=int(keepdims))
 
@@ -171,8 +179,8 @@ class Graph:
         factor = self.cast(factor, x.dtype)
         return self.add("Mul", x, self.reshape(factor, (1,) * len(x.shape)))
 
-    def finish(self, result: Value) -> None:
-        """Name the result "y", and drop what it does not need."""
+    def finish(self, result: Value) -> Value:
+        """Name the result "y", drop what it does not need, and return it."""
         from onnx import helper
 
         result = self.reshape(result, self.recipe.output_shape)
@@ -189,16 +197,7 @@ class Graph:
             for names in (node.input, node.output):
                 for index, name in enumerate(names):
                     names[index] = OUTPUT if name == result.name else name
-
-
-def translates(kind: type[Operation], table: dict[type[Operation], Translate]) -> Any:
-    """Register the function of an operation."""
-
-    def register(function: Translate) -> Translate:
-        table[kind] = function
-        return function
-
-    return register
+        return Value(OUTPUT, result.shape, result.dtype)
 
 
 def _common_rank(recipe: Recipe, shapes: dict[str, Shape]) -> int:

@@ -11,18 +11,21 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from .. import layer_operations as layer
 from .. import places
 from ..operation import Operation, Shape
 from ..places import Array, Table
+from ..torch.layers import Run, runs
 from .functions import FUNCTIONS, leaky
-from .graph import WIDE, Graph, Translate, Value, translates
+from .graph import WIDE, Graph, Value
 
-LAYERS: dict[type[Operation], Translate] = {}
+LAYERS: dict[type[Operation], Run] = {}
 
 
-@translates(layer.Matmul, LAYERS)
+@runs(layer.Matmul, LAYERS)
 def _matmul(op: layer.Matmul, graph: Graph, x: Value) -> Value:
     weight, bias = graph.constant(op.weight), graph.optional(op.bias)
     shape = graph.result_shape(op)
@@ -33,7 +36,7 @@ def _matmul(op: layer.Matmul, graph: Graph, x: Value) -> Value:
     return y if bias is None else graph.add("Add", y, bias)
 
 
-@translates(layer.Conv, LAYERS)
+@runs(layer.Conv, LAYERS)
 def _conv(op: layer.Conv, graph: Graph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
     if x.dtype == WIDE:
@@ -42,7 +45,7 @@ def _conv(op: layer.Conv, graph: Graph, x: Value) -> Value:
     return _convolution("Conv", op, graph, x, shape)
 
 
-@translates(layer.ConvTranspose, LAYERS)
+@runs(layer.ConvTranspose, LAYERS)
 def _conv_transpose(op: layer.ConvTranspose, graph: Graph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
     large = any(extra >= step for extra, step in zip(op.output_padding, op.stride, strict=True))
@@ -100,12 +103,12 @@ def _windows(graph: Graph, x: Value, tables: Sequence[Table]) -> Value:
     count = prod(x.shape[1:])
     flat, whole = graph.reshape(x, (x.shape[0], count)), places.flattened(tables, x.shape[1:])
     if (whole < 0).any():
-        flat = graph.add("Pad", flat, np.array([0, 0, 0, 0, 0, 1]), shape=(x.shape[0], count + 1))
+        flat = graph.pad(flat, [(0, 1)])
         whole = np.where(whole < 0, count, whole)
     return graph.add("Gather", flat, whole, shape=(x.shape[0], *whole.shape), axis=2)
 
 
-@translates(layer.AvgPool, LAYERS)
+@runs(layer.AvgPool, LAYERS)
 def _avg_pool(op: layer.AvgPool, graph: Graph, x: Value) -> Value:
     counted = op.padding if op.count_include_pad else (0,) * len(op.padding)
     return _average(
@@ -148,21 +151,18 @@ def _ends(axes: Sequence[tuple[int, ...]], dilation: Sequence[int] = (1, 1, 1)) 
     ]
 
 
-@translates(layer.MaxPool, LAYERS)
+@runs(layer.MaxPool, LAYERS)
 def _max_pool(op: layer.MaxPool, graph: Graph, x: Value) -> Value:
     shape = graph.result_shape(op)
     axes = list(zip(x.shape[1:], op.kernel, shape[1:], op.stride, op.padding, strict=True))
-    pads = [*op.padding, *_ends(axes, op.dilation)]
-    if any(end >= k for end, k in zip(pads, op.kernel * 2, strict=True)):  # not for ONNX Runtime
-        size = len(op.kernel)
-        spatial = [n + a + b for n, a, b in zip(x.shape[1:], pads[:size], pads[size:], strict=True)]
-        ends = np.array([0, 0, *pads[:size], 0, 0, *pads[size:]])
-        x = graph.add("Pad", x, ends, -np.inf, shape=(x.shape[0], *spatial))
-        pads = [0] * len(pads)
+    before, after = op.padding, _ends(axes, op.dilation)
+    if any(end >= k for end, k in zip(after, op.kernel, strict=True)):  # too long for ONNX Runtime
+        x = graph.pad(x, list(zip(before, after, strict=True)), -np.inf)
+        before, after = (0,) * len(before), [0] * len(before)
     options: dict[str, Any] = {
         "kernel_shape": list(op.kernel),
         "strides": list(op.stride),
-        "pads": pads,
+        "pads": [*before, *after],
         "dilations": list(op.dilation),
     }
     y = graph.add("MaxPool", x, shape=shape, **options)
@@ -176,7 +176,7 @@ def _max_pool(op: layer.MaxPool, graph: Graph, x: Value) -> Value:
     )
 
 
-@translates(layer.AdaptiveAvgPool, LAYERS)
+@runs(layer.AdaptiveAvgPool, LAYERS)
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: Graph, x: Value) -> Value:
     sizes = list(zip(x.shape[1:], op.size, strict=True))
     if all(n % m == 0 for n, m in sizes):
@@ -187,13 +187,28 @@ def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: Graph, x: Value) -> Val
     return x
 
 
-@translates(layer.Upsample, LAYERS)
+@runs(layer.Upsample, LAYERS)
 def _upsample(op: layer.Upsample, graph: Graph, x: Value) -> Value:
+    if op.mode.startswith("nearest"):
+        indices = [_nearest(op, x, axis) for axis in range(2, len(x.shape) + 1)]
+        for axis, index in enumerate(indices, start=2):
+            x = _gather(graph, x, axis, index)
+        return x
     scales = op.scales or (None,) * len(op.size)
     for axis, (n, m, scale) in enumerate(zip(x.shape[1:], op.size, scales, strict=True), start=2):
         table = places.interpolated(n, m, op.mode, op.align_corners, scale, x.dtype)
         x = _weighted(graph, x, axis, *table)
     return x
+
+
+def _nearest(op: layer.Upsample, x: Value, axis: int) -> Table:
+    """Return the entry that each position copies, from torch: it rounds small images in another way."""
+    n, after = x.shape[axis - 1], len(x.shape) - axis
+    ramp = torch.arange(n, dtype=torch.float64 if x.dtype == WIDE else torch.float32)
+    sizes: Any = {"size": op.size} if op.scales is None else {"scale_factor": op.scales}
+    image = ramp.view(-1, *[1] * after).expand(1, 1, *x.shape[1:])
+    found = F.interpolate(image, mode=op.mode, **sizes).movedim(axis, 0)
+    return found.flatten(1)[:, 0].long().numpy()
 
 
 def _weighted(graph: Graph, x: Value, axis: int, table: Table, weights: Array) -> Value:
@@ -215,70 +230,16 @@ def _gather(graph: Graph, x: Value, axis: int, index: Table) -> Value:
     return graph.add("Gather", x, index, shape=shape, axis=axis)
 
 
-@translates(layer.Pad, LAYERS)
+@runs(layer.Pad, LAYERS)
 def _pad(op: layer.Pad, graph: Graph, x: Value) -> Value:
-    kept = len(x.shape) - len(op.pads)
     if op.mode == "zeros":
-        ends = [[0] * (kept + 1) + [pair[end] for pair in op.pads] for end in (0, 1)]
-        value = [op.value] if op.value else []
-        return graph.add("Pad", x, np.array(ends[0] + ends[1]), *value, shape=graph.result_shape(op))
-    for axis, (before, after) in enumerate(op.pads, start=kept + 1):
+        return graph.pad(x, op.pads, op.value)
+    for axis, (before, after) in enumerate(op.pads, start=len(x.shape) - len(op.pads) + 1):
         x = _gather(graph, x, axis, places.padded(x.shape[axis - 1], before, after, op.mode))
     return x
 
 
-@translates(layer.Multiply, LAYERS)
-def _multiply(op: layer.Multiply, graph: Graph, x: Value) -> Value:
-    return graph.add("Mul", x, graph.constant(op.factor))
-
-
-@translates(layer.AddConstant, LAYERS)
-def _add_constant(op: layer.AddConstant, graph: Graph, x: Value) -> Value:
-    return graph.add("Add", x, graph.constant(op.value))
-
-
-@translates(layer.Add, LAYERS)
-def _add(op: layer.Add, graph: Graph, *values: Value) -> Value:
-    return graph.total(values)
-
-
-@translates(layer.Concatenate, LAYERS)
-def _concatenate(op: layer.Concatenate, graph: Graph, *values: Value) -> Value:
-    return graph.add("Concat", *values, shape=graph.result_shape(op), axis=op.axis + 1)
-
-
-@translates(layer.Slice, LAYERS)
-def _slice(op: layer.Slice, graph: Graph, x: Value) -> Value:
-    return graph.slice(x, op.axis + 1, op.start, op.stop)
-
-
-@translates(layer.Reshape, LAYERS)
-def _reshape(op: layer.Reshape, graph: Graph, x: Value) -> Value:
-    return graph.reshape(x, op.shape)
-
-
-@translates(layer.Permute, LAYERS)
-def _permute(op: layer.Permute, graph: Graph, x: Value) -> Value:
-    order = [axis + 1 for axis in op.order]
-    return graph.transpose(x, 0, *order, shape=graph.result_shape(op))
-
-
-@translates(layer.Cast, LAYERS)
-def _cast(op: layer.Cast, graph: Graph, x: Value) -> Value:
-    return graph.cast(x, WIDE if op.to == layer.WIDE else graph.dtype)
-
-
-@translates(layer.Elementwise, LAYERS)
-def _elementwise(op: layer.Elementwise, graph: Graph, x: Value) -> Value:
-    return FUNCTIONS[op.function](graph, x, *op.parameters)
-
-
-@translates(layer.PRelu, LAYERS)
-def _prelu(op: layer.PRelu, graph: Graph, x: Value) -> Value:
-    return leaky(graph, x, graph.constant(op.slope))
-
-
-@translates(layer.Softmax, LAYERS)
+@runs(layer.Softmax, LAYERS)
 def _softmax(op: layer.Softmax, graph: Graph, x: Value) -> Value:
     if op.log and x.dtype == WIDE:  # ONNX Runtime's own loses NaN there
         shape = (*x.shape[: op.axis], 1, *x.shape[op.axis + 1 :])
@@ -289,13 +250,13 @@ def _softmax(op: layer.Softmax, graph: Graph, x: Value) -> Value:
     return graph.add("LogSoftmax" if op.log else "Softmax", x, axis=op.axis + 1)
 
 
-@translates(layer.LayerNorm, LAYERS)
+@runs(layer.LayerNorm, LAYERS)
 def _layer_norm(op: layer.LayerNorm, graph: Graph, x: Value) -> Value:
     weight, bias = graph.optional(op.weight), graph.optional(op.bias)
     return _standardize(graph, x, op.axes, op.eps, weight, bias)
 
 
-@translates(layer.GroupNorm, LAYERS)
+@runs(layer.GroupNorm, LAYERS)
 def _group_norm(op: layer.GroupNorm, graph: Graph, x: Value) -> Value:
     y = graph.reshape(x, (op.groups, prod(x.shape) // op.groups))
     y = graph.reshape(_standardize(graph, y, 1, op.eps), x.shape)
@@ -328,3 +289,22 @@ def _standardize(
     for kind, array in (("Mul", weight), ("Add", bias)):
         y = y if array is None else graph.add(kind, y, array)
     return y
+
+
+_SIMPLE: dict[type[Operation], Run] = {
+    layer.Multiply: lambda op, graph, x: graph.add("Mul", x, graph.constant(op.factor)),
+    layer.AddConstant: lambda op, graph, x: graph.add("Add", x, graph.constant(op.value)),
+    layer.Add: lambda _, graph, *values: graph.total(values),
+    layer.Concatenate: lambda op, graph, *values: graph.add(
+        "Concat", *values, shape=graph.result_shape(op), axis=op.axis + 1
+    ),
+    layer.Slice: lambda op, graph, x: graph.slice(x, op.axis + 1, op.start, op.stop),
+    layer.Reshape: lambda op, graph, x: graph.reshape(x, op.shape),
+    layer.Permute: lambda op, graph, x: graph.transpose(
+        x, 0, *(axis + 1 for axis in op.order), shape=graph.result_shape(op)
+    ),
+    layer.Cast: lambda op, graph, x: graph.cast(x, WIDE if op.to == layer.WIDE else graph.dtype),
+    layer.Elementwise: lambda op, graph, x: FUNCTIONS[op.function](graph, x, *op.parameters),
+    layer.PRelu: lambda op, graph, x: leaky(graph, x, graph.constant(op.slope)),
+}
+LAYERS.update(_SIMPLE)

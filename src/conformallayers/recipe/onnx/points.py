@@ -16,45 +16,50 @@ from .. import point_operations as point
 from ..operation import Operation, Shape
 from ..places import Array
 from ..point_operations import Key
-from .graph import WIDE, Graph, Translate, Value, translates
+from ..torch.layers import Run, runs
+from .graph import WIDE, Graph, Value
 
-POINTS: dict[type[Operation], Translate] = {}
+POINTS: dict[type[Operation], Run] = {}
 LARGEST = 1e300  # of coordinates and growths
 LEAST = 1e-300  # divides the energy 0 of a zero sample
 LONG = 2**12  # squares that one float32 may add up: ONNX Runtime adds them one by one
 
 
-@translates(point.Normalize, POINTS)
+@runs(point.Normalize, POINTS)
 def _normalize(op: point.Normalize, graph: Graph, x: Value) -> tuple[Value, Value, Value]:
-    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", x))
+    # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
+    rows = graph.reshape(x, (prod(x.shape),)) if graph.scalar_shape == (1,) else x
+    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", rows))
     peak = graph.add("Max", peak, np.finfo(x.dtype).tiny)  # of a zero sample, whose τ is 0
-    unit = graph.add("Div", x, peak)
+    unit = graph.add("Div", rows, peak)
     if _is_long(unit):
-        return unit, graph.scalar(peak), graph.add("Sqrt", _squared_norm(graph, unit))
-    return unit, graph.scalar(peak), graph.scalar(graph.reduce_sample("ReduceL2", unit))
+        tau = graph.add("Sqrt", _squared_norm(graph, unit))
+    else:
+        tau = graph.scalar(graph.reduce_sample("ReduceL2", unit))
+    return graph.reshape(unit, x.shape), graph.scalar(peak), tau
 
 
-@translates(point.SumSquares, POINTS)
+@runs(point.SumSquares, POINTS)
 def _sum_squares(op: point.SumSquares, graph: Graph, z: Value) -> Value:
     return _weighted(graph, _squared_norm(graph, z), op.weight)
 
 
-@translates(point.Rescale, POINTS)
+@runs(point.Rescale, POINTS)
 def _rescale(
     op: point.Rescale, graph: Graph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value, Value]:
-    # A divisor that is no power of two rounds each number once, and needs no logarithm.
+    # The divisor is 1 or the peak: it rounds each number once, and a power of two needs a logarithm.
     peak = graph.reduce_sample("ReduceMax", graph.add("Abs", z))
     high = float(np.finfo(z.dtype).max) ** 0.3
-    divisor = graph.add("Div", peak, graph.add("Clip", peak, 1 / high, high))
+    fits = graph.add("Equal", peak, graph.add("Clip", peak, 1 / high, high), dtype=bool)
     zero = graph.add("Equal", peak, 0.0, dtype=bool)
-    divisor = graph.add("Where", zero, 1.0, divisor)
+    divisor = graph.add("Where", graph.add("Or", fits, zero, dtype=bool), 1.0, peak)
     z, factor = graph.add("Div", z, divisor), graph.scalar(divisor)
     n = _weighted(graph, _squared_norm(graph, z), op.weight)
     return z, graph.add("Mul", m, factor), graph.add("Div", tau, factor), n
 
 
-@translates(point.QuadraticForm, POINTS)
+@runs(point.QuadraticForm, POINTS)
 def _quadratic_form(op: point.QuadraticForm, graph: Graph, x: Value) -> Value:
     return _weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
 
@@ -64,7 +69,7 @@ def _form(graph: Graph, x: Value, form: Array) -> Value:
     return graph.scalar(graph.reduce_sample("ReduceSum", product))
 
 
-@translates(point.BandedForm, POINTS)
+@runs(point.BandedForm, POINTS)
 def _banded_form(op: point.BandedForm, graph: Graph, x: Value) -> Value:
     band, (count,) = graph.constant(op.band), x.shape
     full, span, size = band.shape
@@ -87,7 +92,7 @@ def _sum_rows(graph: Graph, products: Value, axis: int) -> Value:
     return graph.scalar(total)
 
 
-@translates(point.Fourier, POINTS)
+@runs(point.Fourier, POINTS)
 def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
     """Transform by one product with cosines and sines for each axis, the last axis first.
 
@@ -111,7 +116,7 @@ def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
     return _regroup(graph, moved, (done, -1, 2 * channels))
 
 
-@translates(point.InverseFourier, POINTS)
+@runs(point.InverseFourier, POINTS)
 def _inverse_fourier(op: point.InverseFourier, graph: Graph, spectrum: Value) -> Value:
     """Transform back, the first axis first; see :func:`_fourier`."""
     done, channels = spectrum.shape[0], spectrum.shape[1] // 2
@@ -151,14 +156,14 @@ def _waves(n: int) -> tuple[Array, Array]:
     return np.cos(angle), np.where(2 * turns % 1 == 0, 0.0, np.sin(angle))
 
 
-@translates(point.SpectralForm, POINTS)
+@runs(point.SpectralForm, POINTS)
 def _spectral_form(op: point.SpectralForm, graph: Graph, spectrum: Value) -> Value:
     images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
     value = _sum_rows(graph, graph.add("Mul", images, spectrum), 2)
     return _weighted(graph, value, op.weight)
 
 
-@translates(point.SpectralProduct, POINTS)
+@runs(point.SpectralProduct, POINTS)
 def _spectral_product(op: point.SpectralProduct, graph: Graph, spectrum: Value) -> Value:
     blocks = _blocks(graph.constant(op.transfer))
     return graph.add("MatMul", spectrum, blocks, shape=(len(blocks), blocks.shape[2]))
@@ -170,7 +175,7 @@ def _blocks(symbol: Array) -> Array:
     return np.block([[real, imaginary], [-imaginary, real]])
 
 
-@translates(point.Advance, POINTS)
+@runs(point.Advance, POINTS)
 def _advance(op: point.Advance, graph: Graph, tau: Value, m: Value, *energies: Value) -> Value:
     n = graph.total(energies)
     if op.rule == "published":
@@ -190,12 +195,12 @@ def _growth(graph: Graph, rule: str, q: Value) -> Value:
     return graph.add("Sqrt", more) if rule == "gnomonic" else more
 
 
-@translates(point.Divide, POINTS)
+@runs(point.Divide, POINTS)
 def _divide(op: point.Divide, graph: Graph, v: Value, tau: Value, m: Value) -> Value:
     return graph.scale(v, _inverse(graph, tau, op.scale))
 
 
-@translates(point.Rebase, POINTS)
+@runs(point.Rebase, POINTS)
 def _rebase(
     op: point.Rebase, graph: Graph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
@@ -204,13 +209,13 @@ def _rebase(
     return z, graph.add("Min", t, LARGEST), graph.add("Sign", tau)
 
 
-@translates(point.AddBias, POINTS)
+@runs(point.AddBias, POINTS)
 def _add_bias(op: point.AddBias, graph: Graph, z: Value, tau: Value) -> Value:
     factor = graph.reshape(graph.cast(tau, z.dtype), (1,) * len(z.shape))
     return graph.add("Add", z, graph.add("Mul", factor, graph.constant(op.bias), shape=z.shape))
 
 
-@translates(point.Grow, POINTS)
+@runs(point.Grow, POINTS)
 def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) -> Value:
     first = 1 if op.constant_parts else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
@@ -237,7 +242,7 @@ def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) ->
     return graph.add("Min", graph.add("Add", graph.add("Mul", t, q), 1.0), LARGEST)
 
 
-@translates(point.Combine, POINTS)
+@runs(point.Combine, POINTS)
 def _combine(op: point.Combine, graph: Graph, v: Value, tau: Value, *growths: Value) -> Value:
     shape, size = v.shape[1:], prod(v.shape[1:])
     inverse = _inverse(graph, tau, op.scale)
@@ -275,14 +280,15 @@ def _along(graph: Graph, key: Key, coefficient: Value, growths: Sequence[Value])
 
 def _squared_norm(graph: Graph, z: Value) -> Value:
     """Return ``‖z‖²``; a large map adds rows in its own dtype, and their sums in float64."""
-    if not _is_long(z):
-        return graph.scalar(graph.reduce_sample("ReduceSumSquare", z))
-    rank = len(z.shape)
-    if rank == 1:
-        return graph.scalar(graph.reduce_sample("ReduceSumSquare", graph.cast(z, WIDE)))
-    shape = (*z.shape[:-1], 1)
-    rows = graph.reduce("ReduceSumSquare", z, [rank], keepdims=True, shape=shape)
-    return graph.scalar(graph.reduce_sample("ReduceSum", graph.cast(rows, WIDE)))
+    if _is_long(z):
+        row = z.shape[-1]
+        if row == prod(z.shape) or row > LONG:
+            z = graph.cast(z, WIDE)
+        else:
+            axes, shape = [len(z.shape)], (*z.shape[:-1], 1)
+            rows = graph.reduce("ReduceSumSquare", z, axes, keepdims=True, shape=shape)
+            return graph.scalar(graph.reduce_sample("ReduceSum", graph.cast(rows, WIDE)))
+    return graph.scalar(graph.reduce_sample("ReduceSumSquare", z))
 
 
 def _is_long(z: Value) -> bool:
