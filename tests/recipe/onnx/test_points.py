@@ -63,10 +63,10 @@ def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
 
 
 def test_norms_of_large_maps_lose_no_digits() -> None:
-    for shape in ((2, 128, 128), (5000,), (3, 60_000), (7, 9, 5)):
-        x = torch.rand(3, *shape)
+    for shape in ((2, 128, 128), (5000,), (3, 60_000)):
+        x = samples(shape, torch.float32, 3).abs()
         exact = x.double().flatten(1).square().sum(1)
-        assert (x[0].numel() > LONG) == (shape != (7, 9, 5))
+        assert x[0].numel() > LONG
         n = session(single(point.SumSquares, shape), torch.float32)(x)
         assert torch.allclose(n, exact, rtol=5e-7, atol=0)
         builder, _, m, tau = embedded(shape)
