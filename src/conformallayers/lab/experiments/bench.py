@@ -23,7 +23,7 @@ from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
-from ...utils.files import replace_file
+from ...utils.files import replace_file, write_json
 from ..checks import require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit

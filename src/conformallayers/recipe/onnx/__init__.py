@@ -1,0 +1,1 @@
+"""ONNX runtime: a recipe as a graph of ONNX nodes, and as a checked file."""

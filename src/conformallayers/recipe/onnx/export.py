@@ -1,0 +1,277 @@
+"""A folded network as one ONNX file: checked, and run against torch before it gets its name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ... import __version__
+from ...errors import ConformalError, missing_extra, refusal
+from ...utils.files import Path, replace_file
+from ..layer_operations import Call
+from ..operation import Operation
+from ..recipe import INPUT, Recipe
+from ..torch.module import RecipeModule
+from .graph import BATCH, OUTPUT, Graph
+from .layers import LAYERS
+from .points import POINTS
+
+OPSETS = 18, 25  # versions of the operators that the nodes are written for
+_WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of ONNX Runtime
+BATCHES = 1, 4, 64
+_LARGEST = 2**31 - 2**20  # bytes of one file
+_WHERE = "export_onnx(folded)"
+TRANSLATIONS = {**LAYERS, **POINTS}
+
+
+def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -> None:
+    """Write a folded network as one ONNX file, for batches of any size.
+
+    The input ``x`` is (batch, *input_shape), the output ``y`` (batch, *output_shape), both in the dtype of the
+    fold. The file is written beside its place, checked by onnx, run by ONNX Runtime at batch sizes 1, 4 and 64 on
+    numbers of all sizes, zero and NaN among them, and moved to its place if they agree with torch: relatively to 1e-5
+    in float32 and 1e-11 in float64. If anything fails nothing is left behind. Without ONNX Runtime it is
+    only checked.
+
+    Needs the extra ``onnx``.
+
+    Args:
+        folded: from :func:`conformallayers.fold`, in float32 or float64.
+        path: of the file.
+        opset: version of the operators, 18 to 25. None: the newest that the installed ONNX Runtime has.
+
+    Examples:
+        >>> import conformallayers as cl, onnxruntime, tempfile
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+        >>> folded = cl.fold(model, (1, 8, 8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cl.export_onnx(folded, f"{folder}/net.onnx")
+        ...     session = onnxruntime.InferenceSession(f"{folder}/net.onnx")
+        >>> x = torch.rand(5, 1, 8, 8)
+        >>> (y,) = session.run(["y"], {"x": x.numpy()})
+        >>> torch.allclose(torch.from_numpy(y), folded(x), rtol=1e-4)
+        True
+    """
+    _check_arguments(folded, path, opset)
+    onnx = _package("onnx")
+    model = onnx_model(folded.recipe, folded.dtype, _newest() if opset is None else opset)
+    onnx.helper.set_model_props(model, _metadata(folded))
+    replace_file(path, [_serialised(model)], lambda name: _check(onnx, name, folded))
+
+
+def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
+    """Return a recipe as an ``onnx.ModelProto``: input ``x``, output ``y``, batches of any size.
+
+    Args:
+        recipe: its constants are arrays of numpy, or tensors of torch.
+        dtype: of input and output, float32 or float64.
+        opset: version of the operators, 18 to 25.
+
+    Raises:
+        ConformalError: ONNX has no such operation.
+    """
+    helper = _package("onnx").helper
+    graph = Graph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
+    values = {INPUT: graph.input}
+    for operation in recipe.operations:
+        translate = TRANSLATIONS.get(type(operation))
+        if translate is None or getattr(operation, "module", None) is not None:
+            raise _lacking(operation)
+        found = translate(operation, graph, *(values[name] for name in operation.inputs))
+        results = found if isinstance(found, tuple) else (found,)
+        values.update(zip(operation.outputs, results, strict=True))
+    x, y = (
+        helper.make_tensor_value_info(
+            value.name, helper.np_dtype_to_tensor_dtype(value.dtype), [BATCH, *value.shape]
+        )
+        for value in (graph.input, graph.finish(values[recipe.output]))
+    )
+    proto = helper.make_graph(graph.nodes, "folded", [x], [y], graph.initializers)
+    opsets = [helper.make_opsetid("", opset)]
+    version = helper.find_min_ir_version_for(opsets)
+    return helper.make_model(
+        proto, opset_imports=opsets, ir_version=version, producer_name="conformallayers"
+    )
+
+
+def _lacking(operation: Operation) -> ConformalError:
+    """Name what ONNX has no operators for."""
+    got = operation.kind
+    if isinstance(operation, Call):
+        got = f"{got}: {operation.what}"
+    elif getattr(operation, "module", None) is not None:
+        got = f"{got} by an activation of one's own: {getattr(operation, 'rule', '')}"
+        return refusal(_WHERE, "operations that ONNX has", got, "Use an activation of the library.")
+    remedy = 'Fold with strategy="dense", which keeps no layers, or leave it out of the model.'
+    return refusal(_WHERE, "operations that ONNX has", got, remedy)
+
+
+def _check_arguments(folded: object, path: Path, opset: object) -> None:
+    if not isinstance(folded, RecipeModule):
+        remedy = "Pass the result of cl.fold."
+        if isinstance(folded, nn.Module):
+            remedy = "Fold it first: cl.export_onnx(cl.fold(model, input_shape), path)."
+        raise refusal(_WHERE, "a Folded", type(folded).__name__, remedy)
+    if folded.dtype not in LIMITS:
+        remedy = "Fold with dtype=torch.float32; runtimes narrow a file to their own needs."
+        raise refusal(_WHERE, "a fold in float32 or float64", str(folded.dtype), remedy)
+    if folded.anchor.is_meta:
+        raise refusal(_WHERE, "a fold with numbers", "one on meta", "Load its state first.")
+    if opset is not None and (
+        isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]
+    ):
+        expected, remedy = f"a number from {OPSETS[0]} to {OPSETS[1]}", "Leave opset out."
+        raise refusal("export_onnx(opset=...)", expected, repr(opset), remedy)
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):  # said now, not after some seconds of work
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+
+
+def _package(name: str) -> Any:
+    """Import a package of the extra, or say which extra brings it."""
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise missing_extra(name, "onnx", "cl.export_onnx") from error
+
+
+def _runtime() -> Any | None:
+    """Return onnxruntime, or None where it is not installed."""
+    try:
+        return _package("onnxruntime")
+    except ConformalError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _newest() -> int:
+    """Return the newest opset that ONNX Runtime knows, of those we write; a tiny model tells."""
+    runtime = _runtime()
+    if runtime is None:
+        return _WITHOUT_RUNTIME
+    identity = Recipe((1,), (1,), (), INPUT)
+    for version in range(OPSETS[1], OPSETS[0], -1):
+        try:
+            _session(runtime, onnx_model(identity, "float32", version).SerializeToString())
+        except Exception:
+            continue
+        return version
+    return OPSETS[0]
+
+
+def _session(runtime: Any, model: str | bytes) -> Any:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _metadata(folded: Any) -> dict[str, str]:
+    """Say what the file holds."""
+    certificate = folded.certificate
+    document = {
+        "library": __version__,
+        "origin": folded.origin,
+        "strategy": folded.strategy,
+        "certificate": None if certificate is None else _proof(certificate),
+        "input_shape": list(folded.input_shape),
+        "output_shape": list(folded.output_shape),
+        "dtype": str(folded.dtype).removeprefix("torch."),
+    }
+    return {
+        f"conformallayers.{key}": value if isinstance(value, str) else json.dumps(value)
+        for key, value in document.items()
+    }
+
+
+def _proof(certificate: Any) -> dict[str, float | str]:
+    """Return a certificate as JSON has it: any norm is ``"inf"``."""
+    values = {name: getattr(certificate, name) for name in ("epsilon", "max_norm", "margin")}
+    return {k: v if abs(v) < float("inf") else repr(v) for k, v in values.items()}
+
+
+def _serialised(model: Any) -> bytes:
+    size = sum(len(array.raw_data) for array in model.graph.initializer)
+    if size > _LARGEST:
+        remedy = "Fold with a tolerance, or with a strategy of fewer numbers."
+        raise refusal(_WHERE, "at most 2 GiB", f"{size} bytes", remedy)
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
+
+
+def _check(onnx: Any, name: str, folded: Any) -> None:
+    """Refuse a file that is no valid model, or that gives other numbers than torch."""
+    try:
+        onnx.checker.check_model(name, full_check=True)
+    except Exception as error:
+        got = f"what onnx refuses: {_first_line(error)}"
+        raise refusal(_WHERE, "a valid model", got, _remedy(folded)) from error
+    runtime = _runtime()
+    if runtime is None:
+        return
+    try:
+        session = _session(runtime, name)
+    except Exception as error:
+        got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
+        raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
+    limit = LIMITS[folded.dtype]
+    for batch in BATCHES:
+        x = _samples(folded, batch)
+        with torch.no_grad():
+            expected = folded(x.to(folded.anchor.device)).cpu()
+        actual = torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
+        lost = _error(actual, expected)
+        if not lost <= limit:
+            got = f"an error of {lost:.2g} at batch size {batch} in ONNX Runtime"
+            raise refusal(_WHERE, f"the numbers of torch up to {limit:g}", got, _remedy(folded))
+
+
+def _samples(folded: Any, batch: int) -> Tensor:
+    """Return normal samples; in a large batch some are tiny, huge, zero or not a number."""
+    generator = torch.Generator().manual_seed(batch)
+    x = torch.randn(batch, *folded.input_shape, generator=generator, dtype=torch.float64)
+    if batch >= 8:
+        x[1] *= 1e-20
+        x[2] *= 1e15
+        x[3] = 0
+        x[4].view(-1)[0] = float("nan")
+    converted: Tensor = x.to(folded.dtype)
+    return converted
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest relative error of a sample; what is not finite must be the same."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    finite = expected.isfinite()
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    if not (same | finite).all():
+        return float("inf")
+    difference = torch.where(finite, actual.double() - expected.double(), 0.0).flatten(1)
+    size = torch.where(finite, expected.double(), 0.0).flatten(1).norm(dim=1)
+    lost = difference.norm(dim=1)
+    return float(torch.where(lost == 0, 0.0, lost / size).max())
+
+
+def _remedy(folded: Any) -> str:
+    """Tell how else to fold."""
+    if set(folded.strategy.split("+")) == {"dense"}:
+        return "Leave layers around the folded parts out, or report it: a dense fold should export."
+    return 'Fold with strategy="dense", which keeps no layers.'
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of what went wrong at the bottom, shortened."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}"

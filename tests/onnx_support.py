@@ -1,0 +1,65 @@
+"""What the tests of the ONNX runtime share: recipes as modules of torch and as sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformallayers.recipe.onnx.export import onnx_model
+from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.torch.module import RecipeModule
+from oracle import relative_error
+
+runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}
+both_dtypes = pytest.mark.parametrize("dtype", list(LIMITS), ids=["float32", "float64"])
+
+
+class Network(RecipeModule):
+    """A recipe with what a fold says of itself."""
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
+        casted = recipe.with_constants(lambda n, a: a if n in recipe.wide else a.to(dtype))
+        super().__init__(casted, dtype)
+        self.strategy, self.origin = "conv", "a test"
+        self.certificate: Any = None
+        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
+
+
+def certificate() -> Any:
+    return SimpleNamespace(epsilon=1e-2, max_norm=float("inf"), margin=0.5)
+
+
+def single(kind: type[Operation], shape: tuple[int, ...], **fields: Any) -> Recipe:
+    """Return a recipe of one operation; tensors among its fields become constants."""
+    builder = RecipeBuilder(shape)
+    for name, value in fields.items():
+        if isinstance(value, Tensor):
+            fields[name] = builder.constant(name, value)
+    return builder.recipe(builder.add(kind, INPUT, **fields))
+
+
+def session(recipe: Recipe, dtype: torch.dtype, opset: int = 20) -> Callable[[Tensor], Tensor]:
+    """Return the recipe as a function that ONNX Runtime runs."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    data = onnx_model(recipe, dtype, opset).SerializeToString()
+    held = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(held.run(["y"], {"x": x.numpy()})[0])
+
+
+def node_kinds(recipe: Recipe, dtype: torch.dtype = torch.float32) -> list[str]:
+    return [node.op_type for node in onnx_model(recipe, dtype, 20).graph.node]
+
+
+def error(recipe: Recipe, x: Tensor) -> float:
+    """Return the relative error of ONNX Runtime against torch, NaN in the same places."""
+    network = Network(recipe, x.dtype)
+    with torch.no_grad():
+        return relative_error(session(network.recipe, x.dtype)(x), network(x))

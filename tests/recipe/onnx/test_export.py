@@ -1,0 +1,283 @@
+"""Recipes as ONNX files: the numbers of torch at any batch size, or one clear error and no file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.onnx import export as exporter
+from conformallayers.recipe.onnx.export import export_onnx, onnx_model
+from conformallayers.recipe.operation import OPERATIONS
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
+from onnx_support import LIMITS, Network, both_dtypes, certificate, runtime, session, single
+from oracle import relative_error
+from support import samples
+
+onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+CASES = {case.name: case for case in RECIPE_CASES}
+TYPICAL = "rescale published"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "net.onnx"
+
+
+def network(name: str = TYPICAL, dtype: torch.dtype = torch.float32) -> Network:
+    return Network(CASES[name].build(), dtype)
+
+
+# -- the same numbers ---------------------------------------------------------------------------
+
+
+@both_dtypes
+@pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
+def test_every_operation_gives_the_numbers_of_torch(case: RecipeCase, dtype: torch.dtype) -> None:
+    net = Network(case.build(), dtype)
+    run = session(net.recipe, dtype)
+    for batch in (1, 4):
+        x = samples(net.input_shape, dtype, batch, seed=batch)
+        with torch.no_grad():
+            assert relative_error(run(x), net(x)) <= LIMITS[dtype]
+
+
+def test_every_operation_has_a_translation_or_is_refused() -> None:
+    assert set(OPERATIONS.values()) - set(exporter.TRANSLATIONS) == {layer.Call}
+
+
+@pytest.mark.parametrize("opset", [18, 25])
+def test_graphs_are_valid_in_every_opset(opset: int) -> None:
+    for case in RECIPE_CASES[::3] + RECIPE_CASES[-30:]:
+        model = onnx_model(case.build(), "float64", opset)
+        onnx.checker.check_model(model, full_check=True)
+        assert [entry.version for entry in model.opset_import] == [opset]
+
+
+@pytest.mark.parametrize("opset", [18, 20, 22, 25])
+def test_an_older_opset_on_request(opset: int, path: Path) -> None:
+    export_onnx(network(), path, opset=opset)
+    assert [entry.version for entry in onnx.load(path).opset_import] == [opset]
+
+
+def test_constants_of_numpy_give_the_same_graph() -> None:
+    recipe = network().recipe
+    arrays = recipe.with_constants(lambda _, array: array.numpy())
+    first, second = (onnx_model(r, "float32", 20) for r in (recipe, arrays))
+    assert first == second
+
+
+def test_a_recipe_without_operations_is_the_identity() -> None:
+    x = torch.randn(3, 2)
+    assert torch.equal(session(Recipe((2,), (2,), (), INPUT), torch.float32)(x), x)
+
+
+def test_values_that_are_read_again_may_be_the_result() -> None:
+    builder = RecipeBuilder((3,))
+    y = builder.add(layer.Elementwise, INPUT, function="tanh")
+    builder.add(layer.Add, y, y)
+    model = onnx_model(builder.recipe(y), "float32", 20)
+    assert [node.op_type for node in model.graph.node] == ["Tanh"]
+    assert not model.graph.initializer
+
+
+# -- the file -----------------------------------------------------------------------------------
+
+
+def test_what_the_file_says_of_itself(path: Path) -> None:
+    net = network()
+    net.certificate = certificate()
+    export_onnx(net, path)
+    assert str(Path.cwd()).encode() not in path.read_bytes()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    (version,) = [entry.version for entry in onnx.load(path).opset_import]
+    assert version == exporter._newest() >= 18
+    held = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (x,), (y,) = held.get_inputs(), held.get_outputs()
+    assert (x.name, x.shape, x.type) == ("x", ["batch", *net.input_shape], "tensor(float)")
+    assert (y.name, y.shape) == ("y", ["batch", *net.output_shape])
+    said = held.get_modelmeta().custom_metadata_map
+    assert said["conformallayers.library"] == cl.__version__
+    assert said["conformallayers.origin"] == net.origin
+    assert said["conformallayers.strategy"] == "conv"
+    assert said["conformallayers.dtype"] == "float32"
+    proof = json.loads(said["conformallayers.certificate"])
+    assert (proof["epsilon"], proof["max_norm"]) == (1e-2, "inf")
+    assert json.loads(said["conformallayers.input_shape"]) == list(net.input_shape)
+
+
+def test_equal_recipes_give_equal_files(path: Path) -> None:
+    contents = set()
+    for _ in range(2):
+        export_onnx(network(dtype=torch.float64), path)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+
+
+# -- refused ------------------------------------------------------------------------------------
+
+
+def calling() -> Network:
+    builder = RecipeBuilder((3,))
+    module = builder.module("eigen", nn.Identity())
+    y = builder.add(layer.Call, INPUT, module=module, what="layer 2: Eigenvalues", result=(3,))
+    return Network(builder.recipe(y))
+
+
+def own_activation() -> Network:
+    builder = RecipeBuilder((3,))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
+    module = builder.module("mine", nn.Identity())
+    tau = builder.add(point.Advance, tau, m, tau, rule="Mine", module=module)
+    return Network(builder.recipe(builder.add(point.Divide, unit, tau, m, scale=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda: nn.Linear(2, 2), {}, r"expected a Folded, got Linear\. Fold it first: "),
+        (lambda: "net", {}, r"expected a Folded, got str\. Pass the result of cl\.fold"),
+        (
+            lambda: network(dtype=torch.float16),
+            {},
+            r"got torch\.float16\. Fold with dtype=torch\.float32",
+        ),
+        (lambda: network().to("meta"), {}, "one on meta"),
+        (network, {"opset": 9}, "from 18 to 25, got 9"),
+        (network, {"opset": True}, "got True"),
+        (
+            calling,
+            {},
+            r'operations that ONNX has, got call: layer 2: Eigenvalues\. Fold with strategy="dense"',
+        ),
+        (
+            own_activation,
+            {},
+            r"got advance by an activation of one's own: Mine\. Use an activation",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_by_name(
+    make: Callable[[], Any], options: dict[str, Any], message: str, path: Path
+) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        export_onnx(make(), path, **options)
+    assert not list(path.parent.iterdir())
+
+
+def test_a_missing_folder_is_told_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "onnx_model", None)  # nothing is built before
+    with pytest.raises(FileNotFoundError):
+        export_onnx(network(), path.parent / "none" / "net.onnx")
+
+
+def test_a_missing_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(cl.MissingExtra, match=r"needs onnx: pip install .*\[onnx\]"):
+        export_onnx(network(), path)
+    assert not list(path.parent.iterdir())
+
+
+def test_without_onnxruntime_a_file_is_only_checked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnxruntime", None)
+        exporter._newest.cache_clear()
+        export_onnx(network(), path)
+    exporter._newest.cache_clear()
+    assert [entry.version for entry in onnx.load(path).opset_import] == [20]
+
+
+class Wrong:
+    """A session that returns other numbers than the file."""
+
+    def __init__(self, held: Any, change: Callable[[Any], Any]) -> None:
+        self.held, self.change = held, change
+
+    def run(self, *arguments: Any) -> list[Any]:
+        return [self.change(y) for y in self.held.run(*arguments)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y * 1.0001, r"an error of 0\.0001 at batch size 1"),
+        (lambda y: y[..., :1], "an error of inf at batch size 1"),
+        (np.nan_to_num, "an error of inf at batch size 64"),
+    ],
+    ids=["other numbers", "another shape", "no NaN"],
+)
+def test_other_numbers_refuse_the_export(
+    change: Callable[[Any], Any], message: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(b"the file before")
+    held = exporter._session
+    exporter._newest()
+    monkeypatch.setattr(exporter, "_session", lambda *a: Wrong(held(*a), change))
+    with pytest.raises(cl.ConformalError, match=message):
+        export_onnx(network(), path)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]
+
+
+def test_an_invalid_graph_or_a_full_disk_leaves_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = network()
+    path.write_bytes(b"the file before")
+    with monkeypatch.context() as patched:
+        patched.setattr(exporter, "_serialised", lambda model: b"no model")
+        with pytest.raises(cl.ConformalError, match="a valid model, got what onnx refuses"):
+            export_onnx(net, path)
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            export_onnx(net, path)
+    with monkeypatch.context() as patched:
+        patched.setattr(exporter, "_LARGEST", 100)
+        with pytest.raises(cl.ConformalError, match="expected at most 2 GiB"):
+            export_onnx(net, path)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]
+
+
+def test_layers_before_and_behind_keep_nan_in_its_place(path: Path) -> None:
+    kernel = {"weight": torch.randn(2, 2, 3), "stride": (1,), "padding": (1,), "dilation": (1,)}
+    recipe = single(layer.Conv, (2, 6), **kernel)
+    export_onnx(Network(recipe), path)
+    held = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    x = samples((2, 6), torch.float32, 3)
+    x[1, 0, 0] = float("nan")
+    actual = torch.from_numpy(held.run(["y"], {"x": x.numpy()})[0])
+    assert relative_error(actual, Network(recipe)(x)) <= 1e-5
+
+
+@pytest.mark.slow
+def test_large_images(path: Path) -> None:
+    builder = RecipeBuilder((3, 224, 224))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
+    weight = builder.constant("weight", torch.randn(4, 3, 3, 3))
+    ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    z = builder.add(layer.Conv, unit, weight=weight, **ones)
+    n = builder.add(point.SumSquares, z)
+    tau = builder.add(point.Advance, tau, m, n, rule="published")
+    net = Network(builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7)))
+    export_onnx(net, path)
+    x = samples(net.input_shape, torch.float32, 2)
+    assert relative_error(session(net.recipe, torch.float32)(x), net(x)) <= 5e-6

@@ -1,0 +1,128 @@
+"""Layers in ONNX: windows of every size, functions at every size of numbers, NaN in its places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformallayers.recipe import layer_operations as layer
+from onnx_support import LIMITS, both_dtypes, error, node_kinds, session, single
+from support import samples
+
+NAN = float("nan")
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> dict[str, Any]:
+    axes = draw(st.integers(1, 3))
+
+    def sizes(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes)))
+
+    kernel, stride, dilation = sizes(1, 3), sizes(1, 3), sizes(1, 2)
+    spatial = tuple(n + (k - 1) * d for n, k, d in zip(sizes(1, 5), kernel, dilation, strict=True))
+    padding = tuple(min(p, k // 2) for p, k in zip(sizes(0, 1), kernel, strict=True))
+    extra = tuple(
+        draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+    )
+    return {
+        "kernel": kernel,
+        "shape": (4, *spatial),
+        "extra": extra,
+        "options": {"stride": stride, "padding": padding},
+        "dilation": dilation,
+        "ceil_mode": draw(st.booleans()),
+        "groups": draw(st.sampled_from([1, 2])),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(windows(), st.booleans(), st.sampled_from([None, 3]), st.sampled_from(list(LIMITS)))
+def test_windows_are_those_of_torch(
+    w: dict[str, Any], include: bool, divisor: int | None, dtype: torch.dtype
+) -> None:
+    kernel, groups = w["kernel"], w["groups"]
+    weight = torch.randn(6, 4 // groups, *kernel, dtype=torch.float64)
+    turned = torch.randn(4, 6 // groups, *kernel, dtype=torch.float64)
+    convolution = {**w["options"], "dilation": w["dilation"], "groups": groups}
+    pool = {**w["options"], "kernel": kernel, "ceil_mode": w["ceil_mode"]}
+    recipes = [
+        single(
+            layer.Conv, w["shape"], weight=weight, bias=weight[:, 0].flatten(1)[:, 0], **convolution
+        ),
+        single(layer.AvgPool, w["shape"], count_include_pad=include, divisor=divisor, **pool),
+        single(layer.MaxPool, w["shape"], dilation=w["dilation"], **pool),
+    ]
+    grown = {**convolution, "output_padding": w["extra"]}
+    sizes = zip(
+        w["shape"][1:], kernel, w["options"]["stride"], w["options"]["padding"], strict=True
+    )
+    if all((n - 1) * s + k > 2 * p for n, k, s, p in sizes):
+        recipes.append(single(layer.ConvTranspose, w["shape"], weight=turned, **grown))
+    x = samples(w["shape"], dtype, 3)
+    for recipe in recipes:
+        assert error(recipe, x) <= LIMITS[dtype]
+    x[1].view(-1)[-1] = NAN
+    assert error(recipes[2], x) <= LIMITS[dtype]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), st.sampled_from(list(LIMITS)))
+def test_interpolations_are_those_of_torch(data: st.DataObject, dtype: torch.dtype) -> None:
+    axes = data.draw(st.integers(1, 3))
+    numbers = st.lists(st.integers(1, 9), min_size=axes, max_size=axes)
+    size, target = data.draw(numbers), tuple(data.draw(numbers))
+    linear = ["linear", "bilinear", "trilinear"][axes - 1]
+    modes = ["nearest", "nearest-exact", linear, *(["bicubic"] if axes == 2 else [])]
+    mode = data.draw(st.sampled_from(modes))
+    options: dict[str, Any] = {"size": target, "mode": mode}
+    factors = tuple(data.draw(st.floats(1, 3)) for _ in size)
+    if data.draw(st.booleans()):
+        scaled = tuple(int(n * f) for n, f in zip(size, factors, strict=True))
+        options = {"size": scaled, "mode": mode, "scales": factors}
+    elif not mode.startswith("nearest"):
+        options["align_corners"] = data.draw(st.booleans())
+    x = samples((2, *size), dtype, 2)
+    x[1].view(-1)[-1] = NAN
+    assert error(single(layer.Upsample, (2, *size), **options), x) <= LIMITS[dtype]
+    assert error(single(layer.AdaptiveAvgPool, (2, *size), size=target), x) <= LIMITS[dtype]
+
+
+@both_dtypes
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_pads_crop_where_they_are_negative(mode: str, dtype: torch.dtype) -> None:
+    recipe = single(layer.Pad, (2, 5, 4), pads=((-1, 2), (2, -1)), mode=mode)
+    assert error(recipe, samples((2, 5, 4), dtype)) == 0
+
+
+@both_dtypes
+@pytest.mark.parametrize("function", list(layer.FUNCTIONS))
+def test_functions_at_every_size_of_numbers(function: str, dtype: torch.dtype) -> None:
+    # One sample each: all numbers of a sample are about as large.
+    sizes = [1e-30, 1e-9, 1e-4, 1e-2, 1.0, 3.0, 8.0, 40.0, 1e4, 1e15, NAN]
+    x = torch.tensor(sizes, dtype=torch.float64)[:, None] * torch.tensor([-1.0, -0.7, 0.7, 1.0])
+    parameters = {"softplus": (1.5, 20.0), "hardtanh": (-0.5, 0.7)}.get(
+        function, (0.3,) * layer.FUNCTIONS[function]
+    )
+    recipe = single(layer.Elementwise, (4,), function=function, parameters=parameters)
+    assert error(recipe, x.to(dtype)) <= LIMITS[dtype]
+
+
+@both_dtypes
+def test_relu_keeps_nan_and_infinity(dtype: torch.dtype) -> None:
+    x = torch.tensor([[NAN, -float("inf"), float("inf"), -0.0]], dtype=dtype)
+    y = session(single(layer.Elementwise, (4,), function="relu"), dtype)(x)
+    assert y[0, 0].isnan()
+    assert y[0, 1:].tolist() == [0.0, float("inf"), 0.0]
+
+
+def test_biases_are_part_of_products() -> None:
+    weight, bias = torch.randn(3, 5), torch.randn(3)
+    assert node_kinds(single(layer.Matmul, (5,), weight=weight, bias=bias)) == ["Gemm"]
+    ones: dict[str, Any] = {"stride": (1,), "padding": (0,), "dilation": (1,)}
+    kernel = torch.randn(3, 5, 2)
+    assert node_kinds(single(layer.Conv, (5, 4), weight=kernel, bias=bias, **ones)) == ["Conv"]

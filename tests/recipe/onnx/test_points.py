@@ -1,0 +1,128 @@
+"""Points in ONNX: samples of every size without a branch, long norms, transforms as products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.onnx.points import LONG
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
+from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
+from oracle import relative_error
+from support import samples
+
+POINT_CASES = [
+    case
+    for case in RECIPE_CASES
+    if any(isinstance(op, point.Normalize) for op in case.build().operations)
+]
+
+
+@both_dtypes
+@pytest.mark.parametrize("case", POINT_CASES, ids=lambda case: case.name)
+def test_samples_of_every_size(case: RecipeCase, dtype: torch.dtype) -> None:
+    network = Network(case.build(), dtype)
+    x = samples(network.input_shape, dtype, 8)
+    x[1] *= 1e-20
+    x[2] *= 1e15
+    x[3] = 0
+    x[4].view(-1)[-1], x[5].view(-1)[0] = float("nan"), float("inf")
+    x[6] *= torch.finfo(dtype).tiny
+    x[7] *= torch.finfo(dtype).max / 8
+    with torch.no_grad():
+        expected = network(x)
+    actual = session(network.recipe, dtype)(x)
+    assert not actual[3].any()
+    assert actual[4:6].isnan().all()
+    assert relative_error(actual, expected) <= LIMITS[dtype]
+
+
+def embedded(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:
+    builder = RecipeBuilder(shape)
+    return builder, *builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
+
+
+@both_dtypes
+def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
+    for size in (1e-30, 1.0, 1e30):
+        builder, z, m, tau = embedded((6,))
+        weight = builder.constant("weight", size * torch.randn(5, 6, dtype=torch.float64))
+        z = builder.add(layer.Matmul, z, weight=weight)
+        names = ("z", "m", "tau", "n")
+        z, m, tau, n = builder.add_many(point.Rescale, z, m, tau, names=names, weight=0.3)
+        tau = builder.add(point.Advance, tau, m, n, rule="published")
+        recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
+        x = samples((6,), dtype, 4)
+        x[2] = 0
+        assert error(recipe, x) <= LIMITS[dtype]
+
+
+def test_norms_of_large_maps_lose_no_digits() -> None:
+    for shape in ((2, 128, 128), (5000,), (3, 60_000)):
+        x = samples(shape, torch.float32, 3).abs()
+        exact = x.double().flatten(1).square().sum(1)
+        assert x[0].numel() > LONG
+        n = session(single(point.SumSquares, shape), torch.float32)(x)
+        assert torch.allclose(n, exact, rtol=5e-7, atol=0)
+        builder, _, m, tau = embedded(shape)
+        norm = builder.add(point.Advance, m, tau, tau, rule="published", name="n")  # m + τ·τ
+        n = session(builder.recipe(norm), torch.float32)(x)
+        peak = x.flatten(1).amax(1).double()
+        assert torch.allclose(n, peak + exact / peak**2, rtol=5e-7, atol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 3))
+def test_transforms_are_products(spatial: list[int], channels: int, batch: int) -> None:
+    shape = (channels, *spatial)
+    builder = RecipeBuilder(shape)
+    spectrum = builder.add(point.Fourier, INPUT)
+    count = point.frequencies(spatial)
+    energy = torch.zeros(channels, channels, count, 2, dtype=torch.float64)
+    energy[..., 0] = torch.eye(channels, dtype=torch.float64)[..., None]
+    symbol = builder.constant("symbol", energy)
+    n = builder.add(point.SpectralForm, spectrum, symbol=symbol, weight=1.0)
+    back = builder.add(point.InverseFourier, spectrum, size=tuple(spatial))
+    x = samples(shape, torch.float64, batch)
+    image = session(builder.recipe(back), torch.float64)(x)
+    assert torch.allclose(image, x, rtol=0, atol=1e-12)
+    expected = torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().square().flatten(1).sum(1)
+    assert torch.allclose(session(builder.recipe(n), torch.float64)(x), expected, rtol=1e-11)
+
+
+def folded(shape: tuple[int, ...], forms: int) -> Recipe:
+    """Return the recipe of a dense fold: a form for each activation, one matrix, one division."""
+    builder, unit, m, tau = embedded(shape)
+    size = torch.Size(shape).numel()
+    rows = builder.add(layer.Reshape, unit, name="rows", shape=(size,))
+    for _ in range(forms):
+        form = builder.constant("form", torch.rand(size, size, dtype=torch.float64))
+        n = builder.add(point.QuadraticForm, rows, name="n", form=form, weight=0.4)
+        tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    matrix = builder.constant("matrix", torch.randn(4, size, dtype=torch.float64))
+    v = builder.add(layer.Matmul, rows, name="v", weight=matrix)
+    return builder.recipe(builder.add(point.Divide, v, tau, m, name="y", scale=0.7))
+
+
+def test_graphs_are_small() -> None:
+    cases = {case.name: case.build() for case in RECIPE_CASES}
+    typical = [
+        (folded((8,), 1), torch.float32, 20),
+        (folded((8,), 1), torch.float64, 16),
+        (folded((2, 6, 6), 1), torch.float32, 21),
+        (folded((2, 6, 6), 3), torch.float32, 35),
+        (cases["points published False"], torch.float32, 23),
+        (cases["rescale published"], torch.float32, 34),
+        (cases["spectrum 2d"], torch.float32, 34),
+        (cases["banded_form 3 1"], torch.float32, 34),
+        (cases["grow and combine published"], torch.float32, 70),
+    ]
+    for recipe, dtype, most in typical:
+        kinds = node_kinds(recipe, dtype)
+        assert not set(kinds) & {"If", "Loop", "Scan", "Split", "Shape", "DFT", "Identity"}
+        assert len(kinds) <= most, (len(kinds), kinds)
