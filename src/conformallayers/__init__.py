@@ -41,7 +41,7 @@ _HOMES = {
     "load": "export.store",
     "CExport": "export.c99",
     "export_c": "export.c99",
-    "export_onnx": "export.onnx",
+    "export_onnx": "recipe.onnx.export",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from . import functional, networks, testing
     from .errors import ConformalError, MissingExtra
     from .export.c99 import CExport, export_c
-    from .export.onnx import export_onnx
+    from .recipe.onnx.export import export_onnx
     from .export.store import load, save
     from .folding.certificate import Certificate
     from .folding.fold import fold, trace

@@ -1,0 +1,129 @@
+"""cl.export_onnx: one file, any batch size, the numbers of torch; or one clear error and no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from nets import NETS, SHAPE, folds, net
+from oracle import randomise, relative_error
+from support import samples
+
+onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}
+BATCHES = 1, 4, 64
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "net.onnx"
+
+
+def run(path: Path, x: Tensor) -> Tensor:
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
+
+
+def check(folded: cl.Folded, path: Path) -> None:
+    """Compare one file with torch: batch sizes, zero, NaN, infinity, sizes of numbers."""
+    cl.export_onnx(folded, path)
+    limit = LIMITS[folded.dtype]
+    with torch.no_grad():
+        for batch in BATCHES:
+            x = samples(folded.input_shape, folded.dtype, batch, seed=7)
+            assert relative_error(run(path, x), folded(x)) <= limit
+        for scale in (1e-20, 1e15):
+            assert relative_error(run(path, scale * x[:9]), folded(scale * x[:9])) <= limit
+        odd = x[:5].clone()
+        odd[0], odd[1].view(-1)[5], odd[2].view(-1)[5] = 0, float("nan"), float("inf")
+        actual, expected = run(path, odd), folded(odd)
+        assert relative_error(actual[[0, 3, 4]], expected[[0, 3, 4]]) <= limit
+        assert expected[1:3].isnan().all()
+        assert actual[1:3].isnan().all()
+
+
+# -- the same numbers ---------------------------------------------------------------------------
+
+
+FAST = [
+    ("chain", "dense", torch.float32),
+    ("chain", "banded", torch.float32),
+    ("unpadded", "conv", torch.float32),
+    ("circular", "spectral", torch.float32),
+    ("unpadded", "spectral", torch.float32),
+    ("branches", "layers", torch.float32),
+    ("residual", "dense", torch.float32),
+    ("rules", "dense", torch.float64),
+]
+
+
+@pytest.mark.parametrize(("name", "strategy", "dtype"), FAST, ids=str)
+def test_numbers_are_those_of_torch(
+    name: str, strategy: str, dtype: torch.dtype, path: Path
+) -> None:
+    check(cl.fold(net(name), SHAPE, strategy=strategy, dtype=dtype), path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("name", list(NETS))
+def test_numbers_of_every_network_and_strategy(name: str, dtype: torch.dtype, path: Path) -> None:
+    for folded in folds(name, dtype):
+        check(folded, path)
+
+
+class Kept(nn.Module):
+    """Layers of one's own around the folded part, some called as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.part = nn.Conv2d(2, 2, 3, padding=1), net("chain")
+        self.last = nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.last(torch.flatten(self.part(x), 1)).relu()
+
+
+def test_layers_before_and_behind_are_kept(path: Path) -> None:
+    folded = cl.fold(randomise(Kept()), SHAPE, strategy="dense")
+    cl.export_onnx(folded, path)
+    x = samples(SHAPE, torch.float32, 5)
+    x[0], x[1, 0, 0, 0] = 0, float("nan")
+    actual, expected = run(path, x), folded(x)
+    assert expected[0].any()  # the biases of the layers around it
+    assert relative_error(actual[[0, 2, 3, 4]], expected[[0, 2, 3, 4]]) <= 1e-5
+    assert torch.equal(actual[1].isnan(), expected[1].isnan())
+
+
+def test_heads_and_chunks_of_large_batches(path: Path) -> None:
+    model = randomise(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 4), nn.ReLU()))
+    folded = cl.fold(model, SHAPE, strategy="dense")
+    folded.chunk_size = 1  # a file must not keep the sizes it was made with
+    check(folded, path)
+    zero = run(path, torch.zeros(3, *SHAPE))
+    assert torch.equal(zero, model[2].bias.detach().relu().expand(3, 4))
+    operators = [node.op_type for node in onnx.load(path).graph.node]
+    assert not set(operators) & {"If", "Loop", "Scan", "Split", "Shape", "DFT"}
+    assert len(operators) <= 36
+
+
+def test_what_only_torch_can_call_is_refused_by_name(path: Path) -> None:
+    folded = cl.fold(nn.Sequential(net("chain"), Sorted()), SHAPE)
+    with pytest.raises(cl.ConformalError, match=r"got call: .*strategy=\"dense\""):
+        cl.export_onnx(folded, path)
+    with pytest.raises(
+        cl.ConformalError, match=r"expected a Folded, got ConformalLayers\. Fold it"
+    ):
+        cl.export_onnx(net("chain"), path)
+    assert not list(path.parent.iterdir())
+
+
+class Sorted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x @ x.mT)
