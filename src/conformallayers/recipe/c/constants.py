@@ -1,0 +1,206 @@
+"""The constants of a C program: numbers, matrices with many zeros, symmetric forms; exact or rounded.
+
+A matrix is written row after row, or, where that is shorter, as runs: the stretches of a row that are
+not zero, one after the other. Of a symmetric form there are the diagonal and the rows right of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4}
+SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of functions in C
+LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
+LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before
+_RUN_BYTES = 4  # start and length
+_WIDTH = 98
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """One array of a program: its name, the type in C, and the numbers, flat."""
+
+    name: str
+    ctype: str
+    values: Array
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory."""
+        return ITEM_BYTES[self.ctype] * max(1, self.values.size)
+
+    def text(self) -> str:
+        """Return the definition in C; floats are hexadecimal, so no digit and no locale matters."""
+        items = self.values.tolist() or [0]  # C has no empty arrays
+        exact = self.ctype in ("float", "double")
+        lines, line = [], "   "
+        for item in items:
+            word = number(item, self.ctype) if exact else str(item)
+            if len(line) + len(word) + 2 > _WIDTH:
+                lines.append(line)
+                line = "   "
+            line += f" {word},"
+        body = "\n".join([*lines, line])
+        return f"static const {self.ctype} {self.name}[{len(items)}] = {{\n{body}\n}};\n"
+
+
+def number(value: float, ctype: str = "double") -> str:
+    """Return an exact literal.
+
+    Examples:
+        >>> number(0.75, "float"), number(-3.0), number(0.0)
+        ('0x1.8p-1f', '-0x1.8p+1', '0x0p+0')
+    """
+    digits, power = float(value).hex().split("p")
+    digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return f"{digits}p{power}" + ("f" if ctype == "float" else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A matrix, a kernel or a symmetric form as a program has it.
+
+    Args:
+        storage: the type of its numbers: "float", "double", or "int8_t" and "int16_t" with a scale
+            for each row.
+        runs: whether only stretches that are not zero are there.
+        values: what the program computes with, in the shape of the constant; float64 where it is
+            double.
+        constants: its arrays.
+        entries: how many numbers are stored.
+    """
+
+    storage: str
+    runs: bool
+    values: Array
+    constants: tuple[Constant, ...]
+    entries: int
+
+    @property
+    def arguments(self) -> str:
+        """The arrays, as a function takes them."""
+        return ", ".join(constant.name for constant in self.constants)
+
+    @property
+    def suffix(self) -> str:
+        """How the name of a function ends that takes them."""
+        return ("_runs_" if self.runs else "_") + SUFFIX[self.storage]
+
+
+def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
+    """Return whole numbers, from −127 to 127 in int8, and what each row of them is multiplied with.
+
+    Examples:
+        >>> whole, scale = quantised(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]]))
+        >>> whole.tolist(), bool(np.isclose(scale[0], 1 / 127)), float(scale[1])
+        ([[64, -127, 0], [0, 0, 0]], True, 0.0)
+    """
+    flat = rows.reshape(len(rows), -1)
+    levels = LEVELS[storage]
+    scale = (np.abs(flat).max(1, initial=0) / levels).astype(np.float32)
+    inverse = np.divide(1.0, scale, where=scale > 0, out=np.zeros(len(rows)))
+    whole = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
+    typed = whole.astype(np.int8 if storage == "int8_t" else np.int16)
+    return typed.reshape(rows.shape), scale
+
+
+def plain(name: str, values: Array, ctype: str) -> Constant:
+    """Return an array that is written as it is."""
+    return Constant(name, ctype, as_type(values, ctype).reshape(-1))
+
+
+def as_type(values: Array, ctype: str) -> Array:
+    """Return values in the type that C has them in."""
+    return values.astype(np.float32 if ctype == "float" else np.float64)
+
+
+def kernel(name: str, values: Array, storage: str) -> Stored:
+    """Return a kernel (channels, …) with all of its entries."""
+    rounded, constants = _rounded(name, values, storage, None)
+    return Stored(storage, False, rounded, constants, values.size)
+
+
+def matrix(name: str, values: Array, storage: str) -> Stored:
+    """Choose the shorter way to write a matrix (rows, columns) down."""
+    kept, runs = _runs(values != 0, storage)
+    count = int(kept.sum())
+    sparse = ITEM_BYTES[storage] * count + _RUN_BYTES * len(runs[1]) + 2 * len(values)
+    shorter = sparse < ITEM_BYTES[storage] * values.size and values.shape[1] <= LARGEST_PLACE
+    if not shorter:
+        return kernel(name, values, storage)
+    rounded, constants = _rounded(name, values, storage, kept)
+    return Stored(storage, True, rounded, (*constants, *_index(name, runs)), count)
+
+
+def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Stored:
+    """Choose the shorter way to write a symmetric matrix down.
+
+    The diagonal is large and stays as it is; int8 is for the rest.
+
+    Args:
+        name: of its arrays.
+        values: (n, n), symmetric.
+        storage: of what is right of the diagonal.
+        mask: (n, n), what may not be left out; None: whatever is not zero.
+    """
+    n = len(values)
+    diagonal = plain(
+        f"{name}_diagonal", values.diagonal(), "double" if storage == "double" else "float"
+    )
+    right = np.triu(np.ones((n, n), bool), 1)
+    kept, runs = _runs(right & (values != 0 if mask is None else mask), storage)
+    sparse = ITEM_BYTES[storage] * int(kept.sum()) + _RUN_BYTES * len(runs[1]) + 2 * n
+    shorter = sparse < ITEM_BYTES[storage] * (n * (n - 1) // 2) and n <= LARGEST_PLACE
+    kept = kept if shorter else right
+    upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
+    whole = upper + upper.T
+    np.fill_diagonal(whole, diagonal.values)
+    constants = (diagonal, *constants, *(_index(name, runs) if shorter else ()))
+    return Stored(storage, shorter, whole, constants, int(kept.sum()) + n)
+
+
+def _rounded(
+    name: str, values: Array, storage: str, kept: Array | None
+) -> tuple[Array, tuple[Constant, ...]]:
+    """Return the numbers as they are after rounding, and their arrays."""
+    more: tuple[Constant, ...] = ()
+    if storage in LEVELS:
+        whole, scale = quantised(values, storage)
+        rounded = whole.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
+        more = (Constant(f"{name}_scale", "float", scale),)
+    else:
+        whole = rounded = as_type(values, storage)
+    items = whole.reshape(-1) if kept is None else whole[kept]
+    return rounded, (Constant(name, storage, items), *more)
+
+
+def _runs(mask: Array, storage: str) -> tuple[Array, tuple[Array, Array]]:
+    """Close gaps that cost less than a new run; return what is kept, runs per row, and the runs."""
+    gap = _RUN_BYTES // ITEM_BYTES[storage]
+    kept, counts, pairs = mask.copy(), [], []
+    for row, filled in enumerate(mask):
+        places = np.flatnonzero(filled)
+        if not len(places):
+            counts.append(0)
+            continue
+        breaks = np.flatnonzero(np.diff(places) > gap + 1)
+        starts = places[np.concatenate([[0], breaks + 1])]
+        stops = places[np.concatenate([breaks, [len(places) - 1]])] + 1
+        for start, stop in zip(starts, stops, strict=True):
+            kept[row, start:stop] = True
+        counts.append(len(starts))
+        pairs.append(np.stack([starts, stops - starts], 1))
+    joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), int)
+    return kept, (np.array(counts), joined)
+
+
+def _index(name: str, runs: tuple[Array, Array]) -> tuple[Constant, ...]:
+    counts, pairs = runs
+    return (
+        Constant(f"{name}_runs", "uint16_t", counts),
+        Constant(f"{name}_places", "uint16_t", pairs.reshape(-1)),
+    )
