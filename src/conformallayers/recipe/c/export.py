@@ -227,11 +227,14 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
         return array.to(torch.float64 if name in recipe.wide else torch.float32)
 
     module = RecipeModule(recipe.with_constants(convert), torch.float32)
+    read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
+    outputs, denominators = [], []
     with torch.no_grad():
-        values = module.evaluate({INPUT: torch.from_numpy(x)}, keep=True)
-    divides = [op for op in recipe.operations if isinstance(op, Divide)]
-    denominators = [values[operation.inputs[1]] for operation in divides]
-    return values[recipe.output].double().flatten(1), denominators
+        for part in torch.from_numpy(x).split(_SAMPLES):  # every value is held on to
+            values = module.evaluate({INPUT: part}, keep=True)
+            outputs.append(values[recipe.output].double().flatten(1))
+            denominators.append([values[name].double() for name in read])
+    return torch.cat(outputs), [torch.cat(taus) for taus in zip(*denominators, strict=True)]
 
 
 def _denominator_error(actual: list[Tensor], expected: list[Tensor]) -> float | None:

@@ -99,7 +99,7 @@ def _rebase(op: point.Rebase, program: Program) -> None:
     old_m, t = program.scalar(m), program.scalar(tau)
     _scale(program, z, scaled, f"ratio({number(op.scale)}, {t})")
     program.define(coordinate, f"limited({old_m} * {number(op.coordinate)} * {t})")
-    program.define(alive, f"{t} != {t} ? {t} : {t} != 0")
+    program.define(alive, f"{t} != {t} ? {t} : {t} != 0 ? 1.0 : 0.0")
 
 
 @writes(point.AddBias, WRITE_POINTS)
@@ -169,7 +169,7 @@ def _coefficients(
     if any([*op.linear, *op.constant_parts, coordinate]):
         yield from _list("g", [program.scalar(site) for site in sites])
     yield from _list("k", [scale + _over(f"ratio(1, {tau})", key) for key in op.linear])
-    alive = f"({tau} == 0 ? 0 : 1)"
+    alive = f"({tau} == 0 ? 0.0 : 1.0)"
     yield from _list("c", [_over(alive, key) for key in op.constant_parts])
 
 

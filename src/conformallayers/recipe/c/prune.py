@@ -188,7 +188,8 @@ class Proofs:
                 continue
             rule = RULES.get(operation.rule) if operation.module is None else None
             writer = self._writer[operation.inputs[2]]
-            if isinstance(writer, Elementwise):  # an energy is cut at 0, which brings it nearer
+            if isinstance(writer, Elementwise) and writer.function == "relu":
+                # An energy is not negative: cutting it at 0 brings it nearer to the exact one.
                 writer = self._writer[writer.inputs[0]]
             alone = len(operation.inputs) == 3 and isinstance(writer, QuadraticForm)
             if not alone or rule is None or not rule.provable or not self._of_unit(writer):
