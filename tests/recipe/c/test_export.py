@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -20,11 +22,12 @@ from torch import Tensor
 from conformallayers.errors import ConformalError
 from conformallayers.folding.certificate import Certificate
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.c.export import WRITE, export_c
 from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.c.simplify import simplified
 from conformallayers.recipe.operation import Operation
-from conformallayers.recipe.recipe import INPUT, Recipe
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing import relative_error
 from conformallayers.testing.recipes import RECIPE_CASES
@@ -322,3 +325,258 @@ def test_other_operations_are_refused_by_name(name: str, tmp_path: Path) -> None
     with pytest.raises(ConformalError, match=rf"operations that C has, got {kind}\. Fold"):
         export(Fold(recipe), tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+# -- whole networks -----------------------------------------------------------------------------
+
+SHAPE = (2, 6, 6)
+
+
+def network(strategy: str = "dense", rule: str = "published") -> Recipe:
+    """A part with one activation, by a form or by its map, and a head of two layers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    builder = RecipeBuilder(SHAPE)
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    if strategy == "dense":
+        rows = builder.add(layer.Reshape, unit, name="rows", shape=(72,))
+        places = torch.arange(72, dtype=torch.float64)
+        near = torch.exp(-((places[:, None] - places) ** 2))
+        form = builder.constant("form", near * (near > 1e-9) + 1e-3 * torch.diag(random(72) ** 2))
+        n = builder.add(point.QuadraticForm, rows, name="n", form=form, weight=0.3)
+        n = builder.add(layer.Elementwise, n, name="n", function="relu")
+        v = builder.add(layer.Matmul, rows, weight=builder.constant("matrix", random(36, 72)))
+    else:
+        weight = builder.constant("kernel", random(4, 2, 3, 3))
+        options: dict[str, Any] = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+        v = builder.add(layer.Conv, unit, weight=weight, **options)
+        n = builder.add(point.SumSquares, v, name="n", weight=0.3)
+        v = builder.add(layer.Reshape, v, shape=(36,))
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    y = builder.add(point.Divide, v, tau, m, name="y", scale=0.7)
+    for rows, columns in ((5, 36), (3, 5)):
+        held = {"weight": builder.constant("weight", random(rows, columns))}
+        held["bias"] = builder.constant("bias", random(rows))
+        y = builder.add(layer.Matmul, y, name="y", **held)
+        if rows == 5:
+            y = builder.add(layer.Elementwise, y, name="y", function="relu")
+    return builder.recipe(y)
+
+
+@needs_compiler
+@pytest.mark.parametrize("strategy", ["dense", "conv"])
+def test_errors_of_int8_are_those_of_the_program(strategy: str, tmp_path: Path) -> None:
+    fold = Fold(network(strategy))
+    x = torch.randn(100, *SHAPE, generator=torch.Generator().manual_seed(2))
+    made = export(fold, tmp_path, dtype="int8", samples=x)
+    exact = export(fold, tmp_path, name="exact", samples=x.numpy())
+    runs = compiled(tmp_path, [made, exact])
+    _, y = runs[0](x)
+    expected = fold(x)
+    assert relative_error(y, expected) == pytest.approx(made.output_error, rel=1e-2)
+    share = (y.argmax(1) == expected.argmax(1)).double().mean()
+    assert float(share) == pytest.approx(made.agreement, abs=0.03)
+    assert 1e-5 < made.output_error < 0.05
+    assert made.denominator_error is not None
+    assert 0 < made.denominator_error < 0.01
+    assert exact.output_error < 1e-6
+    assert exact.denominator_error == 0
+    assert made.constant_bytes < 0.5 * exact.constant_bytes
+    header = made.header.read_text("ascii")
+    assert f"{made.output_error:.2g}" in header
+    assert f"{made.denominator_error:.2g}" in header
+    assert "same largest output in" in header
+    assert str(made).splitlines()[-1] == made.measured
+    check(runs[1](hard(SHAPE)), fold, hard(SHAPE), 1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_folds_of_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    made = export(Fold(network(), dtype), tmp_path)
+    x = torch.randn(9, *SHAPE)
+    exact = Fold(network(), torch.float64)(x.double())
+    limit = 1e-6 if dtype == torch.float64 else 5e-3
+    assert relative_error(compiled(tmp_path, [made])[0](x)[1], exact) < limit
+
+
+@pytest.mark.parametrize("rule", ["published", "projective"])
+def test_denominators_stay_within_the_tolerance(rule: str, tmp_path: Path) -> None:
+    recipe = network(rule=rule)
+    x = torch.randn(200, *SHAPE)
+    x = torch.cat([x, torch.ones(1, *SHAPE), torch.eye(72).view(-1, *SHAPE)])
+    norms = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, 1, 1, 1)
+    x = x / norms * torch.linspace(0.01, 20, len(x)).view(-1, 1, 1, 1)
+    certificate = Certificate(1e-2, 20.0, 1.0)
+    made = export(Fold(recipe, certificates=(certificate,)), tmp_path, samples=x)
+    whole = export(Fold(recipe), tmp_path, name="whole")
+    assert made.constant_bytes < 0.95 * whole.constant_bytes
+    assert made.denominator_error is not None
+    assert 0 < made.denominator_error <= 1e-2
+    assert made.certificate is not None
+    assert whole.certificate is None
+    assert (made.certificate.epsilon, made.certificate.max_norm) == (1e-2, 20.0)
+    header = made.header.read_text("ascii")
+    assert "#define CL_MODEL_EPSILON 0x1.47ae147ae147bp-7\n" in header
+    assert "#define CL_MODEL_MAX_NORM 0x1.4p+4\n" in header
+    assert "_EPSILON" not in whole.header.read_text("ascii")
+
+
+# -- names, compilers, files --------------------------------------------------------------------
+
+
+@needs_compiler
+def test_the_default_name_has_the_short_functions(tmp_path: Path) -> None:
+    fold = Fold(network())
+    made = export(fold, tmp_path)
+    assert (made.header.name, made.source.name) == ("cl_model.h", "cl_model.c")
+    other = export(fold, tmp_path, name="other")
+    assert "cl_predict" not in other.header.read_text("ascii")
+    main = tmp_path / "short.c"
+    main.write_text(
+        '#include "cl_model.h"\n#include "other.h"\n'
+        "int main(void)\n{\n    static float x[CL_INPUT_SIZE], y[CL_OUTPUT_SIZE], w[CL_WORK_SIZE];\n"
+        "    static const int shape[] = CL_MODEL_INPUT_SHAPE;\n    x[3] = 1;\n"
+        "    return cl_predict(x, y) != other_predict(x, y) || shape[0] != 2 ||\n"
+        "           cl_predict_with(x, y, w) != cl_model_predict(x, y) ||\n"
+        "           sizeof CL_MODEL_VERSION < 2 || sizeof CL_MODEL_ORIGIN != 10;\n}\n"
+    )
+    sources = ["short.c", "cl_model.c", "other.c", "-lm", "-o", "short"]
+    subprocess.run([str(COMPILER), *FLAGS, *sources], cwd=tmp_path, check=True)
+    subprocess.run([str(tmp_path / "short")], check=True)
+
+
+@needs_compiler
+def test_the_example_runs(tmp_path: Path) -> None:
+    fold = Fold(network())
+    export(fold, tmp_path)
+    main = Path(__file__).parents[3] / "examples" / "c" / "main.c"
+    line = [str(COMPILER), *FLAGS, "-I.", str(main), "cl_model.c", "-lm", "-o", "classify"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    x = torch.randn(4, *SHAPE)
+    x[1, 0, 0, 0] = float("nan")
+    run = [str(tmp_path / "classify")]
+    said = subprocess.run(run, input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    lines = said.decode().splitlines()
+    assert lines[1].startswith("-1 ")
+    expected = fold(x)[[0, 2, 3]]
+    found = [[float(word) for word in lines[index].split()] for index in (0, 2, 3)]
+    assert [int(row[0]) for row in found] == expected.argmax(1).tolist()
+    assert relative_error(torch.tensor(found)[:, 1:], expected) < 1e-4
+
+
+@needs_compiler
+def test_pairs_that_do_not_belong_together_do_not_compile(tmp_path: Path) -> None:
+    export(Fold(network("conv")), tmp_path)
+    header = (tmp_path / "cl_model.h").read_bytes()
+    export(Fold(network()), tmp_path)
+
+    def errors(*flags: str) -> str:
+        command = [str(COMPILER), *FLAGS, *flags, "-c", "cl_model.c", "-o", "model.o"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.stderr
+
+    assert not errors()
+    assert "compile without -ffast-math" in errors("-ffast-math")
+    (tmp_path / "cl_model.h").write_bytes(header)
+    assert "come from different exports" in errors()
+
+
+def test_equal_folds_give_equal_files(tmp_path: Path) -> None:
+    texts = []
+    for _ in range(2):
+        made = export(Fold(network()), tmp_path)
+        texts.append(made.header.read_bytes() + made.source.read_bytes())
+    assert texts[0] == texts[1]
+    assert max(map(len, texts[0].decode("ascii").splitlines())) <= 100
+
+
+@pytest.mark.parametrize("existing", [True, False], ids=["replaced", "new"])
+def test_both_files_are_written_or_none(
+    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if existing:
+        (tmp_path / "cl_model.h").write_text("old header")
+        (tmp_path / "cl_model.c").write_text("old source")
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith(".h"):
+            raise OSError(errno.ENOSPC, "no space left")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        export(Fold(network()), tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_folders_are_created(tmp_path: Path) -> None:
+    made = export(Fold(network()), tmp_path / "new" / "folder")
+    assert made.header.is_file()
+    for folder in (made.header, made.header / "inner"):
+        with pytest.raises(
+            ConformalError, match=r"export_c\(folder\): expected a folder, got the file"
+        ):
+            export(Fold(network()), folder)
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "2x", "a-b", "a b", "while", "class", "_x", "é", "a\n", 3])
+def test_names_that_are_no_identifiers(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConformalError, match=r"export_c\(name=.*expected a C identifier"):
+        export(Fold(network()), tmp_path, name=name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    fold, target = Fold(network()), tmp_path / "new"
+    with pytest.raises(ConformalError, match=r'expected "float32" or "int8", got "?\'int4'):
+        export(fold, target, dtype="int4")
+    with pytest.raises(ConformalError, match=r"Fold it first"):
+        export(torch.nn.Identity(), target)
+    for samples in (torch.zeros(0, *SHAPE), torch.zeros(SHAPE), torch.full((1, *SHAPE), np.nan)):
+        with pytest.raises(ConformalError, match=r"export_c\(samples=\.\.\.\)"):
+            export(fold, target, samples=samples)
+    fold.constants.matrix[0, 0] = float("inf")
+    with pytest.raises(ConformalError, match=r"expected finite weights.*k_matrix"):
+        export(fold, target)
+    biased = Fold(CASES["grow and combine published"].build())
+    with pytest.raises(ConformalError, match=r'without inner biases.*dtype="float32"'):
+        export(biased, target, dtype="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
+    builder = RecipeBuilder((3,))
+    module = builder.module("own", torch.nn.Identity())
+    y = builder.add(layer.Call, INPUT, module=module, what="mul(x, x)", result=(3,))
+    with pytest.raises(ConformalError, match=r"operations that C has, got mul\(x, x\)"):
+        export(Fold(builder.recipe(y)), tmp_path)
+    builder = RecipeBuilder((3,))
+    module = builder.module("own", torch.nn.Identity())
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(point.SumSquares, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Own", module=module)
+    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
+    with pytest.raises(ConformalError, match=r"activations of the library.*Own"):
+        export(Fold(builder.recipe(y)), tmp_path)
+
+
+def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformallayers.recipe.c.export._LIMIT", 2**12)
+    with pytest.raises(ConformalError, match=r"at most 4 KiB of constants.*got \d"):
+        export(Fold(network()), tmp_path)
+
+
+def test_layers_too_large_for_a_matrix(tmp_path: Path) -> None:
+    builder = RecipeBuilder((1, 100, 100))
+    y = builder.add(layer.Upsample, INPUT, size=(200, 200))
+    with pytest.raises(ConformalError, match=r"at most 16777216 entries, got upsample with 40000"):
+        export(Fold(builder.recipe(y)), tmp_path)

@@ -97,7 +97,8 @@ def export_c(
     """
     target = _checked(folded, folder, name, dtype)
     x = _samples(folded, samples)
-    recipe = simplified(folded.recipe)
+    lowered: Any = folded.recipe
+    recipe = simplified(lowered)
     program, certificate = write(recipe, _certificates(folded), STORAGE[dtype], name)
     _check_constants(program.constants)
     with torch.no_grad():

@@ -18,22 +18,22 @@ _SUFFIXES = {  # of functions: type of the weights, type of values
     "s": ("int16_t", "float"),
     "d": ("double", "double"),
 }
-# Functions of one number v, computed in double ($d) where they need <math.h>; a and b are parameters.
+# Functions of one number v, or of the double d where they need <math.h>; a and b are parameters.
 MAPS = {
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
     "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
     "leaky_relu": "v < 0 ? ($V)a * v : v",
-    "elu": "v < 0 ? ($V)(a * expm1($d)) : v",
-    "celu": "v < 0 ? ($V)(a * expm1($d / a)) : v",
-    "selu": "($V)(1.0507009873554805 * (v < 0 ? 1.6732632423543772 * expm1($d) : $d))",
-    "gelu": "($V)(0.5 * $d * erfc(-0.7071067811865476 * $d))",
-    "gelu_tanh": "($V)(0.5 * $d * (1 + tanh(0.7978845608028654 * ($d + 0.044715 * $d * $d * $d))))",
-    "silu": "($V)($d / (1 + exp(-$d)))",
-    "mish": "($V)($d * tanh(log1p(exp($d))))",
-    "sigmoid": "($V)(1 / (1 + exp(-$d)))",
-    "tanh": "($V)tanh($d)",
-    "softplus": "a * $d > b ? v : ($V)(log1p(exp(a * $d)) / a)",
-    "hardtanh": "$d < a ? ($V)a : $d > b ? ($V)b : v",
+    "elu": "v < 0 ? ($V)(a * expm1(d)) : v",
+    "celu": "v < 0 ? ($V)(a * expm1(d / a)) : v",
+    "selu": "($V)(1.0507009873554805 * (v < 0 ? 1.6732632423543772 * expm1(d) : d))",
+    "gelu": "($V)(0.5 * d * erfc(-0.7071067811865476 * d))",
+    "gelu_tanh": "($V)(d / (1 + exp(-1.5957691216057308 * d * (1 + 0.044715 * d * d))))",
+    "silu": "($V)(d / (1 + exp(-d)))",
+    "mish": "($V)(d * tanh(log1p(exp(d))))",
+    "sigmoid": "($V)(1 / (1 + exp(-d)))",
+    "tanh": "($V)tanh(d)",
+    "softplus": "a * d > b ? v : ($V)(log1p(exp(a * d)) / a)",
+    "hardtanh": "d < a ? ($V)a : d > b ? ($V)b : v",
     "hardswish": "v <= -3 ? 0 : v >= 3 ? v : v * (v + 3) / 6",
     "hardsigmoid": "v <= -3 ? 0 : v >= 3 ? 1 : v / 6 + ($V)0.5",
 }
@@ -69,7 +69,7 @@ def functions(text: str) -> str:
 def _function(name: str) -> tuple[str, str] | None:
     """Return the snippet that a function comes from, and its text; None where it is none of ours."""
     snippets = _snippets()
-    if name in snippets:
+    if name in snippets and "$" not in snippets[name]:
         return name, snippets[name]
     base, _, suffix = name.rpartition("_")
     if suffix not in _SUFFIXES:
@@ -84,8 +84,9 @@ def _function(name: str) -> tuple[str, str] | None:
         return None
     count = FUNCTIONS.get(base, 0) if snippet == "map" else 0
     parameters = "".join(f", double {letter}" for letter in "ab"[:count])
-    text = snippets[snippet].replace("$E", expression).replace("$N", base)
-    return snippet, _typed(text.replace("$P", parameters).replace("$d", "(double)v"), suffix)
+    text = snippets[snippet].replace("$E", expression).replace("$N", base).replace("$P", parameters)
+    text = re.sub(r"\$D" if re.search(r"\bd\b", expression) else r"\$D.*\n", "", text)
+    return snippet, _typed(text, suffix)
 
 
 def _typed(text: str, suffix: str) -> str:
@@ -94,7 +95,7 @@ def _typed(text: str, suffix: str) -> str:
     scaled, wide = suffix in ("i", "s"), values == "double"
     lines = [line for line in text.splitlines() if scaled or not line.startswith("$Q")]
     text = "\n".join(line.removeprefix("$Q") for line in lines)
-    text = text.replace("$S ", "const float *scale, " if scaled else "")
+    text = re.sub(r" \$S(\s)", r" const float *scale,\1" if scaled else r"\1", text)
     text = text.replace("$T", "scale[r] * " if scaled else "")
     text = text.replace("$W", weights).replace("$V", values).replace("$s", f"_{suffix}")
     text = _expand(text, "$get(", lambda x, i: f"load({x}, {i})" if wide else f"{x}[{i}]")

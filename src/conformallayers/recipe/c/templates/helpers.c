@@ -4,7 +4,8 @@
  * Suffixes $s: f for float, d for double, i and s for int8_t and int16_t weights with a scale for each
  * row. $W is the type of the weights, $V that of values. $get, $put and $at read, write and step along
  * values: doubles are kept in pairs of floats. $S is the scales as a parameter, $T what multiplies a sum by
- * its scale; lines that begin with $Q are for scales alone. $N, $P and $E: see MAPS and BROADCASTS.
+ * its scale; lines that begin with $Q are for scales alone. $N, $P, $D and $E are the name, the parameters,
+ * a line for those that compute in double, and the expression of an entry of MAPS or BROADCASTS.
  */
 
 //: load
@@ -58,17 +59,18 @@ static $V dot$s(const $W *w, const float *x, int32_t n)
 
 //: times
 /* y = W x, row after row. */
-static void times$s(const $W *w, $S const float *x, float *y, int32_t rows, int32_t columns)
+static void times$s(const $W *w, $S const float *x, float *y, int32_t rows,
+                    int32_t columns)
 {
     int32_t r;
     for (r = 0; r < rows; r++, w += columns)
-        $put(y, r, $T(dot$s(w, x, columns)));
+        $put(y, r, $Tdot$s(w, x, columns));
 }
 
 //: times_runs
 /* y = W x for the stretches of W that are not zero: so many in a row, start and length of each. */
-static void times_runs$s(const $W *w, $S const uint16_t *runs, const uint16_t *places,
-                         const float *x, float *y, int32_t rows)
+static void times_runs$s(const $W *w, $S const uint16_t *runs,
+                         const uint16_t *places, const float *x, float *y, int32_t rows)
 {
     int32_t r, k;
     for (r = 0; r < rows; r++) {
@@ -77,18 +79,19 @@ static void times_runs$s(const $W *w, $S const uint16_t *runs, const uint16_t *p
             total += dot$s(w, $at(x, places[0]), places[1]);
             w += places[1];
         }
-        $put(y, r, $T(total));
+        $put(y, r, $Ttotal);
     }
 }
 
 //: form
 /* x' Q x from the diagonal of Q and the rows right of it. */
-static double form$s(const $V *diagonal, const $W *w, $S const float *x, int32_t n)
+static double form$s(const $V *diagonal, const $W *w, $S const float *x,
+                     int32_t n)
 {
     double total = 0;
     int32_t r;
     for (r = 0; r < n; r++) {
-        const $V rest = $T(dot$s(w, $at(x, r + 1), n - 1 - r));
+        const $V rest = $Tdot$s(w, $at(x, r + 1), n - 1 - r);
         total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
         w += n - 1 - r;
     }
@@ -97,8 +100,8 @@ static double form$s(const $V *diagonal, const $W *w, $S const float *x, int32_t
 
 //: form_runs
 /* x' Q x from the diagonal of Q and the stretches right of it that are not zero. */
-static double form_runs$s(const $V *diagonal, const $W *w, $S const uint16_t *runs,
-                          const uint16_t *places, const float *x, int32_t n)
+static double form_runs$s(const $V *diagonal, const $W *w, $S
+                          const uint16_t *runs, const uint16_t *places, const float *x, int32_t n)
 {
     double total = 0;
     int32_t r, k;
@@ -108,7 +111,7 @@ static double form_runs$s(const $V *diagonal, const $W *w, $S const uint16_t *ru
             rest += dot$s(w, $at(x, places[0]), places[1]);
             w += places[1];
         }
-        rest = $T(rest);
+$Q        rest *= scale[r];
         total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
     }
     return total;
@@ -117,7 +120,8 @@ static double form_runs$s(const $V *diagonal, const $W *w, $S const uint16_t *ru
 //: convolve
 /* A convolution over three axes. g: channels in and out, groups; then for the axes the sizes in and
    out, the kernel, the stride, the dilation, and the zeros before the image. */
-static void convolve$s(const $W *w, $S const float *x, float *y, const int32_t *g)
+static void convolve$s(const $W *w, $S const float *x, float *y,
+                       const int32_t *g)
 {
     const int32_t channels = g[0] / g[2], share = g[1] / g[2];
     const int32_t *in = g + 3, *to = g + 6, *size = g + 9;
@@ -144,8 +148,10 @@ static void convolve$s(const $W *w, $S const float *x, float *y, const int32_t *
                                 const int32_t last = room < 0 ? -1 : room / step[2];
                                 const $V weight = ($V)row[k];
                                 n = shift < 0 ? (step[2] - 1 - shift) / step[2] : 0;
-                                for (; n < to[2] && n <= last; n++)
-                                    $put(y, n, $get(y, n) + weight * $get(line, n * step[2] + shift));
+                                for (; n < to[2] && n <= last; n++) {
+                                    const $V v = $get(line, n * step[2] + shift);
+                                    $put(y, n, $get(y, n) + weight * v);
+                                }
                             }
                         }
 $Q                for (n = 0; n < to[2]; n++)
@@ -198,8 +204,8 @@ static void mean_pool$s(const float *x, float *y, const int32_t *g)
 }
 
 //: max_pool
-/* The largest entries of windows over three axes; NaN counts as largest. g: channels; for the axes the
-   sizes in and out, the kernel, the stride, the padding and the dilation. */
+/* The largest entries of windows over three axes; NaN counts as largest. g: channels; for the axes
+   the sizes in and out, the kernel, the stride, the padding and the dilation. */
 static void max_pool$s(const float *x, float *y, const int32_t *g)
 {
     const int32_t *in = g + 1, *to = g + 4, *size = g + 7, *step = g + 10, *pad = g + 13;
@@ -217,7 +223,9 @@ static void max_pool$s(const float *x, float *y, const int32_t *g)
                                 const int32_t b = q * step[1] + j * gap[1] - pad[1];
                                 const int32_t d = r * step[2] + k * gap[2] - pad[2];
                                 $V v;
-                                if (a < 0 || a >= in[0] || b < 0 || b >= in[1] || d < 0 || d >= in[2])
+                                if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
+                                    continue;
+                                if (d < 0 || d >= in[2])
                                     continue;
                                 v = $get(x, (a * in[1] + b) * in[2] + d);
                                 best = v > best || v != v ? v : best;
@@ -227,8 +235,8 @@ static void max_pool$s(const float *x, float *y, const int32_t *g)
 }
 
 //: gather
-/* y[i, j, ...] = x[table[i] + table[j] + ...] with a table for each axis; where an entry is negative, the
-   value beside the image. g: the sizes of the axes, then the tables. */
+/* y[i, j, ...] = x[table[i] + table[j] + ...] with a table for each axis; where an entry is
+   negative, the value beside the image. g: the sizes of the axes, then the tables. */
 static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $V beside)
 {
     const int32_t *columns = g + axes;
@@ -272,13 +280,15 @@ static void $N$s(const float *x, float *y, int32_t n$P)
     int32_t i;
     for (i = 0; i < n; i++) {
         const $V v = $get(x, i);
+$D        const double d = (double)v;
         $put(y, i, $E);
     }
 }
 
 //: broadcast
 /* Each number of c meets inner values of x; then c begins again. */
-static void $N$s(const float *x, const $V *c, float *y, int32_t n, int32_t inner, int32_t length)
+static void $N$s(const float *x, const $V *c, float *y, int32_t n, int32_t inner,
+                 int32_t length)
 {
     int32_t i = 0, j, k;
     while (i < n)
