@@ -60,6 +60,7 @@ ORDER = (
     "inspection",
     "hub",
     "networks",
+    "recipe.c",
     "export",
     "numpy",
     "lab",

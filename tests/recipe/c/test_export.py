@@ -569,6 +569,29 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
         export(Fold(builder.recipe(y)), tmp_path)
 
 
+def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
+    def scaled(kind: type[Operation], *energies: int, **fields: Any) -> Recipe:
+        builder = RecipeBuilder((3,))
+        unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+        n = builder.add(point.SumSquares, unit, name="n")
+        n = builder.add(kind, *([n] * len(energies)), name="n", **fields)
+        tau = builder.add(point.Advance, tau, m, n, name="tau", rule="gnomonic")
+        return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
+
+    made = export(Fold(scaled(layer.Add, 1, 2)), tmp_path)
+    assert "= s_n + s_n;" in made.source.read_text("ascii")
+    with pytest.raises(ConformalError, match=r"got elementwise of a scalar\."):
+        export(Fold(scaled(layer.Elementwise, 1, function="tanh")), tmp_path)
+
+
+def test_values_of_two_precisions_are_not_mixed(tmp_path: Path) -> None:
+    builder = RecipeBuilder((3,))
+    wide = builder.add(layer.Cast, INPUT, to=layer.WIDE)
+    y = builder.add(layer.Cast, builder.add(layer.Add, INPUT, wide), to=layer.WORKING)
+    with pytest.raises(ConformalError, match="got add of float32 and float64"):
+        export(Fold(builder.recipe(y)), tmp_path)
+
+
 def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conformallayers.recipe.c.export._LIMIT", 2**12)
     with pytest.raises(ConformalError, match=r"at most 4 KiB of constants.*got \d"):

@@ -32,7 +32,7 @@ from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
 from .files import DEFAULT, CExport, header_and_source
-from .layers import WRITE_LAYERS
+from .layers import WRITE_LAYERS, write_scalar
 from .points import WRITE_POINTS
 from .program import Program
 from .prune import Proofs
@@ -140,7 +140,14 @@ def write(
     program = Program(recipe, proofs, [f"{name}_predict", f"{name}_predict_with"])
     for index, operation in enumerate(recipe.operations):
         program.index = index
-        WRITE[type(operation)](operation, program)
+        features = [name for name in operation.inputs if program.shape(name)]
+        if len({program.wide(name) for name in features}) > 1:
+            got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
+            raise refusal("export_c(folded)", "operations that C has", got, remedy)
+        if type(operation) in WRITE_LAYERS and not features:
+            write_scalar(operation, program)
+        else:
+            WRITE[type(operation)](operation, program)
     program.finish()
     return program, proofs.weakest()
 

@@ -234,12 +234,18 @@ def _prelu(op: layer.PRelu, program: Program) -> None:
 @writes(layer.Elementwise, WRITE_LAYERS)
 def _elementwise(op: layer.Elementwise, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    if not program.shape(x):  # the energy of a form, which rounding may have made negative
-        if op.function != "relu":
-            got, remedy = f"{op.function} of a scalar", "Fold the model without it."
-            raise refusal("export_c(folded)", "operations that C has", got, remedy)
-        program.define(y, f"positive({program.scalar(x)})")
-        return
     more = "".join(f", {number(value)}" for value in op.parameters)
     arguments = f"{program.read(x)}, {program.write(y, over=x)}, {program.count(x)}{more}"
     program.say(f"{op.function}{program.suffix(x)}({arguments});")
+
+
+def write_scalar(op: Operation, program: Program) -> None:
+    """Append an operation on scalars of samples: energies that are added, or cut at 0."""
+    given = [program.scalar(name) for name in op.inputs]
+    if isinstance(op, layer.Add):
+        program.define(op.outputs[0], " + ".join(given))
+    elif isinstance(op, layer.Elementwise) and op.function == "relu":
+        program.define(op.outputs[0], f"positive({given[0]})")
+    else:
+        got, remedy = f"{op.kind} of a scalar", 'Fold with strategy="dense".'
+        raise refusal("export_c(folded)", "operations that C has", got, remedy)
