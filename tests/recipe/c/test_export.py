@@ -545,8 +545,9 @@ def test_arguments_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConformalError, match=r"export_c\(samples=\.\.\.\)"):
             export(fold, target, samples=samples)
     fold.constants.matrix[0, 0] = float("inf")
-    with pytest.raises(ConformalError, match=r"expected finite weights.*k_matrix"):
-        export(fold, target)
+    for dtype in ("float32", "int8"):
+        with pytest.raises(ConformalError, match=r"expected finite weights.*infinity in matrix"):
+            export(fold, target, dtype=dtype)
     biased = Fold(CASES["grow and combine published"].build())
     with pytest.raises(ConformalError, match=r'without inner biases.*dtype="float32"'):
         export(biased, target, dtype="int8")

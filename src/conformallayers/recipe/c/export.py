@@ -99,8 +99,10 @@ def export_c(
     x = _samples(folded, samples)
     lowered: Any = folded.recipe
     recipe = simplified(lowered)
-    program, certificate = write(recipe, _certificates(folded), STORAGE[dtype], name)
-    _check_constants(program.constants)
+    _expect_finite(recipe)
+    certificates = [plan.certificate for plan in folded.plans.values()]
+    program, certificate = write(recipe, certificates, STORAGE[dtype], name)
+    _expect_small(program.constants)
     with torch.no_grad():
         expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
     actual, denominators = _run(recipe, x, program.rounded)
@@ -186,21 +188,20 @@ def _samples(folded: Folded, samples: Any) -> Array:
     return np.asarray(x.contiguous().numpy())
 
 
-def _check_constants(constants: Sequence[Constant]) -> None:
-    total = 0
-    for constant in constants:
-        total += constant.bytes
-        if not np.isfinite(constant.values).all():
-            got, remedy = f"NaN or infinity in {constant.name}", "Train or load the model again."
+def _expect_finite(recipe: Recipe) -> None:
+    for name, array in recipe.constants.items():
+        stored = array if name in recipe.wide else array.float()
+        if not bool(stored.isfinite().all()):
+            got, remedy = f"NaN or infinity in {name}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
+
+
+def _expect_small(constants: Sequence[Constant]) -> None:
+    total = sum(constant.bytes for constant in constants)
     if total > _LIMIT:
         remedy = 'Fold with strategy="conv", or with a tolerance, or absorb less.'
         expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
         raise refusal("export_c(folded)", expected, size(total), remedy)
-
-
-def _certificates(folded: Folded) -> list[Certificate | None]:
-    return [plan.certificate for plan in folded.plans.values()]
 
 
 def _expect_operation(operation: Operation, storage: str) -> None:

@@ -131,7 +131,7 @@ def header_and_source(
     title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
     words["aliases"] = fill("source_aliases.c", words) if default else ""
-    return header, fill("source.c", words)
+    return header, fill("source.c", words).rstrip() + "\n"
 
 
 def _about(folded: Folded, result: CExport, origin: str) -> list[str]:

@@ -157,8 +157,8 @@ class Program:
         return variable
 
     def factor(self, expression: str, name: str) -> str:
-        """Return an expression of doubles as a factor of a value."""
-        return expression if self.wide(name) else f"(float)({expression})"
+        """Return a variable or a call as a factor of a value."""
+        return expression if self.wide(name) else f"(float){expression}"
 
     # -- statements and arrays ------------------------------------------------------------------
 
