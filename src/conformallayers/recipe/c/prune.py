@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...folding.certificate import Certificate, positive_definite
-from ...nn.rules import Rule
 from ..layer_operations import Elementwise, Pad, Permute, Reshape
 from ..operation import Operation
 from ..point_operations import Advance, Normalize, QuadraticForm, Rescale, SumSquares
@@ -59,11 +58,6 @@ def room_each(room: float, forms: int) -> float:
             off = (off + each) / (1 - off) if off < 1 else math.inf
         low, high = (each, high) if off <= room else (low, each)
     return low
-
-
-def radius_of(certificate: Certificate, rule: Rule) -> float:
-    """Return R of the proof: rules on points are bounded as for R = 1, at any norm."""
-    return 1.0 if rule.on_points else certificate.max_norm
 
 
 def proven(form: Tensor, other: Tensor, epsilon: float, radius: float) -> bool:
@@ -158,7 +152,9 @@ class Proofs:
         if certificate is None or room == 0:
             proof = certificate if self.storage == "float" else None
             return form(name, exact, self.storage), proof
-        radius = radius_of(certificate, dict(rules)[operation.outputs[0]])
+        # Rules on points are bounded as for R = 1, at any norm.
+        on_points = dict(rules)[operation.outputs[0]]
+        radius = 1.0 if on_points else certificate.max_norm
         # Rows of zeros, as padding leaves them, are no matter of the proof.
         used = np.flatnonzero(exact.any(0))
         inner = np.ix_(used, used)
@@ -176,8 +172,8 @@ class Proofs:
             return stored, None
         return form(name, exact, self.storage), certificate
 
-    def _rules(self, part: list[Operation]) -> list[tuple[str, Rule]]:
-        """Return the value of each form and the rule that it goes into.
+    def _rules(self, part: list[Operation]) -> list[tuple[str, bool]]:
+        """Return the value of each form, and whether the rule that it goes into is one on points.
 
         There are none unless every energy of the part is a form of x̂ by itself, which is what the proof
         is about, and every rule is provable.
@@ -194,7 +190,7 @@ class Proofs:
             alone = len(operation.inputs) == 3 and isinstance(writer, QuadraticForm)
             if not alone or rule is None or not rule.provable or not self._of_unit(writer):
                 return []
-            found.append((writer.outputs[0], rule))
+            found.append((writer.outputs[0], rule.on_points))
         return found
 
     def _of_unit(self, operation: Operation) -> bool:
