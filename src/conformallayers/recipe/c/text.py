@@ -99,7 +99,7 @@ def _typed(text: str, suffix: str) -> str:
     text = text.replace("$T", "scale[r] * " if scaled else "")
     text = text.replace("$W", weights).replace("$V", values).replace("$s", f"_{suffix}")
     text = _expand(text, "$get(", lambda x, i: f"load({x}, {i})" if wide else f"{x}[{i}]")
-    text = _expand(text, "$at(", lambda x, i: f"{x} + 2 * ({i})" if wide else f"{x} + {i}")
+    text = _expand(text, "$at(", lambda x, i: f"{x} + 2 * (size_t)({i})" if wide else f"{x} + {i}")
     return _expand(
         text, "$put(", lambda y, i, v: f"store({y}, {i}, {v})" if wide else f"{y}[{i}] = {v}"
     )

@@ -13,14 +13,14 @@
 static double load(const float *x, int32_t i)
 {
     double v;
-    memcpy(&v, x + 2 * i, sizeof v);
+    memcpy(&v, x + 2 * (size_t)i, sizeof v);
     return v;
 }
 
 //: store
 static void store(float *y, int32_t i, double v)
 {
-    memcpy(y + 2 * i, &v, sizeof v);
+    memcpy(y + 2 * (size_t)i, &v, sizeof v);
 }
 
 //: widen
