@@ -18,6 +18,7 @@ from ...testing import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
 from ..layer_operations import Call
+from ..numpy.network import Network
 from ..operation import Operation
 from ..point_operations import (
     Combine,
@@ -28,7 +29,7 @@ from ..point_operations import (
     SpectralForm,
     SpectralProduct,
 )
-from ..recipe import INPUT, Recipe
+from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
 from .files import DEFAULT, CExport, header_and_source
@@ -221,7 +222,7 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     raise refusal("export_c(folded)", "operations that C has", got, remedy)
 
 
-def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Tensor]]:
+def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:
     """Run a recipe in float32 as the program does; return outputs, and what was divided by.
 
     Args:
@@ -230,23 +231,24 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
         rounded: what takes the place of constants.
     """
 
-    def convert(name: str, array: Tensor) -> Tensor:
-        if name in rounded:
-            array = torch.from_numpy(np.ascontiguousarray(rounded[name]))
-        return array.to(torch.float64 if name in recipe.wide else torch.float32)
+    def convert(name: str, array: Tensor) -> Array:
+        values = rounded[name] if name in rounded else array.numpy()
+        return np.asarray(values, np.float64 if name in recipe.wide else np.float32)
 
-    module = RecipeModule(recipe.with_constants(convert), torch.float32)
+    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
+    network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
     read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
     outputs, denominators = [], []
-    with torch.no_grad():
-        for part in torch.from_numpy(x).split(_SAMPLES):  # every value is held on to
-            values = module.evaluate({INPUT: part}, keep=True)
-            outputs.append(values[recipe.output].double().flatten(1))
-            denominators.append([values[name].double() for name in read])
-    return torch.cat(outputs), [torch.cat(taus) for taus in zip(*denominators, strict=True)]
+    with np.errstate(all="ignore"):
+        for start in range(0, len(x), _SAMPLES):  # every value is held on to
+            values = network.evaluate(x[start : start + _SAMPLES], keep=True)
+            outputs.append(values[recipe.output])
+            denominators.append([values[name] for name in read])
+    actual = torch.from_numpy(np.concatenate(outputs)).double().flatten(1)
+    return actual, [np.concatenate(taus) for taus in zip(*denominators, strict=True)]
 
 
-def _denominator_error(actual: list[Tensor], expected: list[Tensor]) -> float | None:
+def _denominator_error(actual: list[Array], expected: list[Array]) -> float | None:
     pairs = zip(actual, expected, strict=True)
-    errors = [float(((a - b).abs() / torch.where(b == 0, 1, b)).max()) for a, b in pairs]
+    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
     return max(errors, default=None)
