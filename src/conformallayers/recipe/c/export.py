@@ -104,10 +104,6 @@ def export_c(
     certificates = [plan.certificate for plan in folded.plans.values()]
     program, certificate = write(recipe, certificates, STORAGE[dtype], name)
     _expect_small(program.constants)
-    with torch.no_grad():
-        expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
-    actual, denominators = _run(recipe, x, program.rounded)
-    _, exact = _run(recipe, x, {})
     lines, work = program.placed()
     result = CExport(
         header=target / f"{name}.h",
@@ -118,10 +114,8 @@ def export_c(
         work_bytes=4 * work,
         multiply_adds=program.multiply_adds,
         samples=len(x),
-        output_error=relative_error(actual, expected),
-        denominator_error=_denominator_error(denominators, exact),
-        agreement=float((actual.argmax(1) == expected.argmax(1)).double().mean()),
         certificate=certificate,
+        **_errors(folded, recipe, x, program.rounded),
     )
     header, source = header_and_source(folded, program.constants, lines, result)
     target.mkdir(parents=True, exist_ok=True)
@@ -220,6 +214,21 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     raise refusal("export_c(folded)", "operations that C has", got, remedy)
+
+
+def _errors(
+    folded: Folded, recipe: Recipe, x: Array, rounded: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Measure rounded constants against the fold, and denominators against exact constants."""
+    with torch.no_grad():
+        expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
+    actual, denominators = _run(recipe, x, rounded)
+    _, exact = _run(recipe, x, {})
+    return {
+        "output_error": relative_error(actual, expected),
+        "denominator_error": _denominator_error(denominators, exact),
+        "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
+    }
 
 
 def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:
