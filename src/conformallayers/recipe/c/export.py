@@ -98,12 +98,9 @@ def export_c(
     """
     target = _checked(folded, folder, name, dtype)
     x = _samples(folded, samples)
-    lowered: Any = folded.recipe
-    recipe = simplified(lowered)
-    _expect_finite(recipe)
+    recipe = _exact_recipe(folded)
     certificates = [plan.certificate for plan in folded.plans.values()]
     program, certificate = write(recipe, certificates, STORAGE[dtype], name)
-    _expect_small(program.constants)
     lines, work = program.placed()
     result = CExport(
         header=target / f"{name}.h",
@@ -129,7 +126,7 @@ def write(
     """Write the operations of a recipe as statements; return what is proven of the denominator.
 
     Raises:
-        ConformalError: C has no such operation.
+        ConformalError: C has no such operation, or there are too many constants.
     """
     for operation in recipe.operations:
         _expect_operation(operation, storage)
@@ -146,6 +143,7 @@ def write(
         else:
             WRITE[type(operation)](operation, program)
     program.finish()
+    _expect_small(program.constants)
     return program, proofs.weakest()
 
 
@@ -183,12 +181,16 @@ def _samples(folded: Folded, samples: Any) -> Array:
     return np.asarray(x.contiguous().numpy())
 
 
-def _expect_finite(recipe: Recipe) -> None:
+def _exact_recipe(folded: Folded) -> Recipe:
+    """Return what a fold runs in operations that C has, with finite constants in float64."""
+    lowered: Any = folded.recipe
+    recipe = simplified(lowered)
     for name, array in recipe.constants.items():
         stored = array if name in recipe.wide else array.float()
         if not bool(stored.isfinite().all()):
             got, remedy = f"NaN or infinity in {name}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
+    return recipe
 
 
 def _expect_small(constants: Sequence[Constant]) -> None:
