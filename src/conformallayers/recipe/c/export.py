@@ -114,9 +114,7 @@ def export_c(
         certificate=certificate,
         **_errors(folded, recipe, x, program.rounded),
     )
-    header, source = header_and_source(folded, program.constants, lines, result)
-    target.mkdir(parents=True, exist_ok=True)
-    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
+    _save(result, *header_and_source(folded, program.constants, lines, result))
     return result
 
 
@@ -216,6 +214,11 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     raise refusal("export_c(folded)", "operations that C has", got, remedy)
+
+
+def _save(result: CExport, header: str, source: str) -> None:
+    result.header.parent.mkdir(parents=True, exist_ok=True)
+    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
 
 
 def _errors(
