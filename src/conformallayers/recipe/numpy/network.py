@@ -80,15 +80,24 @@ class Network:
             return np.concatenate([self._run(x[start : start + chunk]) for start in starts])
 
     def _run(self, x: Array) -> Array:
+        return self.evaluate(x)[self.recipe.output]
+
+    def evaluate(self, x: Array, keep: bool = False) -> dict[str, Array]:
+        """Run the operations on a batch; return the values that are there at the end.
+
+        Args:
+            x: samples in the dtype of the network.
+            keep: hold on to values that no later operation reads.
+        """
         values = {INPUT: x}
         for operation, dropped in self._steps:
             inputs = [values[name] for name in operation.inputs]
             result = RUN[type(operation)](operation, self, *inputs)
             results = (result,) if len(operation.outputs) == 1 else result
             values.update(zip(operation.outputs, results, strict=True))
-            for name in dropped:
+            for name in () if keep else dropped:
                 del values[name]
-        return values[self.recipe.output]
+        return values
 
     def constant(self, name: str) -> Array:
         """Return a constant."""

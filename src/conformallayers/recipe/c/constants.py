@@ -1,4 +1,4 @@
-"""The constants of a C program: numbers, matrices with many zeros, symmetric forms; exact or int8.
+"""The constants of a C program: numbers, matrices with many zeros, symmetric forms; exact or rounded.
 
 A matrix is written row after row, or, where that is shorter, as runs: the stretches of a row that are
 not zero, one after the other. Of a symmetric form there are the diagonal and the rows right of it.
@@ -13,7 +13,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4}
-_LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
+SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of functions in C
+LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
 LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before
 _RUN_BYTES = 4  # start and length
 _WIDTH = 98
@@ -35,19 +36,16 @@ class Constant:
     def text(self) -> str:
         """Return the definition in C; floats are hexadecimal, so no digit and no locale matters."""
         items = self.values.tolist() or [0]  # C has no empty arrays
-        words = [_word(item, self.ctype) for item in items]
+        exact = self.ctype in ("float", "double")
         lines, line = [], "   "
-        for word in words:
+        for item in items:
+            word = number(item, self.ctype) if exact else str(item)
             if len(line) + len(word) + 2 > _WIDTH:
                 lines.append(line)
                 line = "   "
             line += f" {word},"
         body = "\n".join([*lines, line])
         return f"static const {self.ctype} {self.name}[{len(items)}] = {{\n{body}\n}};\n"
-
-
-def _word(value: float, ctype: str) -> str:
-    return number(value, ctype) if ctype in ("float", "double") else str(value)
 
 
 def number(value: float, ctype: str = "double") -> str:
@@ -63,20 +61,19 @@ def number(value: float, ctype: str = "double") -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
-    """A matrix as a program has it.
+class Stored:
+    """A matrix, a kernel or a symmetric form as a program has it.
 
     Args:
-        name: of its arrays.
         storage: the type of its numbers: "float", "double", or "int8_t" and "int16_t" with a scale
             for each row.
         runs: whether only stretches that are not zero are there.
-        values: (rows, columns), what the program computes with; float64 where it is double.
+        values: what the program computes with, in the shape of the constant; float64 where it is
+            double.
         constants: its arrays.
-        entries: that are stored.
+        entries: how many numbers are stored.
     """
 
-    name: str
     storage: str
     runs: bool
     values: Array
@@ -88,6 +85,11 @@ class Matrix:
         """The arrays, as a function takes them."""
         return ", ".join(constant.name for constant in self.constants)
 
+    @property
+    def suffix(self) -> str:
+        """How the name of a function ends that takes them."""
+        return ("_runs_" if self.runs else "_") + SUFFIX[self.storage]
+
 
 def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
     """Return whole numbers, from −127 to 127 in int8, and what each row of them is multiplied with.
@@ -98,7 +100,7 @@ def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
         ([[64, -127, 0], [0, 0, 0]], True, 0.0)
     """
     flat = rows.reshape(len(rows), -1)
-    levels = _LEVELS[storage]
+    levels = LEVELS[storage]
     scale = (np.abs(flat).max(1, initial=0) / levels).astype(np.float32)
     inverse = np.divide(1.0, scale, where=scale > 0, out=np.zeros(len(rows)))
     whole = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
@@ -106,36 +108,74 @@ def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
     return typed.reshape(rows.shape), scale
 
 
-def matrix(name: str, values: Array, storage: str) -> Matrix:
+def plain(name: str, values: Array, ctype: str) -> Constant:
+    """Return an array that is written as it is."""
+    return Constant(name, ctype, as_type(values, ctype).reshape(-1))
+
+
+def as_type(values: Array, ctype: str) -> Array:
+    """Return values in the type that C has them in."""
+    return values.astype(np.float32 if ctype == "float" else np.float64)
+
+
+def kernel(name: str, values: Array, storage: str) -> Stored:
+    """Return a kernel (channels, …) with all of its entries."""
+    rounded, constants = _rounded(name, values, storage, None)
+    return Stored(storage, False, rounded, constants, values.size)
+
+
+def matrix(name: str, values: Array, storage: str) -> Stored:
     """Choose the shorter way to write a matrix (rows, columns) down."""
     kept, runs = _runs(values != 0, storage)
     count = int(kept.sum())
     sparse = ITEM_BYTES[storage] * count + _RUN_BYTES * len(runs[1]) + 2 * len(values)
     shorter = sparse < ITEM_BYTES[storage] * values.size and values.shape[1] <= LARGEST_PLACE
-    stored, constants = _stored(name, values, storage, kept if shorter else None)
     if not shorter:
-        return Matrix(name, storage, False, stored, constants, values.size)
-    return Matrix(name, storage, True, stored, (*constants, *_index(name, runs)), count)
+        return kernel(name, values, storage)
+    rounded, constants = _rounded(name, values, storage, kept)
+    return Stored(storage, True, rounded, (*constants, *_index(name, runs)), count)
 
 
-def _stored(
+def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Stored:
+    """Choose the shorter way to write a symmetric matrix down.
+
+    The diagonal is large and stays as it is; int8 is for the rest.
+
+    Args:
+        name: of its arrays.
+        values: (n, n), symmetric.
+        storage: of what is right of the diagonal.
+        mask: (n, n), what may not be left out; None: whatever is not zero.
+    """
+    n = len(values)
+    diagonal = plain(
+        f"{name}_diagonal", values.diagonal(), "double" if storage == "double" else "float"
+    )
+    right = np.triu(np.ones((n, n), bool), 1)
+    kept, runs = _runs(right & (values != 0 if mask is None else mask), storage)
+    sparse = ITEM_BYTES[storage] * int(kept.sum()) + _RUN_BYTES * len(runs[1]) + 2 * n
+    shorter = sparse < ITEM_BYTES[storage] * (n * (n - 1) // 2) and n <= LARGEST_PLACE
+    kept = kept if shorter else right
+    upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
+    whole = upper + upper.T
+    np.fill_diagonal(whole, diagonal.values)
+    constants = (diagonal, *constants, *(_index(name, runs) if shorter else ()))
+    return Stored(storage, shorter, whole, constants, int(kept.sum()) + n)
+
+
+def _rounded(
     name: str, values: Array, storage: str, kept: Array | None
 ) -> tuple[Array, tuple[Constant, ...]]:
     """Return the numbers as they are after rounding, and their arrays."""
     more: tuple[Constant, ...] = ()
-    if storage in _LEVELS:
+    if storage in LEVELS:
         whole, scale = quantised(values, storage)
         rounded = whole.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
         more = (Constant(f"{name}_scale", "float", scale),)
     else:
-        whole = rounded = values.astype(np.float32 if storage == "float" else np.float64)
+        whole = rounded = as_type(values, storage)
     items = whole.reshape(-1) if kept is None else whole[kept]
     return rounded, (Constant(name, storage, items), *more)
-
-
-def kernel(name: str, values: Array, storage: str) -> tuple[Array, tuple[Constant, ...]]:
-    """Return a kernel (channels, …) as it is after rounding, and its arrays."""
-    return _stored(name, values, storage, None)
 
 
 def _runs(mask: Array, storage: str) -> tuple[Array, tuple[Array, Array]]:
@@ -164,52 +204,3 @@ def _index(name: str, runs: tuple[Array, Array]) -> tuple[Constant, ...]:
         Constant(f"{name}_runs", "uint16_t", counts),
         Constant(f"{name}_places", "uint16_t", pairs.reshape(-1)),
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Form:
-    """A symmetric form as a program has it: the diagonal, and what stands right of it."""
-
-    name: str
-    storage: str
-    runs: bool
-    values: Array  # (n, n), symmetric, what the program computes with
-    constants: tuple[Constant, ...]
-    entries: int
-
-    @property
-    def arguments(self) -> str:
-        """The arrays, as a function takes them."""
-        return ", ".join(constant.name for constant in self.constants)
-
-
-def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Form:
-    """Choose the shorter way to write a symmetric matrix down.
-
-    The diagonal is large and stays as it is; int8 is for the rest.
-
-    Args:
-        name: of its arrays.
-        values: (n, n), symmetric.
-        storage: of what is right of the diagonal.
-        mask: (n, n), what may not be left out; None: whatever is not zero.
-    """
-    n = len(values)
-    exact = "double" if storage == "double" else "float"
-    diagonal = Constant(f"{name}_diagonal", exact, _as(exact, values.diagonal()))
-    right = np.triu(np.ones((n, n), bool), 1)
-    wanted = right & (values != 0 if mask is None else mask)
-    kept, runs = _runs(wanted, storage)
-    count = int(kept.sum())
-    sparse = ITEM_BYTES[storage] * count + _RUN_BYTES * len(runs[1]) + 2 * n
-    shorter = sparse < ITEM_BYTES[storage] * (n * (n - 1) // 2) and n <= LARGEST_PLACE
-    kept = kept if shorter else right
-    upper, constants = _stored(name, np.where(kept, values, 0), storage, kept)
-    whole = upper + upper.T
-    np.fill_diagonal(whole, diagonal.values)
-    constants = (diagonal, *constants, *(_index(name, runs) if shorter else ()))
-    return Form(name, storage, shorter, whole, constants, int(kept.sum()) + n)
-
-
-def _as(ctype: str, values: Array) -> Array:
-    return values.astype(np.float32 if ctype == "float" else np.float64)

@@ -1,0 +1,1 @@
+"""The C99 runtime of recipes: one header and one source, without dependencies or allocation."""

@@ -1,0 +1,268 @@
+"""Write a folded network as one C99 header and one source, without dependencies or allocation."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import refusal, shape_text
+from ...folding.certificate import Certificate
+from ...testing import relative_error
+from ...utils.files import replace_files
+from ...utils.text import size
+from ..layer_operations import Call
+from ..numpy.network import Network
+from ..operation import Operation
+from ..point_operations import (
+    Combine,
+    Divide,
+    Fourier,
+    Grow,
+    InverseFourier,
+    SpectralForm,
+    SpectralProduct,
+)
+from ..recipe import Recipe
+from ..torch.module import RecipeModule
+from .constants import Array, Constant
+from .files import DEFAULT, CExport, header_and_source
+from .layers import WRITE_LAYERS, write_scalar
+from .points import WRITE_POINTS
+from .program import Program
+from .prune import Proofs
+from .simplify import simplified
+
+if TYPE_CHECKING:
+    from ...folding.folded import Folded
+
+STORAGE = {"float32": "float", "int8": "int8_t"}
+WRITE = {**WRITE_LAYERS, **WRITE_POINTS}
+_LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
+_SAMPLES = 64
+_SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
+_KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
+inline int long register restrict return short signed sizeof static struct switch typedef union
+unsigned void volatile while alignas alignof and and_eq asm bitand bitor bool catch class compl concept
+consteval constexpr constinit const_cast co_await co_return co_yield decltype delete dynamic_cast
+explicit export false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq
+private protected public reinterpret_cast requires static_assert static_cast template this
+thread_local throw true try typeid typename using virtual wchar_t xor xor_eq"""  # of C and C++
+
+
+def export_c(
+    folded: Folded,
+    folder: str | os.PathLike[str],
+    *,
+    name: str = DEFAULT,
+    dtype: str = "float32",
+    samples: Tensor | Array | None = None,
+) -> CExport:
+    """Write a folded network as ``<name>.h`` and ``<name>.c``: C99, no dependencies, no allocation.
+
+    The program has ``int <name>_predict(const float *image, float *out)``, which returns the index of
+    the largest output, or -1 if there is a NaN, and ``<name>_predict_with``, which is given its
+    work memory and may run in many threads. Under the default name there is ``cl_predict`` as well. Both files
+    are written, or none.
+
+    With a tolerance, the form is made smaller as far as the fold's certificate has room for that: entries
+    are left out and the others stored in 8 or 16 bits. That is proven again, whatever the ``dtype``.
+
+    Args:
+        folded: the result of :func:`conformallayers.fold`.
+        folder: where the files go; it is created if it is not there.
+        name: of the files and functions, a C identifier.
+        dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
+            the denominator is float64.
+        samples: (N, *input_shape), to measure the error with; None takes 64 of random numbers
+            from 0 to 1.
+
+    Returns:
+        A :class:`CExport`: sizes and measured errors; prints as a table.
+
+    Examples:
+        >>> import conformallayers as cl, tempfile
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     made = cl.export_c(cl.fold(model, (1, 8, 8)), folder, dtype="int8")
+        ...     sorted(path.name for path in Path(folder).iterdir())
+        ['cl_model.c', 'cl_model.h']
+        >>> made.output_error < 0.01
+        True
+    """
+    target = _checked(folded, folder, name, dtype)
+    x = _samples(folded, samples)
+    recipe = _exact_recipe(folded)
+    certificates = [plan.certificate for plan in folded.plans.values()]
+    program, certificate = write(recipe, certificates, STORAGE[dtype], name)
+    lines, work = program.placed()
+    result = CExport(
+        header=target / f"{name}.h",
+        source=target / f"{name}.c",
+        name=name,
+        dtype=dtype,
+        arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
+        work_bytes=4 * work,
+        multiply_adds=program.multiply_adds,
+        samples=len(x),
+        certificate=certificate,
+        **_errors(folded, recipe, x, program.rounded),
+    )
+    _save(result, *header_and_source(folded, program.constants, lines, result))
+    return result
+
+
+def write(
+    recipe: Recipe, certificates: Sequence[Certificate | None], storage: str, name: str = DEFAULT
+) -> tuple[Program, Certificate | None]:
+    """Write the operations of a recipe as statements; return what is proven of the denominator.
+
+    Raises:
+        ConformalError: C has no such operation, or there are too many constants.
+    """
+    for operation in recipe.operations:
+        _expect_operation(operation, storage)
+    proofs = Proofs(recipe, certificates, storage)
+    program = Program(recipe, proofs, [f"{name}_predict", f"{name}_predict_with"])
+    for index, operation in enumerate(recipe.operations):
+        program.index = index
+        features = [name for name in operation.inputs if program.shape(name)]
+        if len({program.wide(name) for name in features}) > 1:
+            got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
+            raise refusal("export_c(folded)", "operations that C has", got, remedy)
+        if type(operation) in WRITE_LAYERS and not features:
+            write_scalar(operation, program)
+        else:
+            WRITE[type(operation)](operation, program)
+    program.finish()
+    _expect_small(program.constants)
+    return program, proofs.weakest()
+
+
+def _checked(folded: object, folder: Any, name: object, dtype: object) -> Path:
+    if not isinstance(folded, RecipeModule):
+        got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
+        raise refusal("export_c(folded)", "a Folded", got, remedy)
+    if dtype not in STORAGE:
+        raise refusal("export_c(dtype=...)", '"float32" or "int8"', repr(dtype), "Give one.")
+    plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is not None
+    if not plain or name in _KEYWORDS.split():
+        remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
+        raise refusal("export_c(name=...)", "a C identifier, no keyword", repr(name), remedy)
+    target = Path(folder)
+    if any(path.exists() and not path.is_dir() for path in (target, *target.parents)):
+        got = f"the file {os.fspath(folder)!r}"
+        raise refusal("export_c(folder)", "a folder", got, "Name a folder.")
+    return target
+
+
+def _samples(folded: Folded, samples: Any) -> Array:
+    """Return the samples to measure with, (N, *input_shape) in float32."""
+    shape = folded.input_shape
+    if samples is None:
+        generator = torch.Generator().manual_seed(0)
+        samples = torch.rand(_SAMPLES, *shape, generator=generator)
+    x = torch.as_tensor(samples).detach().float().cpu()
+    if tuple(x.shape[1:]) != shape or not len(x) or not bool(x.isfinite().all()):
+        raise refusal(
+            "export_c(samples=...)",
+            f"finite samples of shape (N, {shape_text(shape)[1:].replace(',)', ')')}",
+            f"{tuple(x.shape)}" if bool(x.isfinite().all()) else "some that are not finite",
+            "Leave them out to measure with random ones.",
+        )
+    return np.asarray(x.contiguous().numpy())
+
+
+def _exact_recipe(folded: Folded) -> Recipe:
+    """Return what a fold runs in operations that C has, with finite constants in float64."""
+    lowered: Any = folded.recipe
+    recipe = simplified(lowered)
+    for name, array in recipe.constants.items():
+        stored = array if name in recipe.wide else array.float()
+        if not bool(stored.isfinite().all()):
+            got, remedy = f"NaN or infinity in {name}", "Train or load the model again."
+            raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
+    return recipe
+
+
+def _expect_small(constants: Sequence[Constant]) -> None:
+    total = sum(constant.bytes for constant in constants)
+    if total > _LIMIT:
+        remedy = 'Fold with strategy="conv", or with a tolerance, or absorb less.'
+        expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
+        raise refusal("export_c(folded)", expected, size(total), remedy)
+
+
+def _expect_operation(operation: Operation, storage: str) -> None:
+    if isinstance(operation, (Grow, Combine)) and storage != "float":
+        raise refusal(
+            'export_c(dtype="int8")',
+            "a part without inner biases or branches",
+            "one with them, whose energies are small differences",
+            'Use dtype="float32", which keeps double there.',
+        )
+    if type(operation) in WRITE:
+        return
+    got = operation.what if isinstance(operation, Call) else operation.kind
+    remedy = "Fold the model without it, and compute it behind predict."
+    if isinstance(operation, _SPECTRAL):
+        remedy = 'Fold with strategy="dense".'
+    raise refusal("export_c(folded)", "operations that C has", got, remedy)
+
+
+def _save(result: CExport, header: str, source: str) -> None:
+    result.header.parent.mkdir(parents=True, exist_ok=True)
+    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
+
+
+def _errors(
+    folded: Folded, recipe: Recipe, x: Array, rounded: Mapping[str, Array]
+) -> dict[str, Any]:
+    """Measure rounded constants against the fold, and denominators against exact constants."""
+    with torch.no_grad():
+        expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
+    actual, denominators = _run(recipe, x, rounded)
+    _, exact = _run(recipe, x, {})
+    return {
+        "output_error": relative_error(actual, expected),
+        "denominator_error": _denominator_error(denominators, exact),
+        "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
+    }
+
+
+def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:
+    """Run a recipe in float32 as the program does; return outputs, and what was divided by.
+
+    Args:
+        recipe: with exact constants.
+        x: samples.
+        rounded: what takes the place of constants.
+    """
+
+    def convert(name: str, array: Tensor) -> Array:
+        values = rounded[name] if name in rounded else array.numpy()
+        return np.asarray(values, np.float64 if name in recipe.wide else np.float32)
+
+    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
+    network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
+    read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
+    outputs, denominators = [], []
+    with np.errstate(all="ignore"):
+        for start in range(0, len(x), _SAMPLES):  # every value is held on to
+            values = network.evaluate(x[start : start + _SAMPLES], keep=True)
+            outputs.append(values[recipe.output])
+            denominators.append([values[name] for name in read])
+    actual = torch.from_numpy(np.concatenate(outputs)).double().flatten(1)
+    return actual, [np.concatenate(taus) for taus in zip(*denominators, strict=True)]
+
+
+def _denominator_error(actual: list[Array], expected: list[Array]) -> float | None:
+    pairs = zip(actual, expected, strict=True)
+    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
+    return max(errors, default=None)

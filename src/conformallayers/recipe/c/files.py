@@ -1,0 +1,175 @@
+"""What an export in C is: its record, its header and its source."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...folding.certificate import Certificate
+from ...utils.text import count, size, table
+from .constants import Constant, number
+from .text import WIDTH, comment, fill, functions, indented
+
+if TYPE_CHECKING:
+    from ...folding.folded import Folded
+
+DEFAULT = "cl_model"
+
+
+@dataclass(frozen=True)
+class CExport:
+    """What :func:`export_c` wrote; prints as a table.
+
+    Attributes:
+        header, source: the files.
+        name: what the functions and macros begin with.
+        dtype: of the weights.
+        arrays: name and bytes of every constant array.
+        work_bytes: of work memory.
+        multiply_adds: of one image.
+        samples: that the errors were measured on.
+        output_error: largest relative error of an output against the fold.
+        denominator_error: largest relative error of a denominator; None with biases or branches alone.
+        agreement: share of samples with the same largest output.
+        certificate: what is proven of the denominator with the constants as they are written, or
+            None: nothing was left out of the fold, or rounding to int8 is measured and not proven.
+    """
+
+    header: Path
+    source: Path
+    name: str
+    dtype: str
+    arrays: tuple[tuple[str, int], ...]
+    work_bytes: int
+    multiply_adds: int
+    samples: int
+    output_error: float
+    denominator_error: float | None
+    agreement: float
+    certificate: Certificate | None
+
+    @property
+    def constant_bytes(self) -> int:
+        """The bytes of all constant arrays."""
+        return sum(taken for _, taken in self.arrays)
+
+    def __str__(self) -> str:
+        rows = [(name, f"{taken}") for name, taken in self.arrays]
+        rows.append(("constants", f"{self.constant_bytes}"))
+        rows.append(("work memory", f"{self.work_bytes}"))
+        lines = [
+            f"{self.header}, {self.source}",
+            table(("array", "bytes"), rows),
+            f"{self.dtype}: constants {size(self.constant_bytes)}, work memory "
+            f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
+            self.measured,
+        ]
+        if self.certificate is not None:
+            lines.append(f"denominator: {self.certificate}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    @property
+    def measured(self) -> str:
+        """What was measured against the fold, in one line."""
+        denominator = ""
+        if self.denominator_error is not None:
+            denominator = f", of the denominator {self.denominator_error:.2g}"
+        return (
+            f"measured on {self.samples} samples: largest relative error of the outputs "
+            f"{self.output_error:.2g}{denominator}; same largest output in {self.agreement:.1%}"
+        )
+
+
+def header_and_source(
+    folded: Folded, constants: Sequence[Constant], lines: Sequence[str], result: CExport
+) -> tuple[str, str]:
+    """Return the text of both files.
+
+    Args:
+        folded: what they are about.
+        constants: the arrays.
+        lines: the statements.
+        result: sizes and errors, for the header.
+    """
+    name, macro = result.name, result.name.upper()
+    origin = folded.origin or ""
+    origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
+    body = indented(lines)
+    needed = functions(f"{body} has_nan() no_answer() largest()")
+    arrays = "\n".join(constant.text() for constant in constants)
+    digest = hashlib.sha256("\n".join([arrays, needed, body, origin]).encode())
+    words: dict[str, Any] = {
+        "name": name,
+        "macro": macro,
+        "id": f"0x{digest.hexdigest()[:8]}",
+        "inputs": prod(folded.input_shape),
+        "input_shape": ", ".join(map(str, folded.input_shape)),
+        "outputs": prod(folded.output_shape),
+        "output_shape": ", ".join(map(str, folded.output_shape)),
+        "work": result.work_bytes // 4,
+        "work_bytes": result.work_bytes,
+        "version": __version__,
+        "origin": origin,
+        "proof": _proof(macro, result.certificate),
+    }
+    about = _about(folded, result, origin)
+    default = name == DEFAULT
+    title = f"{name}.h: a folded network. Do not edit: export it again."
+    words["about"] = comment([title, *about])
+    words["aliases"] = fill("header_aliases.h", words) if default else ""
+    header = fill("header.h", words)
+    title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
+    words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
+    words["aliases"] = fill("source_aliases.c", words) if default else ""
+    return header, fill("source.c", words).rstrip() + "\n"
+
+
+def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
+    """Describe the network for the header."""
+    proof = "the weights are those of the fold, nothing is left out"
+    if result.certificate is not None:
+        proof = _ascii(result.certificate)
+    elif result.dtype == "int8":
+        proof = "none: rounding to int8 is measured, not proven"
+    facts = {
+        "written by": f"conformallayers {__version__}",
+        "input": " x ".join(map(str, folded.input_shape)),
+        "output": " x ".join(map(str, folded.output_shape)),
+        "weights": f"{result.dtype}, {result.constant_bytes} bytes of constants",
+        "work memory": f"{result.work_bytes} bytes",
+        "work": f"{result.multiply_adds} multiply-adds per image",
+        "strategy": folded.strategy,
+        "origin": origin or "unknown",
+        "certificate": proof,
+    }
+    lines = ["", *(f"{key + ':':<13}{value}" for key, value in facts.items()), ""]
+    wrapped = textwrap.wrap(result.measured[:1].upper() + result.measured[1:] + ".", WIDTH - 4)
+    return [*lines, *wrapped]
+
+
+def _ascii(certificate: Certificate) -> str:
+    bounded = math.isfinite(certificate.max_norm)
+    inputs = f"images of norm up to {certificate.max_norm:g}" if bounded else "any image"
+    return f"the denominator is within {certificate.epsilon:.3g} of the exact one for {inputs}"
+
+
+def _proof(macro: str, certificate: Certificate | None) -> str:
+    if certificate is None:
+        return ""
+    error = number(certificate.epsilon)
+    text = "/* The relative error of the denominator that is proven, and for which images. */\n"
+    text += f"#define {macro}_EPSILON {error}\n"
+    if math.isfinite(certificate.max_norm):
+        limit = number(certificate.max_norm)
+        text += f"#define {macro}_MAX_NORM {limit}\n"
+    return text

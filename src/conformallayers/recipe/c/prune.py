@@ -1,0 +1,225 @@
+"""Leave out of forms what their certificates have room for, and prove that the room is enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...folding.certificate import Certificate, positive_definite
+from ..layer_operations import Elementwise, Pad, Permute, Reshape
+from ..operation import Operation
+from ..point_operations import Advance, Normalize, QuadraticForm, Rescale, SumSquares
+from ..recipe import Recipe
+from ..torch.points import RULES
+from .constants import Array, Stored, form
+
+_STEPS = 10, 7  # of the search in small and in large forms; each takes two factorisations
+_LARGE = 1536
+# How a form may be stored within a tolerance, smallest first, and the share of the room that
+# entries may take which are left out; the rest is for rounding.
+_COMPACT = {"int8_t": 0.5, "int16_t": 0.9, "float": 1.0}
+
+
+def room_left(certificate: Certificate | None) -> float:
+    """Return the relative error that may still be added to a denominator.
+
+    With D̂ within ``(1 − margin)·ε`` of D, another form within ε′ of D̂ is within
+    ``(1 − margin)·ε + ε′·(1 + (1 − margin)·ε)`` of D.
+
+    Examples:
+        >>> room_left(Certificate(1e-2, math.inf, 1.0)), room_left(None)
+        (0.01, 0.0)
+    """
+    if certificate is None or certificate.epsilon <= torch.finfo(torch.float32).eps:
+        return 0.0
+    used = (1 - certificate.margin) * certificate.epsilon
+    return (certificate.epsilon - used) / (1 + used)
+
+
+def room_each(room: float, forms: int) -> float:
+    """Return what each of several forms may be off by, for the last coordinate to be off by ``room``.
+
+    With τ off by δ and a form by ``ε′·(n + ‖x̂‖²)``, the projective ``τ + n/τ`` is off by at most
+    ``(δ + ε′)/(1 − δ)``, because τ is never smaller than ‖x̂‖. The other rules are off by less.
+
+    Examples:
+        >>> room_each(1e-2, 1), 0.0049 < room_each(1e-2, 2) < 0.005
+        (0.01, True)
+    """
+    low, high = 0.0, room
+    for _ in range(60):
+        each = (low + high) / 2 if forms > 1 else room
+        off = 0.0
+        for _ in range(forms):
+            off = (off + each) / (1 - off) if off < 1 else math.inf
+        low, high = (each, high) if off <= room else (low, each)
+    return low
+
+
+def proven(form: Tensor, other: Tensor, epsilon: float, radius: float) -> bool:
+    """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``.
+
+    Args:
+        form: Q in float64, (n, n).
+        other: Q̂.
+        epsilon: relative error that is allowed.
+        radius: the largest norm of an input; may be infinite.
+    """
+    room = epsilon * form
+    room.diagonal().add_(0.0 if math.isinf(radius) else epsilon / radius)
+    error = other - form
+    return positive_definite(room + error) and positive_definite(room - error)
+
+
+def needed(form: Tensor, epsilon: float, radius: float) -> Tensor:
+    """Return which entries of a form (n, n) have to stay, a mask; the diagonal always does."""
+    stays = torch.eye(len(form), dtype=torch.bool)
+    found = (form != 0) | stays
+    if epsilon <= 0:
+        return found
+    size = form.diagonal() + (0.0 if math.isinf(radius) else 1 / radius)
+    scale = size.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
+    score = form.abs() * scale[:, None] * scale  # a correlation, so that edges count as the middle
+    scores = score[found & ~stays].sort().values
+    least = found
+    low, high = 0, len(scores) + 1  # so many of the smallest may go; so many may not
+    for _ in range(_STEPS[len(form) > _LARGE]):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        mask = (found & (score > scores[middle - 1])) | stays
+        if proven(form, form.where(mask, 0.0), epsilon, radius):
+            low, least = middle, mask
+        else:
+            high = middle
+    return least
+
+
+class Proofs:
+    """What is proven of the denominators, while the forms of a recipe are stored.
+
+    The i-th ``normalize`` of a recipe begins its i-th part.
+
+    Args:
+        recipe: whose forms are stored.
+        certificates: of its parts.
+        storage: of weights, "float" or "int8_t".
+    """
+
+    def __init__(
+        self, recipe: Recipe, certificates: Sequence[Certificate | None], storage: str
+    ) -> None:
+        self.storage = storage
+        self._writer = {name: op for op in recipe.operations for name in op.outputs}
+        self._parts: list[list[Operation]] = []
+        for operation in recipe.operations:
+            if isinstance(operation, Normalize):
+                self._parts.append([])
+            if self._parts:
+                self._parts[-1].append(operation)
+        self._given = [*certificates, *[None] * len(self._parts)][: len(self._parts)]
+        self._found: dict[int, list[Certificate | None]] = {}
+
+    def store(self, name: str, operation: QuadraticForm, exact: Array) -> Stored:
+        """Return a form as it is stored: as short as the certificate of its part allows.
+
+        Args:
+            name: of its array in C.
+            operation: that reads it.
+            exact: (n, n), symmetric, without its weight.
+        """
+        index = next((i for i, part in enumerate(self._parts) if operation in part), None)
+        certificate = None if index is None else self._given[index]
+        stored, proof = self._stored(name, operation, exact, certificate, index)
+        if index is not None:
+            self._found.setdefault(index, []).append(proof)
+        return stored
+
+    def _stored(
+        self,
+        name: str,
+        operation: QuadraticForm,
+        exact: Array,
+        certificate: Certificate | None,
+        index: int | None,
+    ) -> tuple[Stored, Certificate | None]:
+        rules = [] if index is None else self._rules(self._parts[index])
+        room = room_each(room_left(certificate), len(rules)) if rules else 0.0
+        if certificate is None or room == 0:
+            proof = certificate if self.storage == "float" else None
+            return form(name, exact, self.storage), proof
+        # Rules on points are bounded as for R = 1, at any norm.
+        on_points = dict(rules)[operation.outputs[0]]
+        radius = 1.0 if on_points else certificate.max_norm
+        # Rows of zeros, as padding leaves them, are no matter of the proof.
+        used = np.flatnonzero(exact.any(0))
+        inner = np.ix_(used, used)
+        whole = torch.from_numpy(exact[inner]) * operation.weight
+        for storage, share in _COMPACT.items():
+            mask = np.zeros(exact.shape, bool)
+            mask[inner] = needed(whole, share * room, radius).numpy()
+            stored = form(name, exact, storage, mask)
+            rounded = torch.from_numpy(stored.values[inner].astype(np.float64))
+            if proven(whole, rounded * operation.weight, room, radius):
+                return stored, Certificate(certificate.epsilon, certificate.max_norm, 0.0)
+            if storage == self.storage:
+                break
+        if self.storage == "int8_t":
+            return stored, None
+        return form(name, exact, self.storage), certificate
+
+    def _rules(self, part: list[Operation]) -> list[tuple[str, bool]]:
+        """Return the value of each form, and whether the rule that it goes into is one on points.
+
+        There are none unless every energy of the part is a form of x̂ by itself, which is what the proof
+        is about, and every rule is provable.
+        """
+        found = []
+        for operation in part:
+            if not isinstance(operation, Advance):
+                continue
+            rule = RULES.get(operation.rule) if operation.module is None else None
+            writer = self._writer[operation.inputs[2]]
+            if isinstance(writer, Elementwise) and writer.function == "relu":
+                # An energy is not negative: cutting it at 0 brings it nearer to the exact one.
+                writer = self._writer[writer.inputs[0]]
+            alone = len(operation.inputs) == 3 and isinstance(writer, QuadraticForm)
+            if not alone or rule is None or not rule.provable or not self._of_unit(writer):
+                return []
+            found.append((writer.outputs[0], rule.on_points))
+        return found
+
+    def _of_unit(self, operation: Operation) -> bool:
+        """Tell whether an operation reads x̂, but for the order of its entries and zeros."""
+        while True:
+            name = operation.inputs[0]
+            if name not in self._writer:
+                return False
+            operation = self._writer[name]
+            if isinstance(operation, Normalize):
+                return name == operation.outputs[0]
+            zeros = isinstance(operation, Pad) and operation.mode == "zeros" and not operation.value
+            if not zeros and not isinstance(operation, (Reshape, Permute)):
+                return False
+
+    def weakest(self) -> Certificate | None:
+        """Return the weakest proof among the parts; in int8 one that lacks it leaves none."""
+        found: list[Certificate | None] = []
+        for index, part in enumerate(self._parts):
+            measured = any(isinstance(op, (SumSquares, Rescale)) for op in part)
+            proven_here = self._found.get(index, [self._given[index]])
+            known = [proof for proof in proven_here if proof is not None]
+            lacking = (self.storage != "float" and measured) or len(known) < len(proven_here)
+            found.append(None if lacking else min(known, key=lambda proof: proof.margin))
+        proofs = [proof for proof in found if proof is not None]
+        if not proofs or (self.storage != "float" and len(proofs) < len(found)):
+            return None
+        return Certificate(
+            max(proof.epsilon for proof in proofs),
+            min(proof.max_norm for proof in proofs),
+            min(proof.margin for proof in proofs),
+        )

@@ -1,0 +1,40 @@
+$about
+#ifndef ${macro}_H
+#define ${macro}_H
+
+#define ${macro}_INPUT_SIZE $inputs
+#define ${macro}_INPUT_SHAPE {$input_shape}
+#define ${macro}_OUTPUT_SIZE $outputs
+#define ${macro}_OUTPUT_SHAPE {$output_shape}
+#define ${macro}_WORK_SIZE $work /* floats */
+#define ${macro}_VERSION "$version" /* of conformallayers */
+/* The fingerprint of the weights that were folded. */
+#define ${macro}_ORIGIN "$origin"
+$proof/* The source that belongs to this header has the same. */
+#define ${macro}_ID $id
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Run one image of ${macro}_INPUT_SIZE floats, the last axis running fastest. Fills
+ * ${macro}_OUTPUT_SIZE outputs and returns the index of the largest, the first of equal
+ * ones. With a NaN in the image or in an output, all outputs are NaN and the result is -1.
+ *
+ * work: ${macro}_WORK_SIZE floats that are overwritten. The three arrays must not overlap. Calls
+ * with different work may run at the same time.
+ */
+int ${name}_predict_with(const float *image, float *out, float *work);
+
+/*
+ * The same with $work_bytes bytes of static work memory: one call at a time, and none from
+ * an interrupt.
+ */
+int ${name}_predict(const float *image, float *out);
+$aliases
+#ifdef __cplusplus
+}
+#endif
+
+#endif

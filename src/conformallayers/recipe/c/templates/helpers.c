@@ -1,0 +1,495 @@
+/*
+ * The functions that programs call; a program gets those it needs. A line "//: name" begins each.
+ *
+ * Suffixes $s: f for float, d for double, i and s for int8_t and int16_t weights with a scale for each
+ * row. $W is the type of the weights, $V that of values. $get, $put and $at read, write and step along
+ * values: doubles are kept in pairs of floats. $S is the scales as a parameter, $T what multiplies a sum by
+ * its scale; lines that begin with $Q are for scales alone. $N, $P, $D and $E are the name, the parameters,
+ * a line for those that compute in double, and the expression of an entry of MAPS or BROADCASTS.
+ */
+
+//: load
+/* A double is kept in two floats, which need not lie where a double may. */
+static double load(const float *x, int32_t i)
+{
+    double v;
+    memcpy(&v, x + 2 * (size_t)i, sizeof v);
+    return v;
+}
+
+//: store
+static void store(float *y, int32_t i, double v)
+{
+    memcpy(y + 2 * (size_t)i, &v, sizeof v);
+}
+
+//: widen
+static void widen(const float *x, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        store(y, i, (double)x[i]);
+}
+
+//: narrow
+static void narrow(const float *x, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        y[i] = (float)load(x, i);
+}
+
+//: dot
+/* The dot product; eight sums, so that a compiler may keep them in one vector. */
+static $V dot$s(const $W *w, const float *x, int32_t n)
+{
+    $V sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    $V total;
+    int32_t i = 0, k;
+    for (; i + 8 <= n; i += 8)
+        for (k = 0; k < 8; k++)
+            sums[k] += ($V)w[i + k] * $get(x, i + k);
+    for (k = 0; k < 4; k++)
+        sums[k] += sums[k + 4];
+    total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    for (; i < n; i++)
+        total += ($V)w[i] * $get(x, i);
+    return total;
+}
+
+//: times
+/* y = W x, row after row. */
+static void times$s(const $W *w, $S const float *x, float *y, int32_t rows,
+                    int32_t columns)
+{
+    int32_t r;
+    for (r = 0; r < rows; r++, w += columns)
+        $put(y, r, $Tdot$s(w, x, columns));
+}
+
+//: times_runs
+/* y = W x for the stretches of W that are not zero: so many in a row, start and length of each. */
+static void times_runs$s(const $W *w, $S const uint16_t *runs,
+                         const uint16_t *places, const float *x, float *y, int32_t rows)
+{
+    int32_t r, k;
+    for (r = 0; r < rows; r++) {
+        $V total = 0;
+        for (k = 0; k < runs[r]; k++, places += 2) {
+            total += dot$s(w, $at(x, places[0]), places[1]);
+            w += places[1];
+        }
+        $put(y, r, $Ttotal);
+    }
+}
+
+//: form
+/* x' Q x from the diagonal of Q and the rows right of it. */
+static double form$s(const $V *diagonal, const $W *w, $S const float *x,
+                     int32_t n)
+{
+    double total = 0;
+    int32_t r;
+    for (r = 0; r < n; r++) {
+        const $V rest = $Tdot$s(w, $at(x, r + 1), n - 1 - r);
+        total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
+        w += n - 1 - r;
+    }
+    return total;
+}
+
+//: form_runs
+/* x' Q x from the diagonal of Q and the stretches right of it that are not zero. */
+static double form_runs$s(const $V *diagonal, const $W *w, $S
+                          const uint16_t *runs, const uint16_t *places, const float *x, int32_t n)
+{
+    double total = 0;
+    int32_t r, k;
+    for (r = 0; r < n; r++) {
+        $V rest = 0;
+        for (k = 0; k < runs[r]; k++, places += 2) {
+            rest += dot$s(w, $at(x, places[0]), places[1]);
+            w += places[1];
+        }
+$Q        rest *= scale[r];
+        total += (double)($get(x, r) * (diagonal[r] * $get(x, r) + 2 * rest));
+    }
+    return total;
+}
+
+//: convolve
+/* A convolution over three axes. g: channels in and out, groups; then for the axes the sizes in and
+   out, the kernel, the stride, the dilation, and the zeros before the image. */
+static void convolve$s(const $W *w, $S const float *x, float *y,
+                       const int32_t *g)
+{
+    const int32_t channels = g[0] / g[2], share = g[1] / g[2];
+    const int32_t *in = g + 3, *to = g + 6, *size = g + 9;
+    const int32_t *step = g + 12, *gap = g + 15, *pad = g + 18;
+    int32_t r, p, q, c, i, j, k, n;
+    for (r = 0; r < g[1]; r++, w += channels * size[0] * size[1] * size[2]) {
+        const float *image = $at(x, (r / share) * channels * in[0] * in[1] * in[2]);
+        for (p = 0; p < to[0]; p++)
+            for (q = 0; q < to[1]; q++, y = $at(y, to[2])) {
+                const $W *row = w;
+                for (n = 0; n < to[2]; n++)
+                    $put(y, n, 0);
+                for (c = 0; c < channels; c++)
+                    for (i = 0; i < size[0]; i++)
+                        for (j = 0; j < size[1]; j++, row += size[2]) {
+                            const int32_t a = p * step[0] + i * gap[0] - pad[0];
+                            const int32_t b = q * step[1] + j * gap[1] - pad[1];
+                            const float *line;
+                            if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
+                                continue;
+                            line = $at(image, ((c * in[0] + a) * in[1] + b) * in[2]);
+                            for (k = 0; k < size[2]; k++) {
+                                const int32_t shift = k * gap[2] - pad[2], room = in[2] - 1 - shift;
+                                const int32_t last = room < 0 ? -1 : room / step[2];
+                                const $V weight = ($V)row[k];
+                                n = shift < 0 ? (step[2] - 1 - shift) / step[2] : 0;
+                                for (; n < to[2] && n <= last; n++) {
+                                    const $V v = $get(line, n * step[2] + shift);
+                                    $put(y, n, $get(y, n) + weight * v);
+                                }
+                            }
+                        }
+$Q                for (n = 0; n < to[2]; n++)
+$Q                    $put(y, n, $T$get(y, n));
+            }
+    }
+}
+
+//: window
+/* The entries of a window along an axis, from first to before end; returns how many there are with
+   the zeros beside the image. Without a kernel: the i-th of count ranges that cover the axis. */
+static int32_t window(int32_t i, int32_t size, int32_t count, int32_t kernel, int32_t stride,
+                      int32_t pad, int32_t *first, int32_t *end)
+{
+    int32_t start = i * stride - pad, stop = start + kernel;
+    if (kernel == 0) {
+        start = i * size / count;
+        stop = ((i + 1) * size + count - 1) / count;
+    }
+    stop = stop > size + pad ? size + pad : stop;
+    *first = start < 0 ? 0 : start;
+    *end = stop > size ? size : stop;
+    return stop - start;
+}
+
+//: mean_pool
+/* Means of windows over three axes. g: channels; for the axes the sizes in and out, the kernel, the
+   stride and the padding; whether zeros beside the image count, and what replaces the count. */
+static void mean_pool$s(const float *x, float *y, const int32_t *g)
+{
+    const int32_t *in = g + 1, *to = g + 4, *size = g + 7, *step = g + 10, *pad = g + 13;
+    int32_t c, p, q, r, i, j, k, a[3], b[3], n = 0;
+    for (c = 0; c < g[0]; c++, x = $at(x, in[0] * in[1] * in[2]))
+        for (p = 0; p < to[0]; p++)
+            for (q = 0; q < to[1]; q++)
+                for (r = 0; r < to[2]; r++, n++) {
+                    int32_t count = window(p, in[0], to[0], size[0], step[0], pad[0], a, b);
+                    $V total = 0;
+                    count *= window(q, in[1], to[1], size[1], step[1], pad[1], a + 1, b + 1);
+                    count *= window(r, in[2], to[2], size[2], step[2], pad[2], a + 2, b + 2);
+                    if (!g[16])
+                        count = (b[0] - a[0]) * (b[1] - a[1]) * (b[2] - a[2]);
+                    count = g[17] ? g[17] : count;
+                    for (i = a[0]; i < b[0]; i++)
+                        for (j = a[1]; j < b[1]; j++)
+                            for (k = a[2]; k < b[2]; k++)
+                                total += $get(x, (i * in[1] + j) * in[2] + k);
+                    $put(y, n, total / ($V)count);
+                }
+}
+
+//: max_pool
+/* The largest entries of windows over three axes; NaN counts as largest. g: channels; for the axes
+   the sizes in and out, the kernel, the stride, the padding and the dilation. */
+static void max_pool$s(const float *x, float *y, const int32_t *g)
+{
+    const int32_t *in = g + 1, *to = g + 4, *size = g + 7, *step = g + 10, *pad = g + 13;
+    const int32_t *gap = g + 16;
+    int32_t c, p, q, r, i, j, k, n = 0;
+    for (c = 0; c < g[0]; c++, x = $at(x, in[0] * in[1] * in[2]))
+        for (p = 0; p < to[0]; p++)
+            for (q = 0; q < to[1]; q++)
+                for (r = 0; r < to[2]; r++, n++) {
+                    $V best = ($V)-INFINITY;
+                    for (i = 0; i < size[0]; i++)
+                        for (j = 0; j < size[1]; j++)
+                            for (k = 0; k < size[2]; k++) {
+                                const int32_t a = p * step[0] + i * gap[0] - pad[0];
+                                const int32_t b = q * step[1] + j * gap[1] - pad[1];
+                                const int32_t d = r * step[2] + k * gap[2] - pad[2];
+                                $V v;
+                                if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
+                                    continue;
+                                if (d < 0 || d >= in[2])
+                                    continue;
+                                v = $get(x, (a * in[1] + b) * in[2] + d);
+                                best = v > best || v != v ? v : best;
+                            }
+                    $put(y, n, best);
+                }
+}
+
+//: gather
+/* y[i, j, ...] = x[table[i] + table[j] + ...] with a table for each axis; where an entry is
+   negative, the value beside the image. g: the sizes of the axes, then the tables. */
+static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $V beside)
+{
+    const int32_t *columns = g + axes;
+    const int32_t last = g[axes - 1];
+    int32_t rows = 1, r, k, i;
+    for (k = 0; k < axes - 1; k++) {
+        rows *= g[k];
+        columns += g[k];
+    }
+    for (r = 0; r < rows; r++, y = $at(y, last)) {
+        const int32_t *table = columns;
+        int32_t rest = r, start = 0, outside = 0;
+        for (k = axes - 2; k >= 0; k--) {
+            int32_t place;
+            table -= g[k];
+            place = table[rest % g[k]];
+            rest /= g[k];
+            outside |= place < 0;
+            start += place;
+        }
+        for (i = 0; i < last; i++)
+            if (outside || columns[i] < 0)
+                $put(y, i, beside);
+            else
+                $put(y, i, $get(x, start + columns[i]));
+    }
+}
+
+//: copy
+/* Copy rows of n floats; how far they lie apart may differ. */
+static void copy(const float *x, int32_t from, float *y, int32_t to, int32_t rows, int32_t n)
+{
+    int32_t r;
+    for (r = 0; r < rows; r++)
+        memcpy(y + r * to, x + r * from, (size_t)n * sizeof(float));
+}
+
+//: map
+static void $N$s(const float *x, float *y, int32_t n$P)
+{
+    int32_t i;
+    for (i = 0; i < n; i++) {
+        const $V v = $get(x, i);
+$D        const double d = (double)v;
+        $put(y, i, $E);
+    }
+}
+
+//: broadcast
+/* Each number of c meets inner values of x; then c begins again. */
+static void $N$s(const float *x, const $V *c, float *y, int32_t n, int32_t inner,
+                 int32_t length)
+{
+    int32_t i = 0, j, k;
+    while (i < n)
+        for (j = 0; j < length; j++)
+            for (k = 0; k < inner; k++, i++) {
+                const $V v = $get(x, i);
+                $put(y, i, $E);
+            }
+}
+
+//: add
+static void add$s(const float *a, const float *b, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        $put(y, i, $get(a, i) + $get(b, i));
+}
+
+//: add_scaled
+static void add_scaled$s(const float *x, $V by, const $V *more, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        $put(y, i, $get(x, i) + by * more[i]);
+}
+
+//: multiply
+static void multiply$s(const float *x, $V by, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        $put(y, i, $get(x, i) * by);
+}
+
+//: divide
+static void divide$s(const float *x, $V by, float *y, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        $put(y, i, $get(x, i) / by);
+}
+
+//: peak
+/* The largest magnitude; 1 where all are 0. */
+static $V peak$s(const float *x, int32_t n)
+{
+    $V found = 0;
+    int32_t i;
+    for (i = 0; i < n; i++) {
+        const $V v = $get(x, i), size = v < 0 ? -v : v;
+        found = size > found ? size : found;
+    }
+    return found == 0 ? 1 : found;
+}
+
+//: squares
+/* The sum of squares: no square of a float leaves the range of double. */
+static double squares$s(const float *x, int32_t n)
+{
+    double sums[4] = {0, 0, 0, 0};
+    int32_t i = 0, k;
+    for (; i + 4 <= n; i += 4)
+        for (k = 0; k < 4; k++)
+            sums[k] += (double)$get(x, i + k) * (double)$get(x, i + k);
+    for (; i < n; i++)
+        sums[0] += (double)$get(x, i) * (double)$get(x, i);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+//: nearer
+/* A power of two that brings a sum of squares near 1, where it is far from it. */
+static double nearer(double squares)
+{
+    int power;
+    if (!(squares > 0) || (squares > 1e-20 && squares < 1e20) || squares > 1e300)
+        return 1;
+    (void)frexp(sqrt(squares), &power);
+    return ldexp(1, power > 120 ? -120 : power < -120 ? 120 : -power);
+}
+
+//: ratio
+/* n / t, and 0 for t = 0: an image of zeros has no energy. */
+static double ratio(double n, double t)
+{
+    return t == 0 ? 0 : n / t;
+}
+
+//: positive
+static double positive(double n)
+{
+    return n < 0 ? 0 : n;
+}
+
+//: limited
+/* Beyond the limit the published rule has sent every point to 0. */
+static double limited(double t)
+{
+    return t > 1e300 ? 1e300 : t;
+}
+
+//: growth_projective
+static double growth_projective(double q)
+{
+    return 1 + q;
+}
+
+//: growth_gnomonic
+static double growth_gnomonic(double q)
+{
+    return sqrt(1 + q);
+}
+
+//: growth_radial_tanh
+static double growth_radial_tanh(double q)
+{
+    const double u = sqrt(q);
+    return q < 1e-4 ? 1 + q / 3 - q * q / 45 : u / tanh(u);
+}
+
+//: over
+/* c divided by the growths of some activations, one by one. */
+static double over(double c, const double *growth, int32_t first, int32_t last)
+{
+    for (; first < last; first++)
+        c /= growth[first];
+    return c;
+}
+
+//: grown
+/* t times the growths of some activations. */
+static double grown(double t, const double *growth, int32_t first, int32_t last)
+{
+    for (; first < last; first++)
+        t = limited(t * growth[first]);
+    return t;
+}
+
+//: gram
+/* c' G c */
+static double gram(const double *c, const double *products, int32_t n)
+{
+    double total = 0;
+    int32_t i, j;
+    for (i = 0; i < n; i++)
+        for (j = 0; j < n; j++)
+            total += c[i] * products[i * n + j] * c[j];
+    return total;
+}
+
+//: mixed
+/* The sum of c[i] x[i]. */
+static double mixed$s(const double *c, const float *x, int32_t n)
+{
+    double total = 0;
+    int32_t i;
+    for (i = 0; i < n; i++)
+        total += c[i] * (double)$get(x, i);
+    return total;
+}
+
+//: combine
+/* y = the sum of all k[j] times part j of x, and of all c[j] times vector j. */
+static void combine$s(const float *x, const double *k, int32_t parts, const $V *vectors,
+                      const double *c, int32_t count, float *y, int32_t n)
+{
+    int32_t i, j;
+    for (i = 0; i < n; i++) {
+        double total = 0;
+        for (j = 0; j < parts; j++)
+            total += k[j] * (double)$get(x, j * n + i);
+        for (j = 0; j < count; j++)
+            total += c[j] * (double)vectors[j * n + i];
+        $put(y, i, ($V)total);
+    }
+}
+
+//: has_nan
+static int has_nan(const float *x, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        if (x[i] != x[i])
+            return 1;
+    return 0;
+}
+
+//: no_answer
+/* Fill the outputs with NaN. */
+static int no_answer(float *out, int32_t n)
+{
+    int32_t i;
+    for (i = 0; i < n; i++)
+        out[i] = NAN;
+    return -1;
+}
+
+//: largest
+static int largest(const float *x, int32_t n)
+{
+    int32_t i, best = 0;
+    for (i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    return (int)best;
+}

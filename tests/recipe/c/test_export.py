@@ -1,0 +1,461 @@
+"""export_c: programs compile without a warning and compute what torch computes, or are refused by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from dataclasses import fields, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conformallayers.errors import ConformalError
+from conformallayers.folding.certificate import Certificate
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.c.export import WRITE
+from conformallayers.recipe.c.simplify import simplified
+from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.testing import relative_error
+from conformallayers.testing.recipes import RECIPE_CASES
+from programs import (
+    COMPILER,
+    FLAGS,
+    SANITIZED,
+    Fold,
+    check,
+    compiled,
+    export,
+    hard,
+    needs_compiler,
+    run_program,
+)
+
+
+def has(recipe: Recipe) -> bool:
+    return all(type(operation) in WRITE for operation in recipe.operations)
+
+
+CASES = {case.name: case for case in RECIPE_CASES}
+WRITTEN = [name for name, case in CASES.items() if has(simplified(case.build()))]
+
+
+POINTS = [name for name in WRITTEN if name.startswith(("points", "rescale", "grow", "rebase"))]
+POINTS += [name for name in WRITTEN if "_form" in name]
+
+
+def renamed(recipe: Recipe, number: int) -> Recipe:
+    """Give values and constants of a recipe names that others do not have."""
+    operations = []
+    for operation in recipe.operations:
+        ends = {
+            "inputs": tuple(n if n == INPUT else f"v{number}_{n}" for n in operation.inputs),
+            "outputs": tuple(f"v{number}_{n}" for n in operation.outputs),
+        }
+        held = {
+            item.name: f"c{number}_{getattr(operation, item.name)}"
+            for item in fields(operation)
+            if "constant" in item.metadata and getattr(operation, item.name) is not None
+        }
+        operations.append(replace(operation, **ends, **held))
+    return replace(
+        recipe,
+        operations=tuple(operations),
+        output=f"v{number}_{recipe.output}",
+        constants={f"c{number}_{name}": array for name, array in recipe.constants.items()},
+        wide=frozenset(f"c{number}_{name}" for name in recipe.wide),
+    )
+
+
+def joined(recipes: list[Recipe]) -> Recipe:
+    """Return one recipe whose output is that of several behind each other: few files to compile."""
+    operations: list[Operation] = []
+    constants: dict[str, Any] = {}
+    wide: frozenset[str] = frozenset()
+    for number, recipe in enumerate(recipes):
+        one = renamed(recipe, number)
+        ends = {"inputs": (one.output,), "outputs": (f"flat{number}",)}
+        flat = layer.Reshape(**ends, shape=(prod(recipe.output_shape),))
+        operations += [*one.operations, flat]
+        constants, wide = constants | dict(one.constants), wide | one.wide
+    names = tuple(f"flat{number}" for number in range(len(recipes)))
+    operations.append(layer.Concatenate(inputs=names, outputs=("all",), axis=0))
+    size = sum(prod(recipe.output_shape) for recipe in recipes)
+    shape = recipes[0].input_shape
+    return Recipe(shape, (size,), tuple(operations), "all", constants, wide)
+
+
+@needs_compiler
+def test_every_operation_that_c_has(tmp_path: Path) -> None:
+    assert len(WRITTEN) > 240
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in WRITTEN:
+        groups.setdefault(CASES[name].build().input_shape, []).append(name)
+    every = [[CASES[name].build() for name in names] for names in groups.values()]
+    folds = [Fold(joined(recipes)) for recipes in every]
+    exports = [export(fold, tmp_path, name=f"group{i}") for i, fold in enumerate(folds)]
+    runs = compiled(tmp_path, exports)
+    for names, recipes, run, fold in zip(groups.values(), every, runs, folds, strict=True):
+        x = torch.randn(5, *fold.input_shape, generator=torch.Generator().manual_seed(1))
+        index, actual = run(x)
+        assert torch.equal(index, actual.argmax(1))
+        sizes = [prod(recipe.output_shape) for recipe in recipes]
+        for name, found, recipe in zip(names, actual.split(sizes, 1), recipes, strict=True):
+            assert relative_error(found, Fold(recipe)(x).flatten(1)) < 1e-5, name
+
+
+def in_double(recipe: Recipe) -> Recipe:
+    """Put casts around the only operation of a recipe."""
+    (operation,) = recipe.operations
+    casts = [
+        layer.Cast(inputs=(INPUT,), outputs=("exact",), to=layer.WIDE),
+        layer.Cast(inputs=operation.outputs, outputs=("rounded",), to=layer.WORKING),
+    ]
+    middle = replace(operation, inputs=("exact",))
+    names = frozenset(name for _, name in operation.constants())
+    operations = (casts[0], middle, casts[1])
+    return replace(recipe, operations=operations, output="rounded", wide=names)
+
+
+@needs_compiler
+def test_every_layer_in_double(tmp_path: Path) -> None:
+    recipes: dict[Any, Recipe] = {}
+    for name in WRITTEN:
+        recipe = CASES[name].build()
+        if len(recipe.operations) == 1:
+            operation = recipe.operations[0]
+            recipes[operation.kind, getattr(operation, "function", None)] = in_double(recipe)
+    folds, exports = [Fold(recipe) for recipe in recipes.values()], []
+    for number, fold in enumerate(folds):
+        exports.append(export(fold, tmp_path, name=f"case{number}"))
+    for kind, run, fold in zip(recipes, compiled(tmp_path, exports, "-O2"), folds, strict=True):
+        x = torch.randn(5, *fold.input_shape, generator=torch.Generator().manual_seed(1))
+        assert relative_error(run(x)[1], fold(x).flatten(1)) < 1e-7, kind
+
+
+@needs_compiler
+def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) -> None:
+    command = [str(COMPILER), *FLAGS, *SANITIZED]
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    line = [str(COMPILER), *SANITIZED, probe.name, "-o", "probe"]
+    if subprocess.run(line, cwd=tmp_path, capture_output=True, check=False).returncode:
+        command = [str(COMPILER), *FLAGS]
+    names = [*POINTS, *(n for n in WRITTEN if "2d stride and padding" in n or "pad 2d" in n)]
+    folds = [Fold(CASES[name].build()) for name in names]
+    exports = [export(fold, tmp_path, name=f"case{i}") for i, fold in enumerate(folds)]
+    inputs = [hard(fold.input_shape) for fold in folds]
+    for name, found, fold, x in zip(
+        names, run_program(tmp_path, exports, inputs, command), folds, inputs, strict=True
+    ):
+        tame = slice(None) if name in POINTS else slice(0, 3)
+        check((found[0][tame], found[1][tame]), fold, x[tame], 1e-5)
+
+
+@needs_compiler
+def test_programs_are_cpp_too(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    folds = [Fold(CASES[name].build()) for name in POINTS[::3]]
+    exports = [export(fold, tmp_path, name=f"case{i}") for i, fold in enumerate(folds)]
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O2", "-x", "c++"]
+    inputs = [hard(fold.input_shape) for fold in folds]
+    every = run_program(tmp_path, exports, inputs, ["c++", *flags])
+    for found, fold, x in zip(every, folds, inputs, strict=True):
+        check(found, fold, x, 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - set(WRITTEN)))
+def test_other_operations_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    recipe = CASES[name].build()
+    kind = next(op.kind for op in recipe.operations if type(op) not in WRITE)
+    with pytest.raises(ConformalError, match=rf"operations that C has, got {kind}\. Fold"):
+        export(Fold(recipe), tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+# -- whole networks -----------------------------------------------------------------------------
+
+SHAPE = (2, 6, 6)
+
+
+def network(strategy: str = "dense", rule: str = "published") -> Recipe:
+    """A part with one activation, by a form or by its map, and a head of two layers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    builder = RecipeBuilder(SHAPE)
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    if strategy == "dense":
+        rows = builder.add(layer.Reshape, unit, name="rows", shape=(72,))
+        places = torch.arange(72, dtype=torch.float64)
+        near = torch.exp(-((places[:, None] - places) ** 2))
+        form = builder.constant("form", near * (near > 1e-9) + 1e-3 * torch.diag(random(72) ** 2))
+        n = builder.add(point.QuadraticForm, rows, name="n", form=form, weight=0.3)
+        n = builder.add(layer.Elementwise, n, name="n", function="relu")
+        v = builder.add(layer.Matmul, rows, weight=builder.constant("matrix", random(36, 72)))
+    else:
+        weight = builder.constant("kernel", random(4, 2, 3, 3))
+        options: dict[str, Any] = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+        v = builder.add(layer.Conv, unit, weight=weight, **options)
+        n = builder.add(point.SumSquares, v, name="n", weight=0.3)
+        v = builder.add(layer.Reshape, v, shape=(36,))
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    y = builder.add(point.Divide, v, tau, m, name="y", scale=0.7)
+    for rows, columns in ((5, 36), (3, 5)):
+        held = {"weight": builder.constant("weight", random(rows, columns))}
+        held["bias"] = builder.constant("bias", random(rows))
+        y = builder.add(layer.Matmul, y, name="y", **held)
+        if rows == 5:
+            y = builder.add(layer.Elementwise, y, name="y", function="relu")
+    return builder.recipe(y)
+
+
+@needs_compiler
+@pytest.mark.parametrize("strategy", ["dense", "conv"])
+def test_errors_of_int8_are_those_of_the_program(strategy: str, tmp_path: Path) -> None:
+    fold = Fold(network(strategy))
+    x = torch.randn(100, *SHAPE, generator=torch.Generator().manual_seed(2))
+    made = export(fold, tmp_path, dtype="int8", samples=x)
+    exact = export(fold, tmp_path, name="exact", samples=x.numpy())
+    runs = compiled(tmp_path, [made, exact])
+    _, y = runs[0](x)
+    expected = fold(x)
+    assert relative_error(y, expected) == pytest.approx(made.output_error, rel=1e-2)
+    share = (y.argmax(1) == expected.argmax(1)).double().mean()
+    assert float(share) == pytest.approx(made.agreement, abs=0.03)
+    assert 1e-5 < made.output_error < 0.05
+    assert made.denominator_error is not None
+    assert 0 < made.denominator_error < 0.01
+    assert exact.output_error < 1e-6
+    assert exact.denominator_error == 0
+    assert made.constant_bytes < 0.5 * exact.constant_bytes
+    header = made.header.read_text("ascii")
+    assert f"{made.output_error:.2g}" in header
+    assert f"{made.denominator_error:.2g}" in header
+    assert "same largest output in" in header
+    assert str(made).splitlines()[-1] == made.measured
+    check(runs[1](hard(SHAPE)), fold, hard(SHAPE), 1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_folds_of_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    made = export(Fold(network(), dtype), tmp_path)
+    x = torch.randn(9, *SHAPE)
+    exact = Fold(network(), torch.float64)(x.double())
+    limit = 1e-6 if dtype == torch.float64 else 5e-3
+    assert relative_error(compiled(tmp_path, [made])[0](x)[1], exact) < limit
+
+
+@pytest.mark.parametrize("rule", ["published", "projective"])
+def test_denominators_stay_within_the_tolerance(rule: str, tmp_path: Path) -> None:
+    recipe = network(rule=rule)
+    x = torch.randn(200, *SHAPE)
+    x = torch.cat([x, torch.ones(1, *SHAPE), torch.eye(72).view(-1, *SHAPE)])
+    norms = torch.linalg.vector_norm(x.flatten(1), dim=1).view(-1, 1, 1, 1)
+    x = x / norms * torch.linspace(0.01, 20, len(x)).view(-1, 1, 1, 1)
+    certificate = Certificate(1e-2, 20.0, 1.0)
+    made = export(Fold(recipe, certificates=(certificate,)), tmp_path, samples=x)
+    whole = export(Fold(recipe), tmp_path, name="whole")
+    assert made.constant_bytes < 0.95 * whole.constant_bytes
+    assert made.denominator_error is not None
+    assert 0 < made.denominator_error <= 1e-2
+    assert made.certificate is not None
+    assert whole.certificate is None
+    assert (made.certificate.epsilon, made.certificate.max_norm) == (1e-2, 20.0)
+    header = made.header.read_text("ascii")
+    assert "#define CL_MODEL_EPSILON 0x1.47ae147ae147bp-7\n" in header
+    assert "#define CL_MODEL_MAX_NORM 0x1.4p+4\n" in header
+    assert "_EPSILON" not in whole.header.read_text("ascii")
+
+
+# -- names, compilers, files --------------------------------------------------------------------
+
+
+@needs_compiler
+def test_the_default_name_has_the_short_functions(tmp_path: Path) -> None:
+    fold = Fold(network())
+    made = export(fold, tmp_path)
+    assert (made.header.name, made.source.name) == ("cl_model.h", "cl_model.c")
+    other = export(fold, tmp_path, name="other")
+    assert "cl_predict" not in other.header.read_text("ascii")
+    main = tmp_path / "short.c"
+    main.write_text(
+        '#include "cl_model.h"\n#include "other.h"\n'
+        "int main(void)\n{\n    static float x[CL_INPUT_SIZE], y[CL_OUTPUT_SIZE], w[CL_WORK_SIZE];\n"
+        "    static const int shape[] = CL_MODEL_INPUT_SHAPE;\n    x[3] = 1;\n"
+        "    return cl_predict(x, y) != other_predict(x, y) || shape[0] != 2 ||\n"
+        "           cl_predict_with(x, y, w) != cl_model_predict(x, y) ||\n"
+        "           sizeof CL_MODEL_VERSION < 2 || sizeof CL_MODEL_ORIGIN != 10;\n}\n"
+    )
+    sources = ["short.c", "cl_model.c", "other.c", "-lm", "-o", "short"]
+    subprocess.run([str(COMPILER), *FLAGS, *sources], cwd=tmp_path, check=True)
+    subprocess.run([str(tmp_path / "short")], check=True)
+
+
+@needs_compiler
+def test_the_example_runs(tmp_path: Path) -> None:
+    fold = Fold(network())
+    export(fold, tmp_path)
+    main = Path(__file__).parents[3] / "examples" / "c" / "main.c"
+    line = [str(COMPILER), *FLAGS, "-I.", str(main), "cl_model.c", "-lm", "-o", "classify"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    x = torch.randn(4, *SHAPE)
+    x[1, 0, 0, 0] = float("nan")
+    run = [str(tmp_path / "classify")]
+    said = subprocess.run(run, input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    lines = said.decode().splitlines()
+    assert lines[1].startswith("-1 ")
+    expected = fold(x)[[0, 2, 3]]
+    found = [[float(word) for word in lines[index].split()] for index in (0, 2, 3)]
+    assert [int(row[0]) for row in found] == expected.argmax(1).tolist()
+    assert relative_error(torch.tensor(found)[:, 1:], expected) < 1e-4
+
+
+@needs_compiler
+def test_pairs_that_do_not_belong_together_do_not_compile(tmp_path: Path) -> None:
+    export(Fold(network("conv")), tmp_path)
+    header = (tmp_path / "cl_model.h").read_bytes()
+    export(Fold(network()), tmp_path)
+
+    def errors(*flags: str) -> str:
+        command = [str(COMPILER), *FLAGS, *flags, "-c", "cl_model.c", "-o", "model.o"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.stderr
+
+    assert not errors()
+    assert "compile without -ffast-math" in errors("-ffast-math")
+    (tmp_path / "cl_model.h").write_bytes(header)
+    assert "come from different exports" in errors()
+
+
+def test_equal_folds_give_equal_files(tmp_path: Path) -> None:
+    texts = []
+    for _ in range(2):
+        made = export(Fold(network()), tmp_path)
+        texts.append(made.header.read_bytes() + made.source.read_bytes())
+    assert texts[0] == texts[1]
+    assert max(map(len, texts[0].decode("ascii").splitlines())) <= 100
+
+
+@pytest.mark.parametrize("existing", [True, False], ids=["replaced", "new"])
+def test_both_files_are_written_or_none(
+    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if existing:
+        (tmp_path / "cl_model.h").write_text("old header")
+        (tmp_path / "cl_model.c").write_text("old source")
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith(".h"):
+            raise OSError(errno.ENOSPC, "no space left")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        export(Fold(network()), tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_folders_are_created(tmp_path: Path) -> None:
+    made = export(Fold(network()), tmp_path / "new" / "folder")
+    assert made.header.is_file()
+    for folder in (made.header, made.header / "inner"):
+        with pytest.raises(
+            ConformalError, match=r"export_c\(folder\): expected a folder, got the file"
+        ):
+            export(Fold(network()), folder)
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "2x", "a-b", "a b", "while", "class", "_x", "é", "a\n", 3])
+def test_names_that_are_no_identifiers(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConformalError, match=r"export_c\(name=.*expected a C identifier"):
+        export(Fold(network()), tmp_path, name=name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_that_are_refused(tmp_path: Path) -> None:
+    fold, target = Fold(network()), tmp_path / "new"
+    with pytest.raises(ConformalError, match=r'expected "float32" or "int8", got "?\'int4'):
+        export(fold, target, dtype="int4")
+    with pytest.raises(ConformalError, match=r"Fold it first"):
+        export(torch.nn.Identity(), target)
+    for samples in (torch.zeros(0, *SHAPE), torch.zeros(SHAPE), torch.full((1, *SHAPE), np.nan)):
+        with pytest.raises(ConformalError, match=r"export_c\(samples=\.\.\.\)"):
+            export(fold, target, samples=samples)
+    fold.constants.matrix[0, 0] = float("inf")
+    for dtype in ("float32", "int8"):
+        with pytest.raises(ConformalError, match=r"expected finite weights.*infinity in matrix"):
+            export(fold, target, dtype=dtype)
+    biased = Fold(CASES["grow and combine published"].build())
+    with pytest.raises(ConformalError, match=r'without inner biases.*dtype="float32"'):
+        export(biased, target, dtype="int8")
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
+    builder = RecipeBuilder((3,))
+    module = builder.module("own", torch.nn.Identity())
+    y = builder.add(layer.Call, INPUT, module=module, what="mul(x, x)", result=(3,))
+    with pytest.raises(ConformalError, match=r"operations that C has, got mul\(x, x\)"):
+        export(Fold(builder.recipe(y)), tmp_path)
+    builder = RecipeBuilder((3,))
+    module = builder.module("own", torch.nn.Identity())
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(point.SumSquares, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Own", module=module)
+    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
+    with pytest.raises(ConformalError, match=r"activations of the library.*Own"):
+        export(Fold(builder.recipe(y)), tmp_path)
+
+
+def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
+    def scaled(kind: type[Operation], *energies: int, **fields: Any) -> Recipe:
+        builder = RecipeBuilder((3,))
+        unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+        n = builder.add(point.SumSquares, unit, name="n")
+        n = builder.add(kind, *([n] * len(energies)), name="n", **fields)
+        tau = builder.add(point.Advance, tau, m, n, name="tau", rule="gnomonic")
+        return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
+
+    made = export(Fold(scaled(layer.Add, 1, 2)), tmp_path)
+    assert "= s_n + s_n;" in made.source.read_text("ascii")
+    with pytest.raises(ConformalError, match=r"got elementwise of a scalar\."):
+        export(Fold(scaled(layer.Elementwise, 1, function="tanh")), tmp_path)
+
+
+def test_values_of_two_precisions_are_not_mixed(tmp_path: Path) -> None:
+    builder = RecipeBuilder((3,))
+    wide = builder.add(layer.Cast, INPUT, to=layer.WIDE)
+    y = builder.add(layer.Cast, builder.add(layer.Add, INPUT, wide), to=layer.WORKING)
+    with pytest.raises(ConformalError, match="got add of float32 and float64"):
+        export(Fold(builder.recipe(y)), tmp_path)
+
+
+def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformallayers.recipe.c.export._LIMIT", 2**12)
+    with pytest.raises(ConformalError, match=r"at most 4 KiB of constants.*got \d"):
+        export(Fold(network()), tmp_path)
+
+
+def test_layers_too_large_for_a_matrix(tmp_path: Path) -> None:
+    builder = RecipeBuilder((1, 100, 100))
+    y = builder.add(layer.Upsample, INPUT, size=(200, 200))
+    with pytest.raises(ConformalError, match=r"at most 16777216 entries, got upsample with 40000"):
+        export(Fold(builder.recipe(y)), tmp_path)

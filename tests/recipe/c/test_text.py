@@ -1,0 +1,46 @@
+"""The text of C programs: functions by name, and those that they call."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformallayers.recipe.c.text import (
+    BROADCASTS,
+    MAPS,
+    _snippets,
+    comment,
+    functions,
+    indented,
+)
+
+
+def test_a_program_gets_what_it_calls() -> None:
+    text = functions("times_runs_i(w, scale, runs, places, x, y, 3); sqrt(2); own_call();")
+    assert text.index("static float dot_i(") < text.index("static void times_runs_i(")
+    assert text.count("static ") == 2
+    assert "load" in functions("times_d(w, x, y, 1, 1)")
+    assert functions("sqrt(2)") == ""
+
+
+@pytest.mark.parametrize("suffix", ["f", "d", "i", "s"])
+def test_functions_are_plain_c(suffix: str) -> None:
+    names = [*_snippets(), *MAPS, *BROADCASTS]
+    text = functions(" ".join(f"{name}() {name}_{suffix}()" for name in names))
+    assert "$" not in text
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_statements_are_indented_and_wrapped() -> None:
+    call = "f(" + ", ".join(f"argument{i}" for i in range(12)) + ");"
+    lines = indented(["{", call, "}"]).splitlines()
+    assert lines[0] == "    {"
+    assert lines[1].startswith("        f(")
+    assert lines[2].startswith("            argument")
+    assert lines[-1] == "    }"
+    assert max(map(len, lines)) <= 98
+    assert " ".join(line.strip() for line in lines[1:-1]) == call
+
+
+def test_comments_cannot_end_early() -> None:
+    assert comment(["a */ é"]).count("*/") == 1
