@@ -39,8 +39,8 @@ _HOMES = {
     "inspect": "inspection",
     "save": "export.store",
     "load": "export.store",
-    "CExport": "export.c99",
-    "export_c": "export.c99",
+    "CExport": "recipe.c.files",
+    "export_c": "recipe.c.export",
     "export_onnx": "recipe.onnx.export",
 }
 _SUBMODULES = ("functional", "networks", "testing")
@@ -99,8 +99,6 @@ __all__ = [
 if TYPE_CHECKING:
     from . import functional, networks, testing
     from .errors import ConformalError, MissingExtra
-    from .export.c99 import CExport, export_c
-    from .recipe.onnx.export import export_onnx
     from .export.store import load, save
     from .folding.certificate import Certificate
     from .folding.fold import fold, trace
@@ -130,6 +128,9 @@ if TYPE_CHECKING:
         Linear,
     )
     from .nn.traced import Traced
+    from .recipe.c.export import export_c
+    from .recipe.c.files import CExport
+    from .recipe.onnx.export import export_onnx
     from .registry.registry import register_linear
     from .testing import fold_error
 

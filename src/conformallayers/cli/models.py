@@ -1,7 +1,6 @@
 """conformallayers evaluate, fold, export and predict: the commands that take a trained MODEL."""
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -234,25 +233,15 @@ def _torch_dtype(name: str | None, command: str) -> "torch.dtype | None":
 
 
 def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..export.c99 import export_c
+    from ..recipe.c.export import export_c
 
     samples = None if options.samples is None else _samples(options.samples, folded)
-    if out.exists() and not out.is_dir():
-        raise refusal("export --out", "a folder", f"the file {out}", "Name another folder.")
-    new = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
     dtype = options.dtype or "float32"
-    try:
-        print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
-    except BaseException:
-        if new:
-            with suppress(OSError):  # the folder may have files by now
-                out.rmdir()
-        raise
+    print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
 
 
 def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..export.onnx import export_onnx
+    from ..recipe.onnx.export import export_onnx
 
     export_onnx(folded, out, opset=options.opset)
     print(f"Wrote {out}, {_kibibytes(out)}")
