@@ -171,7 +171,13 @@ def checked_strategy(strategy: object) -> str:
 
 
 def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
-    return tuple(_candidate(strategy, problem, built) for strategy in STRATEGIES.values())
+    """Return all strategies; a problem is asked twice, for its outlook and for its plan."""
+    key = "candidates", built, problem.stage.output_shape, len(problem.stage.nodes), machine()
+    if key not in problem.memo:
+        found = (_candidate(strategy, problem, built) for strategy in STRATEGIES.values())
+        problem.memo[key] = tuple(found)
+    candidates: tuple[Candidate, ...] = problem.memo[key]
+    return candidates
 
 
 def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
