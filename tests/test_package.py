@@ -28,6 +28,7 @@ ORDER = (
     "recipe.point_operations",
     "recipe.recipe",
     "recipe.document",
+    "recipe.numpy",
     "functional",
     "nn.rules",
     "nn.extra_layers",

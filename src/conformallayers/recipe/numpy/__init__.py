@@ -1,0 +1,1 @@
+"""The numpy runtime of recipes; it imports no torch."""

@@ -1,0 +1,118 @@
+"""Run a recipe with numpy: batches of numbers in, batches of numbers out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import refusal, shape_text
+from ..layer_operations import Call
+from ..operation import Operation
+from ..point_operations import Advance, Grow
+from ..recipe import INPUT, Recipe
+from .layers import RUN_LAYERS, Array
+from .points import RUN_POINTS
+
+CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
+RUN = {**RUN_LAYERS, **RUN_POINTS}
+
+
+class Network:
+    """A folded network from a file. Made by :func:`conformallayers.numpy.load`.
+
+    Args:
+        recipe: its constants are numpy arrays: float64 if wide, else of the dtype.
+        dtype: float32 or float64.
+        strategy, origin, labels, about: see the attributes.
+
+    Attributes:
+        input_shape: of one sample.
+        output_shape: of one sample.
+        dtype: of the arithmetic and the result; float32 for files of float16 or bfloat16.
+        strategy: how it was folded.
+        origin: the fingerprint of the weights that were folded.
+        labels, about: the names of the outputs and other notes; None where the file has none.
+        recipe: what runs; print it.
+
+    Shape:
+        (B, *input_shape) → (B, *output_shape)
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        dtype: np.dtype[Any],
+        *,
+        strategy: str,
+        origin: str | None,
+        labels: tuple[str, ...] | None,
+        about: dict[str, Any] | None,
+    ) -> None:
+        for operation in recipe.operations:
+            _refuse_modules(operation)
+        self.recipe = recipe
+        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
+        self.dtype = np.dtype(dtype)
+        self.strategy, self.origin = strategy, origin
+        self.labels, self.about = labels, about
+        self.chunk_size = max(1, CHUNK_BYTES // (self.dtype.itemsize * recipe.peak_elements()))
+        self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
+
+    def __call__(self, x: Array) -> Array:
+        """Run a batch of numbers of any real dtype; they are converted to ``dtype`` first."""
+        x = np.asarray(x)
+        if x.dtype.kind not in "fiub":
+            raise refusal("Network", "an array of real numbers", str(x.dtype), "Convert it first.")
+        if x.ndim == 0 or x.shape[1:] != self.input_shape:
+            unbatched = x.shape == self.input_shape
+            raise refusal(
+                "Network",
+                f"a batch of samples of shape {shape_text(self.input_shape)}",
+                f"{'an unbatched array' if unbatched else 'an array'} of shape {x.shape}",
+                "Add the batch axis with x[None]." if unbatched else "Fold for this shape.",
+            )
+        x, chunk = x.astype(self.dtype, copy=False), self.chunk_size
+        with np.errstate(all="ignore"):  # NaN and infinity stay in their sample
+            if len(x) <= 2 * chunk:  # a result that is a view gets memory of its own
+                return np.require(self._run(x), requirements=["C", "OWNDATA", "W"])
+            starts = range(0, len(x), chunk)
+            return np.concatenate([self._run(x[start : start + chunk]) for start in starts])
+
+    def _run(self, x: Array) -> Array:
+        values = {INPUT: x}
+        for operation, dropped in self._steps:
+            inputs = [values[name] for name in operation.inputs]
+            result = RUN[type(operation)](operation, self, *inputs)
+            results = (result,) if len(operation.outputs) == 1 else result
+            values.update(zip(operation.outputs, results, strict=True))
+            for name in dropped:
+                del values[name]
+        return values[self.recipe.output]
+
+    def constant(self, name: str) -> Array:
+        """Return a constant."""
+        found: Array = self.recipe.constants[name]
+        return found
+
+    def __repr__(self) -> str:
+        shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
+        return f"Network({shapes}, dtype={self.dtype}, strategy={self.strategy!r})"
+
+
+def _refuse_modules(operation: Operation) -> None:
+    """Refuse an operation that calls a torch module, or that numpy has no function for."""
+    if isinstance(operation, (Advance, Grow)) and operation.module is not None:
+        raise refusal(
+            "Network",
+            "activations that run in numpy",
+            f"{operation.rule}, an activation of one's own",
+            "Use cl.load.",
+        )
+    if type(operation) not in RUN:
+        raise refusal(
+            "Network",
+            "layers that run in numpy",
+            operation.what if isinstance(operation, Call) else operation.kind,
+            'Fold with strategy="dense", which keeps no layers inside a ConformalLayers, or use cl.load.',
+        )

@@ -1,0 +1,224 @@
+"""Operations on points, in numpy: one function each, of (operation, network, *input values).
+
+The scalars of samples, m, τ, n and growths, are float64 arrays of shape (B,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from .. import point_operations as point
+from ..operation import Operation
+from ..point_operations import Key
+from .layers import Array, Holder, Run, flat
+
+_LARGEST = 1e300  # of a coordinate: beyond it the published form has sent every point to 0
+
+
+def _radial_tanh(q: Array) -> Array:
+    """Return u / tanh(u) for u = √q; its series is exact to rounding for short points."""
+    short = q < 1e-4
+    u = np.sqrt(np.where(short, 1.0, q))
+    return np.where(short, 1 + q / 3 - q**2 / 45, u / np.tanh(u))
+
+
+# Rules whose growth is a function of q, the squared length of the point in units of α.
+GROWTH: dict[str, Callable[[Array], Array]] = {
+    "projective": lambda q: 1 + q,
+    "gnomonic": lambda q: np.sqrt(1 + q),
+    "radial_tanh": _radial_tanh,
+}
+
+
+# -- embedding and energies -------------------------------------------------------------------------
+
+
+def _normalize(op: point.Normalize, net: Holder, x: Array) -> tuple[Array, Array, Array]:
+    peak = _peak(x)
+    peak = peak + (peak == 0)
+    unit = x / _column(peak, x)
+    return unit, peak.astype(np.float64), np.sqrt(_squared_norm(unit))
+
+
+def _sum_squares(op: point.SumSquares, net: Holder, z: Array) -> Array:
+    return _squared_norm(z) * op.weight
+
+
+def _rescale(
+    op: point.Rescale, net: Holder, z: Array, m: Array, tau: Array
+) -> tuple[Array, Array, Array, Array]:
+    n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
+    if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
+        peak = _peak(z)
+        _, exponent = np.frexp(np.where(np.isfinite(peak), peak, 1))
+        z = np.ldexp(z, -_column(exponent, z))
+        m, tau = np.ldexp(m, exponent), np.ldexp(tau, -exponent)
+        n = _squared_norm(z)
+    return z, m, tau, n * op.weight
+
+
+def _quadratic_form(op: point.QuadraticForm, net: Holder, x: Array) -> Array:
+    return _dots(x @ net.constant(op.form), x) * op.weight
+
+
+def _banded_form(op: point.BandedForm, net: Holder, x: Array) -> Array:
+    size, width = op.size, op.width
+    windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
+    windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
+    images = windows @ net.constant(op.band)
+    total = (images * windows[..., :size]).sum((0, 2), dtype=np.float64)
+    end = x[:, x.shape[1] - width * size :]
+    return np.asarray((total + _dots(end @ net.constant(op.last), end)) * op.weight)
+
+
+# -- spectra ----------------------------------------------------------------------------------------
+
+
+def _fourier(op: point.Fourier, net: Holder, x: Array) -> Array:
+    spectrum = np.fft.rfftn(x, axes=tuple(range(2, x.ndim)))
+    rows = spectrum.reshape(*x.shape[:2], point.frequencies(x.shape[2:]))
+    return rows.astype(np.result_type(x.dtype, np.complex64), copy=False)
+
+
+def _spectral_form(op: point.SpectralForm, net: Holder, spectrum: Array) -> Array:
+    image = _product(net.constant(op.symbol), spectrum)
+    product = (image * spectrum.conj()).real
+    return np.asarray(product.sum((1, 2), dtype=np.float64) * op.weight)
+
+
+def _spectral_product(op: point.SpectralProduct, net: Holder, spectrum: Array) -> Array:
+    return _product(net.constant(op.transfer), spectrum)
+
+
+def _inverse_fourier(op: point.InverseFourier, net: Holder, spectrum: Array) -> Array:
+    half = spectrum.reshape(*spectrum.shape[:2], *op.size[:-1], op.size[-1] // 2 + 1)
+    image = np.fft.irfftn(half, op.size, tuple(range(2, half.ndim)))
+    return image.astype(spectrum.real.dtype, copy=False)
+
+
+def _product(pairs: Array, spectrum: Array) -> Array:
+    """Multiply (C_out, C_in, F, 2) by (B, C_in, F) at each frequency: (B, C_out, F)."""
+    symbol = (pairs[..., 0] + 1j * pairs[..., 1]).astype(spectrum.dtype)
+    return np.asarray(np.einsum("oif,bif->bof", symbol, spectrum))
+
+
+# -- the coordinate, and leaving --------------------------------------------------------------------
+
+
+def _advance(op: point.Advance, net: Holder, tau: Array, m: Array, *energies: Array) -> Array:
+    n, inverse = reduce(np.add, energies), _inverse(tau)
+    if op.rule == "published":
+        return np.asarray(tau + m * n)
+    return np.asarray(tau * GROWTH[op.rule](n * inverse * inverse))
+
+
+def _divide(op: point.Divide, net: Holder, v: Array, tau: Array, m: Array) -> Array:
+    return _scaled(v, op.scale * _inverse(tau))
+
+
+def _rebase(
+    op: point.Rebase, net: Holder, z: Array, m: Array, tau: Array
+) -> tuple[Array, Array, Array]:
+    coordinate = np.minimum(m * op.coordinate * tau, _LARGEST)
+    alive = np.where(np.isnan(tau), tau, tau != 0)
+    return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
+
+
+def _add_bias(op: point.AddBias, net: Holder, z: Array, tau: Array) -> Array:
+    return np.add(z, _scaled(np.broadcast_to(net.constant(op.bias), z.shape), tau))
+
+
+def _grow(op: point.Grow, net: Holder, m: Array, tau: Array, *values: Array) -> Array:
+    count = len(op.constant_parts)
+    first = 1 if count else 0
+    forms, growths = iter(values[first : first + op.form_count]), values[first + op.form_count :]
+    linear = [_along(key, _inverse(tau), growths) for key in op.linear]
+    energy = np.zeros_like(tau)
+    for a, k in enumerate(linear):
+        for b, other in enumerate(linear[a:]):
+            energy += k * other * next(forms) * (2 if b else 1)
+    if op.gram is not None:
+        alive, dots = (tau != 0).astype(np.float64), values[0]
+        ks = np.stack([_along(key, alive, growths) for key in op.constant_parts], 1)
+        energy += _dots(ks @ net.constant(op.gram), ks)
+        for index, k in enumerate(linear):
+            energy += 2 * k * _dots(dots[:, index * count : (index + 1) * count], ks)
+    q = np.maximum(energy, 0)
+    if op.rule != "published":
+        return np.minimum(GROWTH[op.rule](q), _LARGEST)
+    t = m * tau * op.factor
+    for site in op.coordinate:  # one by one: a product of many could overflow on its way
+        t = np.minimum(t * growths[site], _LARGEST)
+    return np.minimum(1 + t * q, _LARGEST)
+
+
+def _combine(op: point.Combine, net: Holder, v: Array, tau: Array, *growths: Array) -> Array:
+    y, inverse, alive = np.zeros_like(v[:, 0]), _inverse(tau), (tau != 0).astype(np.float64)
+    for index, key in enumerate(op.linear):
+        y += _scaled(v[:, index], op.scale * _along(key, inverse, growths))
+    if op.vectors is not None:
+        for key, vector in zip(op.constant_parts, net.constant(op.vectors), strict=True):
+            y += _scaled(np.broadcast_to(vector, y.shape), _along(key, alive, growths))
+    return y
+
+
+def _along(key: Key, coefficient: Array, growths: Sequence[Array]) -> Array:
+    """Divide a coefficient by the growth of every site that its part has passed."""
+    for site in key:
+        coefficient = coefficient / growths[site]
+    return coefficient
+
+
+def _peak(x: Array) -> Array:
+    """Return the largest absolute value of each sample, (B,)."""
+    rows = flat(x)
+    return np.asarray(np.maximum(rows.max(1), -rows.min(1)))
+
+
+def _squared_norm(z: Array) -> Array:
+    """Return ‖z‖² of each sample in float64."""
+    wide = flat(z).astype(np.float64, copy=False)
+    return np.asarray(np.einsum("bi,bi->b", wide, wide))
+
+
+def _dots(a: Array, b: Array) -> Array:
+    """Return the dot products of the rows of two matrices in float64."""
+    return np.asarray((a * b).sum(1, dtype=np.float64))
+
+
+def _inverse(t: Array) -> Array:
+    """Return 1/t, and 0 where t = 0; NaN stays NaN."""
+    return np.divide(1.0, t, out=np.zeros_like(t), where=t != 0)
+
+
+def _column(scalars: Array, x: Array) -> Array:
+    """Return one number for each sample, (B,), so that it broadcasts to x (B, ...)."""
+    return scalars.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _scaled(z: Array, factor: Array) -> Array:
+    """Multiply each sample by its factor (B,), in the dtype of z."""
+    return np.asarray(z * _column(factor, z).astype(z.dtype))
+
+
+RUN_POINTS: dict[type[Operation], Run] = {
+    point.Normalize: _normalize,
+    point.SumSquares: _sum_squares,
+    point.Rescale: _rescale,
+    point.QuadraticForm: _quadratic_form,
+    point.BandedForm: _banded_form,
+    point.Fourier: _fourier,
+    point.SpectralForm: _spectral_form,
+    point.SpectralProduct: _spectral_product,
+    point.InverseFourier: _inverse_fourier,
+    point.Advance: _advance,
+    point.Divide: _divide,
+    point.Rebase: _rebase,
+    point.AddBias: _add_bias,
+    point.Grow: _grow,
+    point.Combine: _combine,
+}

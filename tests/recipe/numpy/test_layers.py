@@ -1,0 +1,228 @@
+"""Random sizes and options of the numpy layers against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.numpy.layers import RUN_LAYERS
+from conformallayers.recipe.operation import Operation
+from oracle import relative_error
+
+LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}
+DTYPES = st.sampled_from(list(LIMITS))
+CONV = (F.conv1d, F.conv2d, F.conv3d)
+CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+MAX_POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+
+
+class Constants:
+    """Hold constants the way a network does."""
+
+    def __init__(self, **arrays: Tensor) -> None:
+        self.dtype = np.dtype(np.float64)
+        self._arrays = {name: array.numpy() for name, array in arrays.items()}
+
+    def constant(self, name: str) -> Any:
+        return self._arrays[name]
+
+
+def check(
+    kind: type[Operation],
+    expected: Callable[[Tensor], Tensor],
+    x: Tensor,
+    arrays: dict[str, Tensor],
+    **options: Any,
+) -> None:
+    """Compare an operation with torch, in values and in the shape that it foretells."""
+    names = {name: name for name in arrays}
+    op = kind(inputs=("x",), outputs=("y",), **names, **options)
+    y = RUN_LAYERS[kind](op, Constants(**arrays), x.numpy())
+    shapes = op.shapes([tuple(x.shape[1:])], lambda name: tuple(arrays[name].shape))
+    assert y.dtype == x.numpy().dtype
+    assert (y.shape[1:],) == shapes
+    assert relative_error(torch.tensor(y), expected(x)) < LIMITS[x.dtype]
+
+
+def normal(dtype: torch.dtype, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def each(axes: int, least: int, most: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """Return one whole number for each axis."""
+    return st.tuples(*[st.integers(least, most)] * axes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 3), DTYPES)
+def test_conv(data: st.DataObject, axes: int, dtype: torch.dtype) -> None:
+    size, kernel, stride = (data.draw(each(axes, 1, most)) for most in (8, 4, 3))
+    padding, dilation = data.draw(each(axes, 0, 3)), data.draw(each(axes, 1, 3))
+    groups, ins, outs = (data.draw(st.integers(1, 3)) for _ in range(3))
+    every = zip(size, kernel, padding, dilation, strict=True)
+    assume(all(n + 2 * p > d * (k - 1) for n, k, p, d in every))
+    weight = normal(dtype, groups * outs, ins, *kernel)
+    bias = normal(dtype, groups * outs)
+    check(
+        layer.Conv,
+        lambda x: CONV[axes - 1](x, weight, bias, stride, padding, dilation, groups),
+        normal(dtype, 2, groups * ins, *size),
+        {"weight": weight, "bias": bias},
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.integers(1, 3), DTYPES)
+def test_conv_transpose(data: st.DataObject, axes: int, dtype: torch.dtype) -> None:
+    size, kernel, stride = (data.draw(each(axes, 1, most)) for most in (5, 4, 3))
+    padding, dilation = data.draw(each(axes, 0, 3)), data.draw(each(axes, 1, 3))
+    both = zip(stride, dilation, strict=True)
+    more = tuple(data.draw(st.integers(0, max(s, d) - 1)) for s, d in both)
+    groups, ins, outs = (data.draw(st.integers(1, 3)) for _ in range(3))
+    every = zip(size, stride, padding, dilation, kernel, more, strict=True)
+    assume(all((n - 1) * s - 2 * p + d * (k - 1) + o >= 0 for n, s, p, d, k, o in every))
+    weight, bias = normal(dtype, groups * ins, outs, *kernel), normal(dtype, groups * outs)
+    check(
+        layer.ConvTranspose,
+        lambda x: CONV_TRANSPOSE[axes - 1](
+            x, weight, bias, stride, padding, more, groups, dilation
+        ),
+        normal(dtype, 2, groups * ins, *size),
+        {"weight": weight, "bias": bias},
+        stride=stride,
+        padding=padding,
+        output_padding=more,
+        dilation=dilation,
+        groups=groups,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 3), DTYPES, st.booleans(), st.booleans())
+def test_pools(
+    data: st.DataObject, axes: int, dtype: torch.dtype, ceil: bool, counted: bool
+) -> None:
+    size, kernel, stride = (data.draw(each(axes, 1, most)) for most in (9, 4, 4))
+    dilation = data.draw(each(axes, 1, 2))
+    padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
+    divisor = data.draw(st.none() | st.integers(1, 5)) if axes > 1 else None
+    every = zip(size, kernel, padding, dilation, strict=True)
+    assume(all(n + 2 * p > d * (k - 1) for n, k, p, d in every))
+    x = normal(dtype, 2, 2, *size)
+    common = {"kernel": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil}
+
+    def average(x: Tensor) -> Tensor:
+        options = kernel, stride, padding, ceil, counted
+        if axes == 1:
+            return F.avg_pool1d(x, *options)
+        return (F.avg_pool2d if axes == 2 else F.avg_pool3d)(x, *options, divisor)
+
+    def most(x: Tensor) -> Tensor:
+        return MAX_POOL[axes - 1](x, kernel, stride, padding, dilation, ceil)
+
+    check(layer.AvgPool, average, x, {}, count_include_pad=counted, divisor=divisor, **common)
+    check(layer.MaxPool, most, x, {}, dilation=dilation, **common)
+    wanted = data.draw(each(axes, 1, 9))
+    pooled = ADAPTIVE[axes - 1]
+    check(layer.AdaptiveAvgPool, lambda x: pooled(x, wanted), x, {}, size=wanted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 3), DTYPES)
+def test_pads_of_both_signs(data: st.DataObject, axes: int, dtype: torch.dtype) -> None:
+    size = data.draw(each(axes, 1, 6))
+    mode = data.draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"]))
+    pads = []
+    for n in size:
+        before = data.draw(st.integers(1 - n, n))
+        after = data.draw(st.integers(1 - n - min(before, 0), n))
+        kept = n + min(before, 0) + min(after, 0)
+        most = {"reflect": n - 1, "circular": kept}.get(mode, 2 * n)
+        assume(max(before, after) <= most)
+        pads.append((before, after))
+    ends = [end for both in reversed(pads) for end in both]
+    word, value = ("constant", 0.5) if mode == "zeros" else (mode, None)
+    check(
+        layer.Pad,
+        lambda x: F.pad(x, ends, word, value),
+        normal(dtype, 2, 3, *size),
+        {},
+        pads=tuple(pads),
+        mode=mode,
+        value=0.5 if mode == "zeros" else 0.0,
+    )
+
+
+LINEAR = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}
+SCALES = st.sampled_from([0.3, 0.5, 1.0, 1.001, 1.1, 1.5, 1.7, 2.0, 2.05, 2.3, 3.0, 7.1])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.integers(1, 3), DTYPES, st.booleans(), st.booleans())
+def test_upsample(
+    data: st.DataObject, axes: int, dtype: torch.dtype, corners: bool, scaled: bool
+) -> None:
+    mode = data.draw(st.sampled_from(["nearest", "nearest-exact", *LINEAR[axes]]))
+    size = data.draw(each(axes, 1, 90 if axes < 3 else 12))
+    corners = corners and not mode.startswith("nearest")
+    scales = data.draw(st.tuples(*[SCALES] * axes)) if scaled else None
+    if scales is not None:
+        target = tuple(int(n * s) for n, s in zip(size, scales, strict=True))
+        assume(min(target) > 0)
+    else:  # also the size itself and its double, which torch treats apart
+        wanted = [
+            st.integers(1, 99 if axes < 3 else 12) | st.sampled_from([n, 2 * n]) for n in size
+        ]
+        target = data.draw(st.tuples(*wanted))
+    check(
+        layer.Upsample,
+        lambda x: F.interpolate(
+            x,
+            target if scales is None else None,
+            scales,
+            mode,
+            None if mode.startswith("nearest") else corners,
+        ),
+        normal(dtype, 1, 2, *size),
+        {},
+        size=target,
+        mode=mode,
+        align_corners=corners,
+        scales=scales,
+    )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("n", "target"),
+    [(36, 1000), (2, 41), (2, 82), (100, 2.3), (333, 2.3), (64, 2.001), (30, 1.001)],
+)
+def test_places_that_torch_rounds_apart(
+    n: int, target: float, axes: int, dtype: torch.dtype, mode: str
+) -> None:
+    scales = (target, *[1.0] * (axes - 1)) if isinstance(target, float) else None
+    size = (int(n * target) if scales else target, *[1] * (axes - 1))
+    x = torch.arange(n, dtype=dtype).reshape(1, 1, n, *[1] * (axes - 1))
+    options = {"size": size, "mode": mode, "scales": scales}
+
+    def expected(x: Tensor) -> Tensor:
+        return F.interpolate(x, None if scales else size, scales, mode)
+
+    check(layer.Upsample, expected, x, {}, **options)
