@@ -1,16 +1,18 @@
-"""The networks of the paper: each conformal one beside its ReLU counterpart.
+"""The networks of the paper: each conformal network beside its ReLU counterpart.
 
-All take 3×32×32 images. The ReLU networks have biases in their convolutions, the others none.
-Every class takes ``num_classes``, ``device`` and ``dtype``; the conformal ones also ``alpha`` and
-``projective``, which go to each :class:`ReSPro`, and ``gain``, a learned factor at the end of the
-conformal part, whose output is small (of norm 1 at most in the projective form).
-``save_pretrained`` and ``from_pretrained`` keep them in a folder or on the Hub, see ``docs/hub.md``.
+All take images of shape 3×32×32. The convolutions of the ReLU networks have biases, those of the
+conformal networks have none. Every class takes ``num_classes``, ``device`` and ``dtype``. The
+conformal networks also take ``alpha`` and ``projective``, the options of every :class:`ReSPro`, and
+``gain``, the initial value of a learned factor behind the conformal part, whose output is small
+(of norm 1 at most in the projective form). ``save_pretrained`` and ``from_pretrained`` save to and
+load from a folder or the Hub, see ``docs/hub.md``.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,27 @@ IMAGE_SHAPE = (3, 32, 32)
 
 
 class Network(nn.Module, Published):
-    """Features, flattened, into a head: the shape of all networks here."""
+    """Compute features, flatten them, and apply a head.
+
+    Attributes:
+        arguments: those of the constructor, defaults included, without ``device`` and ``dtype``.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Store the arguments, which rebuild the network after ``save_pretrained``."""
+        network = super().__new__(cls)
+        signature = inspect.signature(cls.__init__)
+        try:
+            bound = signature.bind_partial(network, *args, **kwargs)
+        except TypeError:  # __init__ raises it again, in its own words
+            return network
+        bound.apply_defaults()
+        network.arguments = {
+            name: value
+            for name, value in list(bound.arguments.items())[1:]
+            if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        return network
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -48,26 +70,31 @@ class Network(nn.Module, Published):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return class scores, (B, 3, 32, 32) → (B, num_classes)."""
-        result: Tensor = self.head(torch.flatten(self.features(input), 1))
-        return result
+        scores: Tensor = self.head(torch.flatten(self.features(input), 1))
+        return scores
 
 
 def _conformal(
-    stages: Sequence[nn.Module], gain: float | None, factory: dict[str, Any]
+    layers: Sequence[nn.Module], gain: float | None, factory: dict[str, Any]
 ) -> ConformalLayers:
-    return ConformalLayers(*stages, *([] if gain is None else [Scale(gain, **factory)]))
+    """Chain layers, with a learned factor behind them if there is a gain."""
+    return ConformalLayers(*layers, *([] if gain is None else [Scale(gain, **factory)]))
+
+
+def _check_count(name: str, value: object, remedy: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise refusal(name, "a whole number > 0", repr(value), remedy)
 
 
 def _base_head(
     pool_stride: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
 ) -> nn.Module:
-    if isinstance(pool_stride, bool) or not isinstance(pool_stride, int) or pool_stride < 1:
-        raise refusal("pool_stride", "a whole number > 0", repr(pool_stride), "The default is 2.")
-    side = (30 - 2) // pool_stride + 1
+    _check_count("pool_stride", pool_stride, "The default is 2.")
+    features = 32 * ((30 - 2) // pool_stride + 1) ** 2
     if hidden is None:
-        return nn.Linear(32 * side**2, num_classes, **factory)
+        return nn.Linear(features, num_classes, **factory)
     return nn.Sequential(
-        nn.Linear(32 * side**2, hidden, **factory),
+        nn.Linear(features, hidden, **factory),
         nn.ReLU(),
         nn.Linear(hidden, num_classes, **factory),
     )
@@ -77,13 +104,14 @@ class BaseLinearNet(Network):
     """Convolution 3→32 of 3×3 with bias, average pooling 2×2, one linear layer; no activation.
 
     Args:
-        pool_stride: 2 gives the 7200 features of the paper's figure; its text says 1.
+        pool_stride: stride of the pooling; 2 gives the 7200 features of the paper's figure, whose
+            text says 1.
     """
 
     def __init__(self, pool_stride: int = 2, *, num_classes: int = 10, **factory: Any) -> None:
         head = _base_head(pool_stride, None, num_classes, factory)
-        stages = nn.Conv2d(3, 32, 3, **factory), nn.AvgPool2d(2, pool_stride)
-        super().__init__(nn.Sequential(*stages), head)
+        layers = nn.Conv2d(3, 32, 3, **factory), nn.AvgPool2d(2, pool_stride)
+        super().__init__(nn.Sequential(*layers), head)
 
 
 class BaseReLUNet(Network):
@@ -91,7 +119,8 @@ class BaseReLUNet(Network):
 
     Args:
         pool_stride: as in BaseLinearNet.
-        hidden: width of a layer with ReLU in the head; None, as in the paper, has none.
+        hidden: width of a hidden layer with ReLU in the head; None, as in the paper, means no
+            such layer.
     """
 
     def __init__(
@@ -103,8 +132,8 @@ class BaseReLUNet(Network):
         **factory: Any,
     ) -> None:
         head = _base_head(pool_stride, hidden, num_classes, factory)
-        stages = nn.Conv2d(3, 32, 3, **factory), nn.ReLU(), nn.AvgPool2d(2, pool_stride)
-        super().__init__(nn.Sequential(*stages), head)
+        layers = nn.Conv2d(3, 32, 3, **factory), nn.ReLU(), nn.AvgPool2d(2, pool_stride)
+        super().__init__(nn.Sequential(*layers), head)
 
 
 class BaseReSProNet(Network):
@@ -113,8 +142,8 @@ class BaseReSProNet(Network):
     Args:
         pool_stride: as in BaseLinearNet.
         hidden: as in BaseReLUNet.
-        alpha, projective: of the activation.
-        gain: where a learned factor behind it starts; None has none.
+        alpha, projective: options of the activation.
+        gain: initial value of a learned factor behind it; None means no factor.
 
     Examples:
         >>> BaseReSProNet()(torch.rand(2, 3, 32, 32)).shape
@@ -133,26 +162,24 @@ class BaseReSProNet(Network):
         **factory: Any,
     ) -> None:
         head = _base_head(pool_stride, hidden, num_classes, factory)
-        stages = [
+        layers = [
             cl.Conv2d(3, 32, 3, **factory),
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2, pool_stride),
         ]
-        super().__init__(_conformal(stages, gain, factory), head)
+        super().__init__(_conformal(layers, gain, factory), head)
 
 
 def _lenet_head(
     hidden: int | None, dropout: float, num_classes: int, factory: dict[str, Any]
 ) -> nn.Sequential:
     width = 120 if hidden is None else hidden
-    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-        remedy = "None has the paper's 120."
-        raise refusal("hidden", "a whole number > 0", repr(hidden), remedy)
+    _check_count("hidden", width, "None means the paper's 120.")
     number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout < 1:
-        raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 has none.")
+        raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 means none.")
 
-    def relu() -> nn.Module:  # as one module, so that the layers have the same names either way
+    def relu() -> nn.Module:  # one module, so that dropout does not change the layers' names
         return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
 
     return nn.Sequential(
@@ -168,8 +195,8 @@ class LeNet(Network):
     """LeNet-5 with ReLU and max pooling.
 
     Args:
-        hidden: width of the first layer of the head; None has the paper's 120.
-        dropout: share of the hidden units of the head that a training step leaves out.
+        hidden: width of the first layer of the head; None means the paper's 120.
+        dropout: probability of zeroing a hidden unit of the head in training.
     """
 
     def __init__(
@@ -195,8 +222,8 @@ class LeNetCL(Network):
     """LeNet-5 with its two convolutional stages as ConformalLayers, and average pooling.
 
     Args:
-        alpha, projective: of the activations.
-        gain: where a learned factor behind them starts; None has none.
+        alpha, projective: options of the activations.
+        gain: initial value of a learned factor behind them; None means no factor.
         hidden, dropout: as in LeNet.
 
     Examples:
@@ -215,7 +242,7 @@ class LeNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        stages = [
+        layers = [
             cl.Conv2d(3, 6, 5, **factory),
             ReSPro(alpha, projective=projective, **factory),
             cl.AvgPool2d(2),
@@ -224,7 +251,7 @@ class LeNetCL(Network):
             cl.AvgPool2d(2),
         ]
         head = _lenet_head(hidden, dropout, num_classes, factory)
-        super().__init__(_conformal(stages, gain, factory), head)
+        super().__init__(_conformal(layers, gain, factory), head)
 
 
 def _dk_head(hidden: int | None, num_classes: int, factory: dict[str, Any]) -> nn.Module:
@@ -235,38 +262,34 @@ def _dk_head(hidden: int | None, num_classes: int, factory: dict[str, Any]) -> n
     )
 
 
-def _checked_depth(depth: int) -> int:
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise refusal("depth", "a whole number > 0", repr(depth), "It counts the convolutions.")
-    return depth
-
-
 class DkNet(Network):
     """``depth`` convolutions of 3×3 to 32 channels with padding 1, each followed by a ReLU.
 
     Args:
-        depth: the number of layers, k in the paper.
-        hidden: width of a fully connected layer before the last one; None has none.
+        depth: number of convolutions, k in the paper.
+        hidden: width of a linear layer before the last one; None means no such layer.
     """
 
     def __init__(
         self, depth: int, hidden: int | None = None, *, num_classes: int = 10, **factory: Any
     ) -> None:
-        stages: list[nn.Module] = []
-        for index in range(_checked_depth(depth)):
-            stages.append(nn.Conv2d(32 if index else 3, 32, 3, padding=1, **factory))
-            stages.append(nn.ReLU())
-        super().__init__(nn.Sequential(*stages), _dk_head(hidden, num_classes, factory))
+        _check_count("depth", depth, "It is the number of convolutions.")
+        layers: list[nn.Module] = []
+        for index in range(depth):
+            layers.append(nn.Conv2d(32 if index else 3, 32, 3, padding=1, **factory))
+            layers.append(nn.ReLU())
+        super().__init__(nn.Sequential(*layers), _dk_head(hidden, num_classes, factory))
 
 
 class DkNetCL(Network):
     """``depth`` convolutions of 3×3 to 32 channels with padding 1, each followed by a ReSPro.
 
     Args:
-        depth: the number of layers, k in the paper.
-        hidden: width of a fully connected layer before the last one; None has none.
-        alpha, projective: of the activations.
-        gain: where a learned factor behind them starts; None has none.
+        depth: number of convolutions, k in the paper.
+        hidden: width of a linear layer before the last one; None means no such layer.
+        alpha, projective: options of the activations.
+        gain: initial value of a learned factor behind them; None means no factor.
+        padding_mode: of the convolutions.
 
     Examples:
         >>> DkNetCL(3)(torch.rand(2, 3, 32, 32)).shape
@@ -285,33 +308,34 @@ class DkNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        stages: list[nn.Module] = []
-        for index in range(_checked_depth(depth)):
+        _check_count("depth", depth, "It is the number of convolutions.")
+        layers: list[nn.Module] = []
+        for index in range(depth):
             channels = 32 if index else 3
-            stages.append(
+            layers.append(
                 cl.Conv2d(channels, 32, 3, padding=1, padding_mode=padding_mode, **factory)
             )
-            stages.append(ReSPro(alpha, projective=projective, **factory))
-        super().__init__(_conformal(stages, gain, factory), _dk_head(hidden, num_classes, factory))
+            layers.append(ReSPro(alpha, projective=projective, **factory))
+        super().__init__(_conformal(layers, gain, factory), _dk_head(hidden, num_classes, factory))
 
 
 class D3ModNet(Network):
     """Three times: convolution of 3×3 to 32 channels, ReLU, average pooling 2×2."""
 
     def __init__(self, *, num_classes: int = 10, **factory: Any) -> None:
-        stages: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for index in range(3):
-            stages.append(nn.Conv2d(32 if index else 3, 32, 3, **factory))
-            stages += [nn.ReLU(), nn.AvgPool2d(2)]
-        super().__init__(nn.Sequential(*stages), nn.Linear(128, num_classes, **factory))
+            layers.append(nn.Conv2d(32 if index else 3, 32, 3, **factory))
+            layers += [nn.ReLU(), nn.AvgPool2d(2)]
+        super().__init__(nn.Sequential(*layers), nn.Linear(128, num_classes, **factory))
 
 
 class D3ModNetCL(Network):
     """Three times: convolution of 3×3 to 32 channels, ReSPro, average pooling 2×2.
 
     Args:
-        alpha, projective: of the activations.
-        gain: where a learned factor behind them starts; None has none.
+        alpha, projective: options of the activations.
+        gain: initial value of a learned factor behind them; None means no factor.
 
     Examples:
         >>> D3ModNetCL()(torch.rand(2, 3, 32, 32)).shape
@@ -327,9 +351,9 @@ class D3ModNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        stages: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for index in range(3):
-            stages.append(cl.Conv2d(32 if index else 3, 32, 3, **factory))
-            stages += [ReSPro(alpha, projective=projective, **factory), cl.AvgPool2d(2)]
+            layers.append(cl.Conv2d(32 if index else 3, 32, 3, **factory))
+            layers += [ReSPro(alpha, projective=projective, **factory), cl.AvgPool2d(2)]
         head = nn.Linear(128, num_classes, **factory)
-        super().__init__(_conformal(stages, gain, factory), head)
+        super().__init__(_conformal(layers, gain, factory), head)

@@ -1,8 +1,9 @@
-"""Model cards: what a reader of the Hub learns of a network, and how to load, fold and run it."""
+"""Write model cards: what a network is, how to load, fold and run it, and its accuracy."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,108 +15,34 @@ from ..nn.activations import RadialActivation
 from ..nn.container import ConformalLayers
 
 LIBRARY = "conformallayers"
-TAGS = ("conformallayers", "geometric-algebra", "image-classification", "re-parameterisation")
+TASK = "image-classification"
+TAGS = ("conformallayers", "geometric-algebra", TASK, "re-parameterisation")
 _MIXIN_TAGS = ("model_hub_mixin", "pytorch_model_hub_mixin")
-_TASK = "image-classification"
-# The sets of the paper: their names, and where the Hub has them.
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+# The paper's data sets: title and name on the Hub.
 _DATASETS = {
     "mnist": ("MNIST", "ylecun/mnist"),
     "fashion-mnist": ("Fashion-MNIST", "zalando-datasets/fashion_mnist"),
     "cifar10": ("CIFAR-10", "uoft-cs/cifar10"),
 }
-# What of a row of a run is worth a line.
+# The entries of a run's row that the card shows.
 _TRAINING = (
     *("optimizer", "learning_rate", "batch_size", "epochs", "weight_decay", "momentum"),
     *("schedule", "seed", "accuracy_train", "paper_accuracy", "torch", "command"),
-)
-_TEXT = """
-# {title}
-
-{about}
-
-| | |
-|---|---|
-{table}
-
-## Use
-
-```python
-{code}
-```
-
-{inputs}
-
-## Limits
-
-{limits}
-{training}
-## Citation
-
-```bibtex
-@article{{sousa2023conformallayers,
-  title = {{An analysis of {{ConformalLayers'}} robustness to corruptions in natural images}},
-  author = {{Sousa, Eduardo Vera and Vasconcelos, Cristina Nader and Fernandes, Leandro A. F.}},
-  journal = {{Pattern Recognition Letters}},
-  volume = {{166}},
-  pages = {{190--197}},
-  year = {{2023}},
-  doi = {{10.1016/j.patrec.2022.11.002}},
-}}
-@inproceedings{{sousa2021conformallayers,
-  title = {{{{ConformalLayers}}: A non-linear sequential neural network with associative layers}},
-  author = {{Sousa, Eduardo Vera and Fernandes, Leandro A. F. and Vasconcelos, Cristina Nader}},
-  booktitle = {{34th SIBGRAPI Conference on Graphics, Patterns and Images}},
-  year = {{2021}},
-  doi = {{10.1109/SIBGRAPI54419.2021.00059}},
-}}
-```
-"""
-_LIMITS = """- The direction of the conformal part's output is linear in the input: its own non-linearity is one number per
-  sample. What follows it (a bias, a head) makes decision boundaries of that.
-- As published, the activation is not invariant to the scale of the input: keep to the range it was trained on.
-  `projective=True` is invariant.
-- A fold is made for one input shape, and for inference: train the layers and fold again."""
-_BASELINE = "A network without ConformalLayers, for comparison: it does not fold."
-_LOAD = """import torch
-import conformallayers as cl
-
-net = cl.networks.{name}.from_pretrained("FOLDER or USER/REPOSITORY")
-folded = cl.fold(net, (3, 32, 32))
-with torch.inference_mode():
-    scores = folded(torch.rand(8, 3, 32, 32))
-cl.save(folded, "net.safetensors")  # runs without torch: conformallayers.numpy.load"""
-_LOAD_PLAIN = """import torch
-import conformallayers as cl
-
-net = cl.networks.{name}.from_pretrained("FOLDER or USER/REPOSITORY")
-with torch.inference_mode():
-    scores = net(torch.rand(8, 3, 32, 32))"""
-_LOAD_FOLDED = """import torch
-import conformallayers as cl
-
-folded = cl.load("FOLDER/model.safetensors")
-with torch.inference_mode():
-    scores = folded(torch.rand({shape}{dtype}))
-
-import conformallayers.numpy as cln  # the same without torch
-net = cln.load("FOLDER/model.safetensors")"""
-_IMAGES = (
-    "Images are 3×32×32 with values in [0, 1]; grey ones of 28×28 are padded with zeros by 2 on each side and "
-    "repeated to three channels."
 )
 
 
 def model_card(
     model: nn.Module, *, dataset: str | None = None, accuracy: float | None = None, **row: Any
 ) -> Any:
-    """Return the ``huggingface_hub.ModelCard`` of a network, or of a fold of one.
+    """Return the ``huggingface_hub.ModelCard`` of a network or of its fold.
 
     Args:
         model: a class of :mod:`conformallayers.networks`, or a :class:`Folded`.
-        dataset: what it was trained on, ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` or any other name.
-        accuracy: on the test set, from 0 to 1; needs the data set.
-        **row: more of the row that a run writes, such as ``epochs``, ``seed`` and ``command``; what
-            the card has no place for is left out.
+        dataset: the training set: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` or any other name.
+        accuracy: on the test set, from 0 to 1; requires ``dataset``.
+        **row: further entries of the row that a run writes, such as ``epochs``, ``seed`` and
+            ``command``; entries that the card does not show are ignored.
 
     Examples:
         >>> import conformallayers as cl
@@ -124,51 +51,60 @@ def model_card(
         ('apache-2.0', ['uoft-cs/cifar10'])
     """
     try:
-        from huggingface_hub import EvalResult, ModelCard, ModelCardData
+        from huggingface_hub import ModelCard
     except ImportError as error:
         raise missing_extra("huggingface_hub", "hub", "a model card") from error
-    name = type(model).__name__
-    folded = isinstance(model, Folded)
-    if not folded and row.get("network", name) != name:
+    title = type(model).__name__
+    folded = model if isinstance(model, Folded) else None
+    if folded is not None:
+        title = f"{row.get('network', '')} {title}".strip()
+    elif row.get("network", title) != title:
         remedy = "Give the row of this network's own run."
-        raise refusal("model card", f"a row of {name}", repr(row["network"]), remedy)
-    source = str(row.get("network", "")) if folded else name
-    results = []
-    shown, known = _DATASETS.get(dataset or "", (dataset or "", dataset or ""))
+        raise refusal("model card", f"a row of {title}", repr(row["network"]), remedy)
+    if accuracy is not None:
+        accuracy = _checked_accuracy(accuracy, dataset)
+    return ModelCard.from_template(
+        _card_data(title, dataset, accuracy, folded is not None),
+        template_str=_TEMPLATE.read_text("utf-8"),
+        title=title,
+        folded=folded,
+        dtype="" if folded is None else _dtype_name(folded),
+        conformal=any(isinstance(m, (Folded, ConformalLayers)) for m in model.modules()),
+        summary=(type(model).__doc__ or "").strip().partition("\n")[0],
+        facts=_facts(model, dataset, accuracy),
+        training={
+            key.replace("_", " "): _cell(row[key]) for key in _TRAINING if row.get(key) is not None
+        },
+    )
+
+
+def _card_data(title: str, dataset: str | None, accuracy: float | None, folded: bool) -> Any:
+    """Return the metadata that the Hub reads from the top of a card."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results = None
+    shown, hub_name = _DATASETS.get(dataset or "", (dataset or "", dataset or ""))
     if accuracy is not None:
         results = [
             EvalResult(
-                task_type=_TASK,
-                dataset_type=known,
+                task_type=TASK,
+                dataset_type=hub_name,
                 dataset_name=shown,
                 dataset_split="test",
                 metric_type="accuracy",
-                metric_value=_checked_accuracy(accuracy, dataset),
+                metric_value=accuracy,
             )
         ]
-    data = ModelCardData(
+    return ModelCardData(
         license="apache-2.0",
         library_name=LIBRARY,
-        pipeline_tag=_TASK,
-        tags=sorted({*TAGS, *(() if folded else _MIXIN_TAGS), *(("folded",) if folded else ())}),
-        datasets=[known] if dataset in _DATASETS else None,
+        pipeline_tag=TASK,
+        tags=sorted({*TAGS, *(("folded",) if folded else _MIXIN_TAGS)}),
+        datasets=[hub_name] if dataset in _DATASETS else None,
         metrics=["accuracy"] if results else None,
-        model_name=f"{source} {name}".strip() if folded else name,
-        eval_results=results or None,
+        model_name=title,
+        eval_results=results,
     )
-    facts = {**_facts(model), **({"Data set": shown} if shown else {})}
-    if accuracy is not None:
-        facts["Accuracy on its test images"] = f"{100 * accuracy:.2f} %"
-    text = _TEXT.format(
-        title=data.model_name,
-        about=_about(model),
-        table="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
-        code=_code(model),
-        inputs=_IMAGES if not folded or model.input_shape == (3, 32, 32) else "",
-        limits=_LIMITS if folded or _folds(model) else _BASELINE,
-        training=_training(row),
-    )
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n{text}")
 
 
 def _checked_accuracy(accuracy: Any, dataset: str | None) -> float:
@@ -180,62 +116,43 @@ def _checked_accuracy(accuracy: Any, dataset: str | None) -> float:
     return float(accuracy)
 
 
-def _about(model: nn.Module) -> str:
-    if isinstance(model, Folded):
-        return (
-            "A network of ConformalLayers, folded: its layers have become one linear map and quadratic forms. "
-            "`model.safetensors` is a file of `cl.save`."
-        )
-    lines = (type(model).__doc__ or "").strip().splitlines()
-    return f"{lines[0] if lines else ''} One of the networks of the paper."
-
-
-def _facts(model: nn.Module) -> dict[str, str]:
+def _facts(model: nn.Module, dataset: str | None, accuracy: float | None) -> dict[str, str]:
+    """Return the first table of the card."""
     facts = {"Class": f"`{type(model).__name__}`"}
     if isinstance(model, Folded):
         facts["Strategy"] = f"`{model.strategy}`"
         facts["Shapes"] = f"{shape_text(model.input_shape)} → {shape_text(model.output_shape)}"
-        facts["dtype"] = str(model.dtype).removeprefix("torch.")
+        facts["dtype"] = _dtype_name(model)
         facts["Proof"] = "float-exact" if model.certificate is None else str(model.certificate)
         facts["Constants"] = f"{sum(t.numel() for t in model.buffers()):,}"
     else:
         facts["Parameters"] = f"{sum(p.numel() for p in model.parameters()):,}"
         facts["Activations"] = _activations(model)
     facts["Library"] = f"conformallayers {__version__}"
+    if dataset:
+        facts["Data set"] = _escaped(_DATASETS.get(dataset, (dataset,))[0])
+    if accuracy is not None:
+        facts["Accuracy on its test images"] = f"{100 * accuracy:.2f} %"
     return facts
 
 
 def _activations(model: nn.Module) -> str:
-    kinds = RadialActivation, nn.ReLU
-    shown = [repr(module) for module in model.modules() if isinstance(module, kinds)]
-    return ", ".join(f"`{text}`" for text in dict.fromkeys(shown)) or "none"
+    kinds = (RadialActivation, nn.ReLU)
+    shown = [f"`{module!r}`" for module in model.modules() if isinstance(module, kinds)]
+    return ", ".join(dict.fromkeys(shown)) or "none"
 
 
-def _code(model: nn.Module) -> str:
-    name = type(model).__name__
-    if isinstance(model, Folded):
-        dtype = "" if str(model.dtype) == "torch.float32" else f", dtype={model.dtype}"
-        return _LOAD_FOLDED.format(shape=", ".join(map(str, (8, *model.input_shape))), dtype=dtype)
-    return (_LOAD if _folds(model) else _LOAD_PLAIN).format(name=name)
-
-
-def _folds(model: nn.Module) -> bool:
-    return any(isinstance(module, ConformalLayers) for module in model.modules())
-
-
-def _training(row: dict[str, Any]) -> str:
-    kept = [(key, row[key]) for key in _TRAINING if row.get(key) is not None]
-    if not kept:
-        return ""
-    lines = "\n".join(f"| {key.replace('_', ' ')} | {_cell(value)} |" for key, value in kept)
-    return f"\n## Training\n\n| | |\n|---|---|\n{lines}\n"
+def _dtype_name(folded: Folded) -> str:
+    return str(folded.dtype).removeprefix("torch.")
 
 
 def _cell(value: Any) -> str:
+    """Format a value for a table: six digits for a float, code for a string."""
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.6g}"
-    return (
-        f"`{value}`".replace("\n", " ").replace("|", "\\|")
-        if isinstance(value, str)
-        else str(value)
-    )
+    return _escaped(f"`{value}`") if isinstance(value, str) else str(value)
+
+
+def _escaped(text: str) -> str:
+    """Keep a text within one cell of a Markdown table."""
+    return text.replace("\n", " ").replace("|", "\\|")

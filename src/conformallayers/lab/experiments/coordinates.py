@@ -1,4 +1,4 @@
-"""Parallel coordinates: one smooth line a trial through an axis for each hyperparameter."""
+"""Parallel coordinates: one curve per trial through one axis per hyperparameter."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _AXES = {
     "optimizer": "optimiser",
     "validation_accuracy": "validation\naccuracy (%)",
 }
-_BEND = 0.45  # how far a curve runs level before it bends, as a share of the gap
+_BEND = 0.45  # distance of the control points from their axes, as a share of the gap
 
 
 def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw trials as smooth lines, coloured by their accuracy; the best lies on top.
+    """Draw trials as curves, coloured by accuracy, the best on top.
 
     Args:
         trials: rows with the four hyperparameters and ``validation_accuracy``, a share.
-        title: of the figure.
+        title: title of the figure.
     """
     rows = sorted(trials, key=lambda row: row["validation_accuracy"])
     scales = {name: _scale(name, rows) for name in _AXES}
@@ -53,7 +53,7 @@ def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure
 
 
 def smooth(heights: Sequence[float]) -> Curve:
-    """Return a curve through (0, heights[0]), (1, heights[1]), … that is level at each of them."""
+    """Return a curve through (0, heights[0]), (1, heights[1]), … that is horizontal at each."""
     points, codes = [(0.0, heights[0])], [Curve.MOVETO]
     for place in range(len(heights) - 1):
         before, after = heights[place], heights[place + 1]

@@ -1,4 +1,4 @@
-"""Figures of an inspection: spectrum, terms, receptive field, eigenimages and templates."""
+"""Draw an inspection: spectrum, terms, receptive field, eigenimages and templates."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from ...inspection import Form, Inspection, Terms
 from ..report.figures import BLUE, ORANGE, STYLE, plain_ticks
 
 _COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_COLUMNS = 8  # images beside each other
-_IMAGES = 16  # at most in a figure, per form
+_COLUMNS = 8  # images in a row
+_IMAGES = 16  # most images in a figure, per form
 
 
-def drawn(found: Inspection, untrained: Inspection, title: str, classes: int) -> dict[str, Figure]:
-    """Return every figure by the name of its file; those of a second part end in its number."""
+def inspection_figures(
+    found: Inspection, untrained: Inspection, title: str, classes: int
+) -> dict[str, Figure]:
+    """Draw every figure, by file name; the names of a second part's figures end in ``-2``."""
     figures: dict[str, Figure] = {}
     for number, (part, before) in enumerate(zip(found.parts, untrained.parts, strict=True), 1):
-        end = "" if number == 1 else f"-{number}"
+        suffix = "" if number == 1 else f"-{number}"
         if part.terms is not None:
-            figures[f"terms{end}"] = terms_figure(part.terms, title)
+            figures[f"terms{suffix}"] = terms_figure(part.terms, title)
         if part.forms:
-            figures[f"spectrum{end}"] = spectrum_figure(part.forms, before.forms, title)
+            figures[f"spectrum{suffix}"] = spectrum_figure(part.forms, before.forms, title)
             if part.forms[0].falloff is not None:
-                figures[f"receptive-field{end}"] = falloff_figure(part.forms, title)
+                figures[f"receptive-field{suffix}"] = falloff_figure(part.forms, title)
         if len(part.input_shape) == 3:
             if part.forms:
                 about = f"{title}: first eigenvectors of Q, with eigenvalues"
-                figures[f"eigenimages{end}"] = image_figure(*_leading(part.forms), about)
-            rows, labels = _strongest(part.templates)
+                figures[f"eigenimages{suffix}"] = image_figure(
+                    *_leading_eigenimages(part.forms), about
+                )
+            rows, labels = _strongest_templates(part.templates)
             unit = "class" if len(part.templates) == classes else "unit of the next layer"
             about = f"{title}: rows of M, one for each {unit}"
-            figures[f"templates{end}"] = image_figure(rows, labels, about)
+            figures[f"templates{suffix}"] = image_figure(rows, labels, about)
     return figures
 
 
@@ -62,7 +66,7 @@ def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str
 
 
 def terms_figure(terms: Terms, title: str) -> Figure:
-    """Draw the mean share of each term of the denominator, and its spread over the samples."""
+    """Draw the mean share of each term of the denominator, and its standard deviation."""
     shares = 100 * terms.shares.cpu()
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
@@ -79,7 +83,7 @@ def terms_figure(terms: Terms, title: str) -> Figure:
 
 
 def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
-    """Draw how the energy of Q's rows falls off with distance, on a logarithmic axis."""
+    """Draw the energy of Q's rows by distance, on a logarithmic axis."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes()
         for form, colour in zip(forms, _colours(len(forms)), strict=True):
@@ -100,7 +104,7 @@ def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
 
 
 def image_figure(images: Sequence[Tensor], labels: Sequence[str], title: str) -> Figure:
-    """Draw signed images (C, H, W): the sum over channels, each divided by its largest value."""
+    """Draw signed images (C, H, W): their sums over channels, each divided by its largest value."""
     rows = -(-len(images) // _COLUMNS)
     columns = min(_COLUMNS, len(images))
     with matplotlib.rc_context({**STYLE, "font.size": 8}):
@@ -136,8 +140,8 @@ def _name(form: Form) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _leading(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]]:
-    """Return the first eigenvectors with their eigenvalues: a row for each form if there are many."""
+def _leading_eigenimages(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]]:
+    """Return the first eigenvectors and their eigenvalues as labels; a row per form if several."""
     count = _IMAGES if len(forms) == 1 else _COLUMNS
     images, labels = [], []
     for number, form in enumerate(forms, 1):
@@ -148,8 +152,8 @@ def _leading(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]]:
     return images, labels
 
 
-def _strongest(templates: Tensor) -> tuple[list[Tensor], list[str]]:
-    """Return all templates with their numbers, or those of largest norm where they are many."""
+def _strongest_templates(templates: Tensor) -> tuple[list[Tensor], list[str]]:
+    """Return the templates and their numbers as labels; if many, those of largest norm."""
     norms = templates.flatten(1).norm(dim=1)
     order = range(len(templates))
     if len(templates) > _IMAGES:

@@ -1,4 +1,4 @@
-"""Look into a trained network: inspect.json and figures of its forms, terms and templates."""
+"""Inspect a trained network: write inspect.json and figures of its forms, terms and templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...inspection import Form, Part, Terms, inspect
+from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ..data.batches import as_input
@@ -23,13 +23,13 @@ from ..data.datasets import Dataset, load
 from ..report.figures import save
 from ..training.config import TrainConfig
 from ..training.evaluate import checkpoint_of, trained
-from .insights import drawn
+from .insights import inspection_figures
 from .records import Row, command_line, kept, provenance
 from .writing import write_json
 
 RECORD = "inspect.json"
-_SAMPLES = 1000  # images, unless others are asked for
-_TOP = (1, 10, 100)  # eigenvalues whose share is written
+_SAMPLES = 1000  # default number of images
+_TOP = (1, 10, 100)  # numbers of eigenvalues whose share is written
 _BATCH = 500
 
 
@@ -45,39 +45,32 @@ def run_inspect(
     verify: bool = True,
     say: Callable[[str], object] = print,
 ) -> Row:
-    """Inspect a checkpoint on the first test images of a set; write a folder and return its record.
+    """Inspect a checkpoint on the first test images of a data set; write a folder, return its record.
 
-    Files are made beside the folder and moved into it at the end, inspect.json last.
+    The files are written to a temporary folder and moved at the end, inspect.json last.
 
     Args:
         run: the folder of a run, or a checkpoint.
-        dataset: its name, or the set; None takes the one it was trained on.
-        samples: how many images; None takes 1000, or all if there are fewer.
-        out: the folder; None takes ``results/inspect/`` and the name of the run's folder.
-        resume: leave a folder alone that holds the record of the same checkpoint and options.
-        threads: of torch; None leaves them.
+        dataset: a name or a data set; None means that of the training.
+        samples: number of images; None means 1000, or all if there are fewer.
+        out: the folder; None means ``results/inspect/`` and the name of the run's folder.
+        resume: keep a folder that has the record of the same checkpoint and options.
+        threads: threads of torch; None leaves the number unchanged.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        say: is told what was found.
+        say: receives the lines of output.
     """
     path = checkpoint_of(run, "inspect")
-    out = out or Path("results/inspect") / path.absolute().parent.name
-    if out.exists() and not out.is_dir():
-        raise refusal("inspect --out", "a folder", f"the file {out}", "Name another folder.")
+    out = _checked_folder(out or Path("results/inspect") / path.absolute().parent.name)
     config, model, epoch = trained(path)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
-    checksum = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    options: Row = {"dataset": name, "samples": samples, "checkpoint": checksum}
+    options: Row = {"dataset": name, "samples": samples, "checkpoint": _checksum(path)}
     record = kept(out / RECORD, options, resume)
     if record:
-        say(f"{out}/{RECORD} is there already.")
+        say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    most = len(dataset.test_labels)
-    count = min(_SAMPLES, most) if samples is None else samples
-    if not 1 <= count <= most:
-        expected, remedy = f"a whole number from 1 to {most}", "Leave it out."
-        raise refusal("inspect --samples", expected, str(samples), remedy)
+    count = _image_count(samples, len(dataset.test_labels))
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -93,22 +86,49 @@ def run_inspect(
             "network": config.network,
             "epoch": epoch,
             "trained": config.command({}),
-            "image_frequency": _summary(frequencies(x)),
-            "parts": [
-                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
-                for part in found.parts
-            ],
-            "untrained": [_part_row(part, labels) for part in untrained.parts],
+            **_results(model, found, untrained, x, labels),
         }
         title = f"{config.network}, {name}"
-        _write(out, drawn(found, untrained, title, dataset.classes), record)
+        _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     finally:
         torch.set_num_threads(before)
     return record
 
 
+def _results(
+    model: nn.Module, found: Inspection, untrained: Inspection, x: Tensor, labels: Tensor
+) -> Row:
+    """Return the numbers of a record: those of the trained and of the untrained network."""
+    return {
+        "image_frequency": _summary(frequencies(x)),
+        "parts": [
+            {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
+            for part in found.parts
+        ],
+        "untrained": [_part_row(part, labels) for part in untrained.parts],
+    }
+
+
+def _checked_folder(out: Path) -> Path:
+    if out.exists() and not out.is_dir():
+        raise refusal("inspect --out", "a folder", f"the file {out}", "Give another folder.")
+    return out
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def _image_count(samples: int | None, available: int) -> int:
+    count = min(_SAMPLES, available) if samples is None else samples
+    if not 1 <= count <= available:
+        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
+    return count
+
+
 def _initial(config: TrainConfig) -> nn.Module:
-    """Return the network as its training began."""
+    """Return the network as it was before training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return config.build()
@@ -162,7 +182,7 @@ def _term_rows(terms: Terms, labels: Tensor) -> list[Row]:
 
 
 def by_class(values: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return the mean of each class, and the share of the variance that lies between classes.
+    """Return the mean of each class, and the share of the variance between classes.
 
     Examples:
         >>> by_class(torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.tensor([0, 0, 1, 1]))
@@ -179,10 +199,10 @@ def by_class(values: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def frequencies(images: Tensor) -> Tensor:
-    """Return the mean frequency of images in cycles per pixel, weighted by energy: (N, C, H, W) → (N,).
+    """Return the energy-weighted mean frequency in cycles per pixel, (N, C, H, W) → (N,).
 
     Examples:
-        >>> stripes = torch.tensor([[1.0, -1.0], [1.0, 1.0]]).repeat(1, 4)  # of width 1, none
+        >>> stripes = torch.tensor([[1.0, -1.0], [1.0, 1.0]]).repeat(1, 4)  # of width 1; constant
         >>> frequencies(stripes[:, None, None, :].expand(-1, 1, 8, -1))
         tensor([0.5000, 0.0000])
     """
@@ -194,7 +214,7 @@ def frequencies(images: Tensor) -> Tensor:
 
 
 def _grey_shares(images: Tensor) -> Tensor:
-    """Return the share of the energy of images that grey images have a part in."""
+    """Return the share of the energy that equal channels carry, (N, C, H, W) → (N,)."""
     grey = images.mean(1).square().sum((1, 2)) * images.shape[1]
     return grey / images.square().sum((1, 2, 3))
 
@@ -210,8 +230,8 @@ def _numbers(values: Tensor) -> list[float]:
 def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[str, float]:
     """Return the accuracy as trained, with a multiple of I for every Q, and with a constant D.
 
-    The multiple is the mean of ``xᵀQx / ‖x‖²``, the constant that of D, over the images. All else
-    stays: only what the conformal part is divided by is replaced.
+    The multiple is the mean of ``xᵀQx / ‖x‖²`` over the images, the constant the mean of D. Only
+    the denominator of the conformal part is replaced.
     """
     terms = part.terms
     if terms is None:
@@ -230,7 +250,7 @@ def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[
 
 
 def _accuracy(model: nn.Module, path: str, x: Tensor, labels: Tensor, factors: Tensor) -> float:
-    """Return the accuracy of a model one part of which gives ``factors`` times as much."""
+    """Return the accuracy with the output of one part multiplied by a factor per sample."""
     rest = iter(factors.split(_BATCH))
 
     def scaled(module: nn.Module, inputs: Any, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Files of measurements: rows with the command, the commit and the machine they come from."""
+"""Records of measurements: rows with the command, the commit and the machine they come from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Return a command line; an option that is None, False or empty is left out.
+    """Return a command line without the options that are None, False or empty.
 
     Examples:
         >>> command_line(["experiment", "3"], {"depths": (1, 2), "batch": 64, "threads": None})
@@ -37,11 +37,11 @@ def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
 
 
 def provenance(command: str, before: Row | None = None) -> Row:
-    """Return where rows come from: the command, the commit, and what it ran on.
+    """Return the command, the commit and the machine of a measurement.
 
     Args:
-        command: of this process.
-        before: the record it goes on with, whose commands and commits are kept in front.
+        command: the command line of this process.
+        before: the record that is resumed; its commands and commits come first.
     """
     commands, commits = command, commit() or "unknown"
     if before:
@@ -60,7 +60,7 @@ def provenance(command: str, before: Row | None = None) -> Row:
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
-    """Return the mean in per cent, with the standard deviation if there are several.
+    """Return the mean in per cent, and the standard deviation of several values.
 
     Examples:
         >>> mean_and_spread([0.9]), mean_and_spread([0.89, 0.9, 0.91])
@@ -71,16 +71,16 @@ def mean_and_spread(shares: Sequence[float]) -> str:
 
 
 def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
-    """Return the record to go on with, empty if there is none or it is not to be resumed.
+    """Return the record to resume; empty if there is none or ``resume`` is False.
 
     Args:
-        path: of the JSON file.
-        options: of the measurement; a record with others is refused.
-        resume: whether to look for one at all.
+        path: the JSON file.
+        options: options of the measurement; a record with other options is refused.
+        resume: whether to look for a record.
     """
     if not resume or not path.exists():
         return {}
-    remedy = "Give the same options, or measure anew without --resume."
+    remedy = "Give the same options, or start again without --resume."
     try:
         record: Row = json.loads(path.read_text("utf-8"))
         before = dict(record["options"])
@@ -94,7 +94,7 @@ def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
 
 
 def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> None:
-    """Write NAME.json with the record, and NAME.csv with the rows that it holds, made flat."""
+    """Write the record as NAME.json, and its rows, flattened, as NAME.csv."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", record)
     write_csv(folder / f"{name}.csv", [_flat(row) for row in rows])

@@ -1,4 +1,4 @@
-"""Pictures of the demo, and what all pictures share. Colours are read without telling red from green: Okabe-Ito and PuOr."""
+"""Figures of the demo, and the style of all figures: the colour-blind safe Okabe-Ito and PuOr."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ...nn.activations import ReSPro
 from ..experiments.writing import write_whole
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
-_FLOOR = -1.7  # where the contour lines of a surface lie
+_FLOOR = -1.7  # height of the contour lines below a surface
 STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.hashsalt": "conformallayers",  # equal figures, equal files
+    "svg.hashsalt": "conformallayers",  # makes files reproducible
 }
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG, without a date; return the two paths."""
+    """Write a figure as PNG and SVG without a date; return both paths."""
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     with matplotlib.rc_context(STYLE):
         for path in paths:
@@ -39,7 +39,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def plain_ticks(*axes: Any) -> None:
-    """Put plain numbers at the ticks of logarithmic axes."""
+    """Label the ticks of logarithmic axes with plain numbers."""
     for axis in axes:
         axis.set_major_formatter(LogFormatter())
         axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
@@ -75,7 +75,7 @@ def respro_surface(alpha: float = 3.0) -> Figure:
 
 
 def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
-    """Draw the training loss and the test accuracy (0 to 1) of each epoch, one above the other."""
+    """Draw the training loss above the test accuracy (0 to 1) of each epoch."""
     epochs = range(1, len(losses) + 1)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.6), layout="constrained")
@@ -104,7 +104,7 @@ def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
     Args:
         matrix: M.
         form: Q.
-        layers: what was folded, for the title.
+        layers: name of the folded layers, for the title.
     """
     with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(9, 5), layout="compressed")

@@ -1,124 +1,145 @@
-"""Join all results with the paper's numbers into one HTML page."""
+"""Write all results beside the paper's numbers as one HTML page."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from ... import __version__
 from ...errors import refusal
+from ..experiments import paper
 from ..experiments.writing import write_whole
 from ..training.runs import commit
-from .page import Markup, page, tag
-from .parts import CELL, accuracies, batches, benchmarks, depths, short, sweeps, training_steps
+from . import sections
+from .sections import Context, Record
 
 _TITLE = "ConformalLayers: measured beside the paper"
+# The sections by their names in the template.
+_HEADINGS = {
+    "accuracy": "Accuracy: Tables I and II",
+    "depth": "Time against depth: experiment 3",
+    "batch": "Time and memory: experiment 4",
+    "sweep": "Hyperparameters: the sweep",
+    "bench": "Against other engines",
+    "steps": "Training steps",
+}
+_REMEDY = "Measure it again, or move the file away."
 
 
 def write_report(results: Path = Path("results"), out: Path | None = None) -> Path:
     """Write the page and return its path.
 
     Args:
-        results: the folder that the experiments have written to; a part that it has not is named
-            on the page with the command that makes it.
-        out: the file; None takes ``report.html`` in that folder.
+        results: the folder of the experiments' results; a section without results names the
+            command that measures them.
+        out: the file; None means ``report.html`` in that folder.
     """
     if not results.is_dir():
-        remedy = "Run an experiment first, or name the folder it has written to."
+        remedy = "Run an experiment first, or give the folder that it wrote."
         raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)
     out = out or results / "report.html"
     if out.is_dir():
-        raise refusal(
-            "report --out", "a file", f"the folder {out}", "Name one such as report.html."
-        )
-    text = page(_TITLE, _body(results))
+        remedy = "Give a file name such as report.html."
+        raise refusal("report --out", "a file", f"the folder {out}", remedy)
+    text = _render(results)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, lambda partial: partial.write_text(text, "utf-8"))
+    write_whole(out, lambda partial_file: partial_file.write_text(text, "utf-8"))
     return out
 
 
-def _body(results: Path) -> list[object]:
-    sections: dict[str, tuple[str, Callable[[Path], Markup]]] = {
-        "accuracy": (
-            "Accuracy: Tables I and II",
-            lambda root: accuracies(_rows(root / "accuracy")),
-        ),
-        "depth": ("Time against depth: experiment 3", _one("experiment3/times.json", depths)),
-        "batch": ("Time and memory: experiment 4", _one("experiment4/batches.json", batches)),
-        "sweep": ("Hyperparameters: the sweep", lambda root: sweeps(_studies(root))),
-        "bench": ("Against other engines", _one("benchmarks/bench.json", benchmarks)),
-        "steps": ("Training steps", _one("benchmarks/train_step.json", training_steps)),
+def template_environment() -> jinja2.Environment:
+    """Return the environment of the report's templates: every value is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("conformallayers.lab.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["numeric_columns"] = _numeric_columns
+    return environment
+
+
+def _render(results: Path) -> str:
+    contexts: dict[str, Callable[[], Any]] = {
+        "accuracy": lambda: sections.accuracy_section(_accuracy_records(results)),
+        "depth": partial(_measured, results / "experiment3/times.json", sections.depth_section),
+        "batch": partial(_measured, results / "experiment4/batches.json", sections.batch_section),
+        "sweep": lambda: sections.sweep_section(_studies(results)),
+        "bench": partial(_measured, results / "benchmarks/bench.json", sections.bench_section),
+        "steps": partial(_measured, results / "benchmarks/train_step.json", sections.steps_section),
     }
-    links = [tag("a", title, href=f"#{key}") for key, (title, _) in sections.items()]
-    parts: list[object] = [
-        tag("h1", _TITLE),
-        tag(
-            "p",
-            "What the paper on ConformalLayers reports, and what this library measures. Every "
-            "figure stands beside the command that makes it and the commit it was made with.",
-        ),
-        tag(
-            "p",
-            f"Version {__version__}, page made at commit {short(commit())}.",
-            kind="source",
-        ),
-        tag("nav", *links),
-    ]
-    for key, (title, build) in sections.items():
-        try:
-            built = build(results)
-        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            expected, got = "records of this version", f"another ({type(error).__name__}: {error})"
-            remedy = "Measure it again, or move the file away."
-            raise refusal(f"report, {title}", expected, got, remedy) from error
-        parts.append(tag("section", tag("h2", title), built, id=key))
-    return parts
+    template = template_environment().get_template("report.html.jinja")
+    return template.render(
+        title=_TITLE,
+        version=__version__,
+        commit=sections.short_commit(commit()),
+        headings=_HEADINGS,
+        paper=paper,
+        **{name: _checked(_HEADINGS[name], build) for name, build in contexts.items()},
+    )
 
 
-def _one(name: str, build: Callable[[dict[str, Any] | None, Path], Markup]) -> Any:
-    """Return a function of the results folder that builds a part from one file."""
-
-    def section(results: Path) -> Markup:
-        path = results / name
-        return build(read(path) if path.exists() else None, path.parent)
-
-    return section
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [read(path, *CELL) for path in sorted(folder.glob("*.json"))]
+def _checked(heading: str, build: Callable[[], Any]) -> Any:
+    """Build the context of a section; refuse records that lack what it needs."""
+    try:
+        return build()
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        expected, got = "records of this version", f"another ({type(error).__name__}: {error})"
+        raise refusal(f"report, {heading}", expected, got, _REMEDY) from error
 
 
-def _studies(results: Path) -> list[tuple[dict[str, Any], Path]]:
-    found = [
-        path for folder in sorted(results.glob("sweep*")) for path in folder.rglob("study.json")
-    ]
+def _measured(path: Path, build: Callable[[Record, Path], Context | None]) -> Context | None:
+    """Build a section from one file; None if there is no such file."""
+    return build(read(path), path.parent) if path.exists() else None
+
+
+def _accuracy_records(results: Path) -> list[Record]:
+    paths = sorted((results / "accuracy").glob("*.json"))
+    return [read(path, *sections.CELL_KEYS) for path in paths]
+
+
+def _studies(results: Path) -> list[tuple[Record, Path]]:
+    found = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
     return [(read(path), path.parent) for path in sorted(found)]
 
 
-def read(path: Path, *needed: str) -> dict[str, Any]:
-    """Read a record with the keys it needs; where it does not say its commit, take the file's."""
+def read(path: Path, *required: str) -> Record:
+    """Read a record and check its keys; if it names no commit, take the file's own."""
     try:
         record = json.loads(path.read_text("utf-8"))
-    except ValueError as error:  # no JSON, or no text
-        record = error
-    absent = [key for key in needed if key not in record] if isinstance(record, dict) else needed
+    except ValueError:  # not JSON, or not UTF-8
+        record = None
+    absent = [key for key in required if key not in record] if isinstance(record, dict) else []
     if absent or not isinstance(record, dict):
-        expected = " with ".join(["a record in JSON", *([", ".join(absent)] if absent else [])])
-        remedy = "Measure it again, or move the file away."
-        raise refusal(f"report, {path}", expected, "another file", remedy)
+        expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
+        raise refusal(f"report, {path}", expected, "another file", _REMEDY)
     if "commit" not in record:
         record["commit"] = _commit_of(path)
     return record
 
 
 def _commit_of(path: Path) -> str | None:
+    """Return the last commit that changed a file; None outside a repository."""
     command = ["git", "-C", str(path.parent), "log", "-1", "--format=%H", "--", path.name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
+
+
+def _numeric_columns(rows: Sequence[Sequence[object]]) -> list[bool]:
+    """Tell for each column whether all its cells are numbers or empty."""
+    return [all(_is_number(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def _is_number(cell: object) -> bool:
+    text = str(cell).lstrip("+-−")
+    return not text or text[0].isdigit()

@@ -1,4 +1,4 @@
-"""The report: one page that stands alone, every number in it, and every gap named."""
+"""The HTML report: self-contained, with every number, and a command for every gap."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from conformallayers.lab.experiments import batchsize, coordinates, depth, paper
 from conformallayers.lab.experiments.accuracy import config_of, file_name
 from conformallayers.lab.experiments.inference import LAYERS, RELU
 from conformallayers.lab.report import figures
-from conformallayers.lab.report.page import page, table, tag
-from conformallayers.lab.report.report import write_report
+from conformallayers.lab.report.report import template_environment, write_report
 
-BENCHMARKS = Path(__file__).parents[1] / "results" / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "results" / "benchmarks"
 VOID = {"meta", "img", "br"}
 
 
 class Page(HTMLParser):
-    """Collect text and attributes, and see that every tag is closed in its turn."""
+    """Collect text and attributes, and check that the tags nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,7 +59,7 @@ class Page(HTMLParser):
 
 
 def checked(path: Path) -> Page:
-    """Read a page, and see that it needs nothing but itself."""
+    """Read a page, and check that it refers to nothing outside itself."""
     text = path.read_text("utf-8")
     assert not re.search(r"https?:|//[a-z]|url\(|@import", text)
     found = Page(text)
@@ -89,7 +88,7 @@ def row(cell: paper.Cell, variant: str | None, accuracy: float) -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A results folder in which nothing is missing but two cells."""
+    """Make a results folder that lacks only two cells."""
     root = tmp_path_factory.mktemp("results")
     for cell in paper.CELLS[:-2]:
         name = file_name(cell, None, 0)
@@ -193,10 +192,35 @@ def test_record_of_another_form_is_refused(rows: list[Any], tmp_path: Path) -> N
 
 
 def test_text_is_escaped_and_columns_of_numbers_are_marked() -> None:
-    built = table(["a", "b", "c"], [["<x>", "1.5", "y"], ["&", "-2", tag("b", "z")]])
-    assert "&lt;x&gt;" in built
-    assert built.count('class="number"') == 3
-    assert Page(page("a < b", [built])).words.count("z") == 1
+    environment = template_environment()
+    macros = '{% from "macros.html.jinja" import table %}'
+    plain = environment.from_string(macros + "{{ table(header, rows) }}")
+    called = environment.from_string(
+        macros + "{% call(cell, _) table(header, rows) %}<b>{{ cell }}</b>{% endcall %}"
+    )
+    values = {"header": ["a", "b > c", "c"], "rows": [["<x>", "1.5", "y"], ["&", "-2", "z"]]}
+    for template in (plain, called):
+        built = template.render(**values)
+        assert "&lt;x&gt;" in built
+        assert "b &gt; c" in built
+        assert built.count('class="number"') == 3
+        assert Page(built).words.count("z") == 1
+
+
+def test_hostile_records_stay_text(full: Path, tmp_path: Path) -> None:
+    shutil.copytree(full, tmp_path / "results")
+    hostile = "<script>alert('x')</script>\"><img src=x>{{ 1 }}"
+    for path in (tmp_path / "results").rglob("*.json"):
+        replaced = json.loads(path.read_text())
+        for key in ("command", "commit", "variant", "optimizer", "schedule", "network", "dataset"):
+            if key in replaced:
+                replaced[key] = hostile
+        for rows in (replaced.get("rows", []), replaced.get("limits", [])):
+            for entry in rows:
+                entry |= {key: hostile for key in ("path", "strategy", "failed") if key in entry}
+        path.write_text(json.dumps(replaced))
+    found = checked(write_report(tmp_path / "results"))
+    assert found.text.count("<script>alert('x')</script>") > 20
 
 
 def test_report_on_the_command_line(

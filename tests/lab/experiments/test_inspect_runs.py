@@ -1,4 +1,4 @@
-"""The command that inspects a run: its record, its figures, and accuracies with another denominator."""
+"""The inspection of a run: its record, its figures, and accuracies with other denominators."""
 
 from __future__ import annotations
 

@@ -88,13 +88,22 @@ def test_dropout_trains_and_vanishes(name: str) -> None:
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1, True, "much", float("nan")])
-def test_a_share_that_is_none_is_refused(dropout: Any) -> None:
+def test_invalid_dropout_is_refused(dropout: Any) -> None:
     with pytest.raises(cl.ConformalError, match="dropout: expected a number from 0 to below 1"):
         cl.networks.LeNet(dropout=dropout)
 
 
 @pytest.mark.parametrize("hidden", [0, -1, 2.5, True])
-def test_a_width_that_is_none_is_refused(hidden: Any) -> None:
+def test_invalid_hidden_is_refused(hidden: Any) -> None:
     with pytest.raises(cl.ConformalError, match=r"hidden: expected a whole number > 0"):
         cl.networks.LeNetCL(hidden=hidden)
     assert cl.networks.LeNetCL(hidden=7).head[2].in_features == 7
+
+
+def test_networks_store_their_arguments() -> None:
+    model: Any = cl.networks.DkNetCL(2, 20, gain=3.0, dtype=torch.float64)
+    expected = {"depth": 2, "hidden": 20, "alpha": None, "projective": False, "gain": 3.0}
+    assert model.arguments == {**expected, "padding_mode": "zeros", "num_classes": 10}
+    assert copy.deepcopy(model).arguments == model.arguments
+    with pytest.raises(TypeError, match=r"__init__\(\) takes 1 positional argument"):
+        cl.networks.LeNetCL(3)

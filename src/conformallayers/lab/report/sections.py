@@ -1,0 +1,309 @@
+"""Prepare the records of the experiments for the sections of the report's template."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ...utils.text import size
+from ..experiments import paper
+from ..experiments.records import mean_and_spread
+
+Record = dict[str, Any]
+# What a section's part of the template reads.
+Context = dict[str, Any]
+# The keys that an accuracy record must have.
+CELL_KEYS = (
+    *("network", "dataset", "accuracy", "epochs", "batch_size", "learning_rate", "optimizer"),
+    *("alpha", "projective", "seed", "seconds", "command"),
+)
+_TABLE_TITLES = {1: "Table I: one convolution", 2: "Table II: LeNet"}
+_SETTINGS_HEADER = (
+    *("network", "set", "accuracy", "epochs", "batch", "rate", "optimiser", "schedule"),
+    *("α", "stride", "seed", "seconds", "commit", "command"),
+)
+_HYPERPARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
+_CONFORMAL_ENGINES = ("layers", "folded", "tolerance")
+_STEP_COLUMNS = {
+    "ReLU, ms": "relu_ms",
+    "Young, ms": "young_ms",
+    "ratio": "young_time_ratio",
+    "spectral, ms": "spectral_ms",
+    "spectral ratio": "spectral_time_ratio",
+    "ReLU, MiB": "relu_mib",
+    "Young, MiB": "young_mib",
+}
+_MEDIA_TYPES = {"svg": "image/svg+xml", "png": "image/png"}
+
+
+def accuracy_section(records: Sequence[Record]) -> Context:
+    """Lay out Tables I and II, the ablation, and the settings of every record."""
+    return {
+        "tables": [_accuracy_table(number, records) for number in paper.NETWORKS],
+        "ablation": _ablation_lines(records),
+        "settings_header": _SETTINGS_HEADER,
+        "settings": [_settings_line(record) for record in records],
+    }
+
+
+def depth_section(record: Record, folder: Path) -> Context | None:
+    """Compare the times of experiment 3 by depth; None without measurements."""
+    rows = record.get("rows")
+    if not rows:
+        return None
+    names = list(rows[0]["milliseconds"])
+    relu, folded = names[0], names[-1]
+    lines: list[list[object]] = []
+    faster = []
+    for row in rows:
+        times = {name: row["milliseconds"][name]["median"] for name in names}
+        ratio = times[relu] / times[folded]
+        shown = [f"{time:.2f}" for time in times.values()]
+        lines.append([row["depth"], *shown, f"{ratio:.2f}", row["strategy"]])
+        if ratio > 1:
+            faster.append(row["depth"])
+    return {
+        "relu": relu,
+        "folded": folded,
+        "faster": faster,
+        "batch": record.get("options", {}).get("batch", 64),
+        "header": ["k", *(f"{name}, ms" for name in names), f"{relu} / folded", "strategy"],
+        "lines": lines,
+        "picture": _picture(folder, "figure"),
+        "source": _source(record),
+    }
+
+
+def batch_section(record: Record, folder: Path) -> Context | None:
+    """List the times, memory and limits of experiment 4; None without measurements."""
+    if not record.get("rows"):
+        return None
+    lines = [
+        [
+            row["path"],
+            row["batch"],
+            f"{row['milliseconds']['median']:.2f}",
+            f"{1e3 * row['milliseconds']['median'] / row['batch']:.1f}",
+            size(max(0, row["peak_bytes"])),
+        ]
+        for row in record["rows"]
+        if "failed" not in row
+    ]
+    failed = [
+        {key: row[key] for key in ("path", "batch", "failed")}
+        for row in record["rows"]
+        if "failed" in row
+    ]
+    limits = [
+        [row["path"], row["largest_batch"], size(row["budget_bytes"])] for row in record["limits"]
+    ]
+    return {
+        "lines": lines,
+        "failed": failed,
+        "limits": limits,
+        "picture": _picture(folder, "figure"),
+        "source": _source(record),
+    }
+
+
+def sweep_section(studies: Sequence[tuple[Record, Path]]) -> list[Context]:
+    """Set the best trial of each study beside the supplement's choice."""
+    return [_study(record, folder) for record, folder in studies]
+
+
+def bench_section(record: Record, folder: Path) -> Context | None:
+    """Compare engines; None without measurements."""
+    rows = record.get("rows")
+    if not rows:
+        return None
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
+    lines: list[list[object]] = []
+    for row in rows:
+        times = {name: entry[0] for name, entry in row["times"].items()}
+        others = [time for name, time in times.items() if name not in _CONFORMAL_ENGINES]
+        shown = [f"{times[name]:.2f}" if name in times else "" for name in names]
+        ratio = f"{min(others) / times['folded']:.2f}" if others and "folded" in times else ""
+        lines.append([row["network"], row["batch"], *shown, row["strategy"], ratio])
+    return {
+        "header": ["network", "batch", *names, "strategy", "times as fast"],
+        "lines": lines,
+        "picture": _picture(folder, "bench"),
+        "source": _source(record, "conformallayers bench"),
+    }
+
+
+def steps_section(record: Record, folder: Path) -> Context | None:
+    """List the time and memory of training steps; None without measurements."""
+    if not record.get("rows"):
+        return None
+    lines = [
+        [row["network"], row["batch"], *(row.get(key, "") for key in _STEP_COLUMNS.values())]
+        for row in record["rows"]
+    ]
+    return {
+        "header": ["network", "batch", *_STEP_COLUMNS],
+        "lines": lines,
+        "source": _source(record, "python benchmarks/train_step.py"),
+    }
+
+
+def short_commit(commit: str | None) -> str:
+    """Shorten one or several commits, and mark those with uncommitted changes.
+
+    Examples:
+        >>> short_commit("0123456789abcdef-changed, fedcba9876543210")
+        '0123456789 (changed), fedcba9876'
+    """
+    return ", ".join(
+        one[:10] + (" (changed)" if one.endswith("-changed") else "")
+        for one in (commit or "unknown").split(", ")
+    )
+
+
+def _accuracy_table(number: int, records: Sequence[Record]) -> Context:
+    """Lay out one table of the paper: a line for each network and variant, a column for each set."""
+    networks = paper.NETWORKS[number]
+    lines: list[list[Context]] = []
+    for network in networks:
+        found = {record.get("variant") or "" for record in records if record["network"] == network}
+        for variant in sorted((found | {""}) - set(paper.ABLATION.values())):
+            cells = [
+                _accuracy_cell(_matching(records, cell.name, variant), cell)
+                for cell in paper.CELLS
+                if cell.network == network
+            ]
+            lines.append([{"network": network, "variant": variant}, *cells])
+    cells_of_table = [cell.name for cell in paper.CELLS if cell.experiment == number]
+    absent = [name for name in cells_of_table if not _matching(records, name)]
+    command = f"conformallayers experiment {number}"
+    if absent != cells_of_table:
+        command += " --cells " + " ".join(absent)
+    return {
+        "title": _TABLE_TITLES[number],
+        "header": ["network", *(_title(dataset) for dataset in paper.DATASETS)],
+        "lines": lines,
+        "missing": command if absent else None,
+    }
+
+
+def _accuracy_cell(records: Sequence[Record], cell: paper.Cell) -> Context:
+    note = f"paper {100 * cell.accuracy:.2f}"
+    if not records:
+        return {"measured": None, "note": note}
+    shares, seeds = [r["accuracy"] for r in records], [r["seed"] for r in records]
+    note += f", {100 * (fmean(shares) - cell.accuracy):+.2f}"
+    if not all(record.get("checked", True) for record in records):
+        note += ", data not checked"
+    if seeds != [0]:
+        note += f", {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"
+    return {"measured": mean_and_spread(shares), "note": note}
+
+
+def _ablation_lines(records: Sequence[Record]) -> list[list[str]]:
+    """Return form, α, and accuracy without and with gain; empty without measurements."""
+    found = {
+        parts: [record["accuracy"] for record in _matching(records, paper.ABLATION_CELL, variant)]
+        for parts, variant in paper.ABLATION.items()
+    }
+    if not any(found.values()):
+        return []
+    shown = {parts: mean_and_spread(shares) if shares else "–" for parts, shares in found.items()}
+    return [
+        [form, alpha, shown[form, alpha, False], shown[form, alpha, True]]
+        for form, alpha, gain in shown
+        if gain
+    ]
+
+
+def _settings_line(record: Record) -> list[object]:
+    """Return a record's values in the order of the settings' header."""
+    return [
+        record["network"],
+        _title(record["dataset"]),
+        _percent(record["accuracy"]),
+        record["epochs"],
+        record["batch_size"],
+        _number(record["learning_rate"]),
+        record["optimizer"],
+        record.get("schedule", ""),
+        f"{record['alpha'] or ''}{' projective' if record['projective'] else ''}",
+        record.get("pool_stride") or "",
+        record["seed"],
+        f"{record['seconds']:.0f}",
+        short_commit(record.get("commit")),
+        record["command"],
+    ]
+
+
+def _study(record: Record, folder: Path) -> Context:
+    network, dataset = record["network"], record["dataset"]
+    lines: list[list[str]] = []
+    if record["best"]:
+        accuracy = record["best"]["validation_accuracy"]
+        lines.append(_hyperparameter_line("best here", record["best"], accuracy))
+    for cell in paper.CELLS:
+        if (cell.network, cell.dataset) == (network, dataset):
+            lines.append(_hyperparameter_line("the supplement's", cell.setting, cell.accuracy))
+    states = [row["state"] for row in record["trials"]]
+    return {
+        "network": network,
+        "dataset": _title(dataset),
+        "trials": len(states),
+        "states": ", ".join(f"{states.count(s)} {s.lower()}" for s in dict.fromkeys(states)),
+        "images": record["images"]["train"],
+        "subset": bool(record["options"].get("subset")),
+        "lines": lines,
+        "picture": _picture(folder, "figure"),
+        "source": _source(record),
+    }
+
+
+def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
+    return [name, *(_number(setting[key]) for key in _HYPERPARAMETERS), _percent(accuracy)]
+
+
+def _matching(records: Sequence[Record], cell: str, variant: str = "") -> list[Record]:
+    """Return the records of a cell, one for each seed."""
+    return [
+        record
+        for record in records
+        if f"{record['network']}-{record['dataset']}" == cell
+        and (record.get("variant") or "") == variant
+    ]
+
+
+def _source(record: Record, command: str = "unknown") -> Context:
+    """Return the command, the commit and the machine of a record."""
+    machine = record.get("machine", {})
+    return {
+        "command": record.get("command") or command,
+        "details": [
+            f"commit {short_commit(record.get('commit'))}",
+            *(f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine),
+        ],
+    }
+
+
+def _picture(folder: Path, name: str) -> str | None:
+    """Return a picture as a data URI, SVG before PNG; None if there is no such file."""
+    for suffix, media_type in _MEDIA_TYPES.items():
+        path = folder / f"{name}.{suffix}"
+        if path.exists():
+            data = base64.b64encode(path.read_bytes()).decode("ascii")
+            return f"data:{media_type};base64,{data}"
+    return None
+
+
+def _title(dataset: str) -> str:
+    return paper.TITLES.get(dataset, dataset)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
