@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from conformallayers.folding.folded import Conformal
+from conformallayers.recipe.torch.module import RecipeModule
 
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
 torch.set_num_threads(1)
@@ -16,14 +16,14 @@ os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Conformal]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[RecipeModule]:
     """Collect every folded chain that is built."""
-    found: list[Conformal] = []
-    original = Conformal.__init__
+    found: list[RecipeModule] = []
+    original = RecipeModule.__init__
 
-    def counting(self: Conformal, *arguments: object, **keywords: object) -> None:
+    def counting(self: RecipeModule, *arguments: object, **keywords: object) -> None:
         original(self, *arguments, **keywords)
         found.append(self)
 
-    monkeypatch.setattr(Conformal, "__init__", counting)
+    monkeypatch.setattr(RecipeModule, "__init__", counting)
     return found

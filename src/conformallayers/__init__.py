@@ -37,8 +37,8 @@ _HOMES = {
     "verify": "folding.verify",
     "Inspection": "inspection",
     "inspect": "inspection",
-    "save": "export.store",
-    "load": "export.store",
+    "save": "folding.files",
+    "load": "folding.files",
     "CExport": "export.c99",
     "export_c": "export.c99",
     "export_onnx": "export.onnx",
@@ -101,8 +101,8 @@ if TYPE_CHECKING:
     from .errors import ConformalError, MissingExtra
     from .export.c99 import CExport, export_c
     from .export.onnx import export_onnx
-    from .export.store import load, save
     from .folding.certificate import Certificate
+    from .folding.files import load, save
     from .folding.fold import fold, trace
     from .folding.folded import Folded
     from .folding.verify import verify

@@ -52,7 +52,7 @@ def fold(model: Path, *, out: Path, options: FoldOptions | None = None) -> None:
         out: The file.
     """
     with extra_for("folding"):
-        from ..export.store import save
+        from ..folding.files import save
         from ..lab.training.saved_models import load_model
     options = options or FoldOptions()
     loaded = load_model(model, "fold")
@@ -175,7 +175,7 @@ def _write_numpy(folded: "Folded", out: Path, settings: dict[str, Any]) -> None:
     import numpy as np
     import torch
 
-    from ..export.store import save
+    from ..folding.files import save
     from ..lab.experiments.writing import write_whole
     from ..numpy import load
     from ..testing import relative_error

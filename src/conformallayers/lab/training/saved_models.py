@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import refusal
-from ...export.archive import open_archive, read_notes, unbuildable
+from ...recipe.archive import open_archive, unbuildable
+from ...recipe.file import read_notes
 from ..data.catalogue import LABELS, SHAPES
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         about = {"network": config.network, "dataset": config.dataset, "epoch": epoch}
         labels = LABELS.get(config.dataset)
         return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
-    from ...export.store import load
+    from ...folding.files import load
     from ...folding.folded import Folded
 
     module = load(path).eval().to(device)

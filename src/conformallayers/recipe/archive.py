@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
 
-FORMAT = 1  # of the document; raised when older readers could no longer understand it
-KINDS = ("folded", "model")
-FOLDED_DTYPES = ("float64", "float32", "float16", "bfloat16")
+FORMAT = 2  # of the document; raised when older readers could no longer understand it
+KINDS = {"folded": "recipe", "model": "model"}  # and the entry that holds the network
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 _CHUNK = 2**20  # bytes that are read at a time
 _HEADER_LIMIT = 2**24  # bytes: tens of thousands of layers; parsed it takes about twenty times more
@@ -32,6 +31,7 @@ _AXES_LIMIT = 16
 _SIZE_LIMIT = 2**48
 _EMPTY_LIMIT = 2**27  # entries that an empty array would have without its axes of length 0
 _SHOWN = 60  # letters of a value in a message
+_REASON = 120  # letters of a reason in a message
 _KEY, _SUM = "conformallayers", "sha256"
 _AGAIN = "Save it again with cl.save, or copy it again."
 
@@ -59,7 +59,7 @@ class Archive:
     entries: dict[str, Entry]
     header: dict[str, Any]
     offset: int  # of the first array
-    file: Any = None  # a FileIO; none in a draft
+    file: Any = None  # a FileIO; None before it is written
 
     def verify(self) -> None:
         """Refuse a file with any byte that differs from what was saved; keep nothing of it."""
@@ -166,63 +166,24 @@ def _check_document(name: str, document: dict[str, Any]) -> None:
     version = document.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         damaged(name, f"format {_shown(version)}")
-    if version > FORMAT:
+    if version != FORMAT:
         library = _shown(document.get("library")).strip("'")
+        newer = version > FORMAT
         raise refusal(
             f"load({name})",
-            f"a file of format {FORMAT} or older",
+            f"a file of format {FORMAT}",
             f"format {_shown(version)}, written by conformallayers {library}",
-            "Upgrade conformallayers to read it.",
+            "Upgrade conformallayers to read it." if newer else "Fold and save the model again.",
         )
-    if document.get("kind") not in KINDS or not isinstance(document.get("structure"), dict):
-        damaged(name, "a header without kind or structure")
-    if document["kind"] == "folded":
-        _check_folded(name, document)
-
-
-def _check_folded(name: str, document: dict[str, Any]) -> None:
-    """Refuse a fold without the plain facts that every reader of it takes for granted."""
-    sizes = document.get("input_shape"), document.get("output_shape")
-    if not all(isinstance(shape, list) and all(map(_is_size, shape)) for shape in sizes):
-        damaged(name, "no shapes")
-    if not sizes[0] or 0 in sizes[0]:
-        damaged(name, "samples without a coefficient")
-    if document.get("dtype") not in FOLDED_DTYPES:
-        damaged(name, f"dtype {_shown(document.get('dtype'))}")
-    if not isinstance(document.get("strategy"), str):
-        damaged(name, "no strategy")
+    kind = document.get("kind")
+    if not isinstance(kind, str) or not isinstance(document.get(KINDS.get(kind, "")), dict):
+        damaged(name, "a header without kind or network")
     if not isinstance(document.get("origin"), (str, type(None))):
         damaged(name, f"origin {_shown(document.get('origin'))}")
-    if document.get("piece") is not None and not is_count(document["piece"]):
-        damaged(name, f"piece {_shown(document['piece'])}")
-
-
-def read_notes(
-    document: Mapping[str, Any], output_shape: tuple[int, ...] | None
-) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
-    """Return the labels and what else a document says about its network; None where it does not.
-
-    Raises:
-        ValueError: they are not of the kind, or not as many as there are outputs.
-    """
-    labels, about = document.get("labels"), document.get("about")
-    if labels is not None:
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"labels that are no words: {labels!r:.80}")
-        if output_shape is not None and len(labels) != prod(output_shape):
-            raise ValueError(f"{len(labels)} labels for {prod(output_shape)} outputs")
-    if about is not None and not isinstance(about, dict):
-        raise ValueError(f"no object: {about!r:.80}")
-    return None if labels is None else tuple(labels), about
 
 
 def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SIZE_LIMIT
-
-
-def is_count(value: object) -> bool:
-    """Tell whether a value of a header is a whole number > 0."""
-    return _is_size(value) and value != 0
 
 
 def _shown(value: object) -> str:
@@ -296,8 +257,10 @@ def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
 
 
 def unbuildable(path: str, error: Exception) -> ConformalError:
-    """Turn what a structure without sense led to into one error that names the file."""
+    """Return the error of a file whose content makes no network, with its reason if that is short."""
     if isinstance(error, ConformalError) and str(error).startswith(f"load({path})"):
         return error
-    got = f"a structure that makes no network ({type(error).__name__})"
+    own = type(error) is ValueError and len(str(error)) <= _REASON
+    reason = str(error) if own else type(error).__name__
+    got = f"a file that makes no network ({reason})"
     return refusal(f"load({path})", "a whole file of cl.save", got, _AGAIN)
