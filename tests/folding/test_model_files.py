@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import conformallayers as cl
 from conformallayers.folding.model_files import COMPOSITES
 from conformallayers.utils.fingerprint import fingerprint
 from nets import NETS, SHAPE, net
-from stored import StoredFile, refused
+from stored import JUNK, StoredFile, places, refused
 from support import samples
 
 
@@ -206,6 +208,26 @@ def test_parts_of_a_model_are_those_of_its_class(path: Path) -> None:
         assert old in json.dumps(file.document)
         file.write(lambda text, old=old, new=new: text.replace(old, new))
         refused(path, "makes no network", cl.load)
+
+
+@pytest.mark.parametrize("name", ["branches", "several", "centred", "learned"])
+def test_a_document_without_sense_is_refused_or_loads(name: str, path: Path) -> None:
+    choice = random.Random(name)
+    file = StoredFile(net(name), path)
+    text = json.dumps(file.document)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusals = 0
+    for _ in range(60):
+        file.document = json.loads(text)
+        container, key = choice.choice(places(file.document["model"]))
+        container[key] = choice.choice(JUNK)
+        file.write()
+        try:
+            cl.load(path)
+        except cl.ConformalError:
+            refusals += 1
+    assert refusals > 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
 # -- what a file would not give back ------------------------------------------------------------

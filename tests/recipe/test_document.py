@@ -18,6 +18,8 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe import file as limits
+from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.document import describe, read_recipe
 from conformallayers.recipe.recipe import OPERATIONS
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
@@ -130,3 +132,24 @@ def test_the_documentation_lists_every_operation() -> None:
             names = [name for name in names if name != "module"]
             assert rows[kind][number] == names, f"docs/files.md: {role}s of {kind}"
     assert set(rows) == set(OPERATIONS) - {"call"}
+
+
+def test_the_documentation_lists_every_limit() -> None:
+    text = (ROOT / "docs" / "files.md").read_text()
+    powers = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    rows = {
+        "operations": f"{limits.OPERATIONS_LIMIT:,}",
+        "elements of one value of a sample, its padding included": limits.VALUE_LIMIT,
+        "elements that a sample needs at a time": limits.SAMPLE_LIMIT,
+        "elements of a window of a pooling": limits.WINDOW_LIMIT,
+        "places along an axis of `upsample`, and of `pad` with a mode": limits.PLACES_LIMIT[
+            layer.Upsample
+        ],
+        "places along an axis of `adaptive_avg_pool`": limits.PLACES_LIMIT[layer.AdaptiveAvgPool],
+        "elements of all windows of a `conv`, in numpy alone": cln.WINDOWS_LIMIT,
+    }
+    for name, limit in rows.items():
+        shown = (
+            limit if isinstance(limit, str) else "2" + str(limit.bit_length() - 1).translate(powers)
+        )
+        assert f"| {name} | {shown} |" in text

@@ -118,7 +118,8 @@ def _fold(folded: Folded) -> tuple[dict[str, Any], Arrays]:
         if array.is_meta:
             got, remedy = f"{name} on meta", "Give it its values first."
             raise refusal("save(folded)", "constants with values", got, remedy)
-        array = array.double() if name in recipe.wide else array  # not every device has float64
+        # Not every device has float64: wide constants may be narrower where they are.
+        array = array.cpu().double() if name in recipe.wide else array
         arrays[name] = STORED_DTYPES[array.dtype], tuple(array.shape), tensor_bytes(array)
     document = {
         "kind": "folded",

@@ -1,8 +1,10 @@
-"""One safetensors file with a checked header: written whole or not at all, read without trust.
+"""Read and write safetensors files with a checksum: written atomically, validated before use.
 
-Layout: eight bytes with the length of a JSON header, the header, the bytes of all arrays. What the
-arrays mean is a second JSON document in the header's ``__metadata__``; see ``docs/files.md``. This
-file needs nothing but Python, so that the numpy runtime can use it without torch.
+Layout: eight bytes with the length of a JSON header, the header, the bytes of all arrays. A second JSON
+document in the header's ``__metadata__`` describes the network; see ``docs/files.md``. This module
+needs only Python, so that the numpy runtime can use it without torch or safetensors. The reader of
+safetensors has no limit for the header below 100 MB, accepts duplicate keys, and opens the file by its name
+once more; its writer neither replaces a file atomically nor knows the checksum of its own header.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _AGAIN = "Save it again with cl.save, or copy it again."
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a file: its dtype by safetensors' name, its shape, and its place."""
+    """One array of a file: its dtype as safetensors names it, its shape, and its byte range."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,10 +50,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Archive:
-    """The header of a file, checked, and the arrays that it announces.
+    """The validated header of an open file.
 
-    The file stays open as long as this lives: what is read later belongs to the same header, also if
-    another process has saved a new file under the name by then.
+    The file stays open as long as the archive exists, so that arrays belong to this header even if
+    another process replaces the file.
     """
 
     path: str
@@ -62,14 +64,14 @@ class Archive:
     file: Any = None  # a FileIO; None before it is written
 
     def verify(self) -> None:
-        """Refuse a file with any byte that differs from what was saved; keep nothing of it."""
+        """Compare the checksum; read all bytes once and keep none."""
         self.file.seek(self.offset)
         pieces = iter(lambda: self.file.read(_CHUNK), b"")
         if checksum(self.header, pieces) != self.header["__metadata__"][_SUM]:
             damaged(self.path, "bytes that differ from its checksum")
 
     def fill(self, name: str, memory: memoryview) -> None:
-        """Read the bytes of an array into memory of its size."""
+        """Read the bytes of an array into a buffer of the same size."""
         self.file.seek(self.offset + self.entries[name].start)
         while len(memory):
             count = self.file.readinto(memory)
@@ -79,12 +81,12 @@ class Archive:
 
 
 def damaged(path: str, fault: str) -> NoReturn:
-    """Refuse a file, in one sentence."""
+    """Raise the error of a damaged file."""
     raise refusal(f"load({path})", "a whole file of cl.save", fault, _AGAIN)
 
 
 def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
-    """Return the SHA-256 of a header, its own checksum left out, and of the arrays behind it."""
+    """Return the SHA-256 of a header without its checksum, followed by the arrays."""
     meta = {key: value for key, value in header["__metadata__"].items() if key != _SUM}
     content = {**header, "__metadata__": meta}
     digest = hashlib.sha256(_compact(content, sort_keys=True))
@@ -94,7 +96,7 @@ def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
 
 
 def open_archive(path: Path) -> Archive:
-    """Read and check the header of a file, and that no byte has changed; no array is kept."""
+    """Open a file, validate its header and compare its checksum."""
     name = os.fspath(path)
     # Without O_NONBLOCK a pipe would wait for somebody to write into it.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -110,7 +112,7 @@ def open_archive(path: Path) -> Archive:
 
 
 def _opened(name: str, handle: int) -> Archive:
-    """Check everything but the checksum."""
+    """Validate the header."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         got, remedy = kind_of_file(status.st_mode), "Give the path of the file."
@@ -187,7 +189,7 @@ def _is_size(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Write a value of a header as a message can bear it."""
+    """Return a short text of a value for a message."""
     plain = isinstance(value, (str, int, float, type(None)))
     text = repr(value) if plain else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
@@ -226,11 +228,11 @@ def write_archive(
     document: Mapping[str, Any],
     arrays: Mapping[str, tuple[str, tuple[int, ...], Any]],
 ) -> None:
-    """Write a file beside its place, then move it there: the old one stays until the new is whole.
+    """Write a file under a temporary name and rename it, so that the old file stays until then.
 
     Args:
         path: of the file.
-        document: what the arrays mean.
+        document: the description of the network.
         arrays: safetensors' name of the dtype, shape, and bytes of each array.
     """
     order = sorted(arrays, key=lambda name: (-ITEM_BYTES[arrays[name][0]], name))
