@@ -37,8 +37,8 @@ _HOMES = {
     "verify": "folding.verify",
     "Inspection": "inspection",
     "inspect": "inspection",
-    "save": "export.store",
-    "load": "export.store",
+    "save": "folding.files",
+    "load": "folding.files",
     "CExport": "recipe.c.files",
     "export_c": "recipe.c.export",
     "export_onnx": "recipe.onnx.export",
@@ -99,8 +99,8 @@ __all__ = [
 if TYPE_CHECKING:
     from . import functional, networks, testing
     from .errors import ConformalError, MissingExtra
-    from .export.store import load, save
     from .folding.certificate import Certificate
+    from .folding.files import load, save
     from .folding.fold import fold, trace
     from .folding.folded import Folded
     from .folding.verify import verify

@@ -129,7 +129,6 @@ def test_networks_copy_pickle_fold_and_save(tmp_path: Path) -> None:
     cl.save(networks.DkNetCL.from_pretrained(tmp_path), tmp_path / "net.safetensors")
 
 
-@pytest.mark.xfail(strict=True, reason="files of cl.save do not store Network.arguments yet")
 def test_a_network_of_a_file_is_published(tmp_path: Path) -> None:
     network = networks.DkNetCL(1, num_classes=3)
     x = inputs(network)

@@ -118,7 +118,7 @@ def fold(
         model: Run folder, checkpoint, or model written by cl.save.
         out: File to write.
     """
-    from ..export.store import save
+    from ..folding.files import save
     from ..lab.training.saved_models import load_model
 
     loaded = load_model(model, "fold")
@@ -252,7 +252,7 @@ def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
     import numpy as np
     import torch
 
-    from ..export.store import save
+    from ..folding.files import save
     from ..numpy import load
     from ..testing import relative_error
     from ..utils.files import staged_files

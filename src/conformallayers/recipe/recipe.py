@@ -93,14 +93,14 @@ class Recipe:
 
     def peak_elements(self) -> int:
         """Return the most elements that one sample needs at a time."""
-        shapes, alive, peak = self.shapes(), {INPUT}, 0
+        shapes = self.shapes()
+        alive = peak = prod(self.input_shape)
         for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
-            alive.update(operation.outputs)
+            alive += sum(prod(shapes[name]) for name in operation.outputs)
             given = [shapes[name] for name in operation.inputs]
-            own = operation.scratch(given, self.constant_shape)
-            peak = max(peak, own + sum(prod(shapes[name]) for name in alive))
-            alive.difference_update(dropped)
-        return max(peak, prod(self.input_shape))
+            peak = max(peak, alive + operation.scratch(given, self.constant_shape))
+            alive -= sum(prod(shapes[name]) for name in dropped)
+        return peak
 
     @property
     def by_sample(self) -> bool:

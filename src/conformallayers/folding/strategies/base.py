@@ -9,9 +9,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...nn.activations import Rule
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
+from ...recipe.torch.points import RULES
 from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost
@@ -139,9 +141,15 @@ def add_advance(
 
 def rule_fields(builder: RecipeBuilder, site: ActivationSite) -> dict[str, str]:
     """Return the rule of an activation as an operation has it; one of a user's own keeps its module."""
-    if site.rule.name in point.RULES:
-        return {"rule": site.rule.name}
+    for name, rule in RULES.items():
+        if type(rule) is type(site.rule) and _function(rule) is _function(site.rule):
+            return {"rule": name}
     return {"rule": site.rule.name, "module": builder.module(site.rule.name, site.module)}
+
+
+def _function(rule: Rule) -> object:
+    """Return the function behind a growth; a method is another object for every module."""
+    return getattr(rule.growth, "__func__", rule.growth)
 
 
 def add_output_bias(builder: RecipeBuilder, y: str, bias: Tensor | None) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import refusal
-from ...export.archive import open_archive, read_notes, unbuildable
+from ...recipe.archive import open_archive, unbuildable
+from ...recipe.file import read_notes
 from ..data.catalogue import LABELS, SHAPES
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         if labels is not None and len(labels) != config.classes:  # a data set of the same name
             labels = None
         return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
-    from ...export.store import load
+    from ...folding.files import load
     from ...folding.folded import Folded
 
     module = load(path).eval().to(device)

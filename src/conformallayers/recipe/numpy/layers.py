@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
@@ -121,8 +121,8 @@ def _max_pool(op: layer.MaxPool, net: Holder, x: Array) -> Array:
 
 def _entries(
     op: layer.AvgPool | layer.MaxPool, x: Array, dilation: Sequence[int], fill: float
-) -> list[Array]:
-    """Return, for each place of the window, the entries of all windows: each (B, C, *positions)."""
+) -> Iterator[Array]:
+    """Yield, for each place of the window, the entries of all windows: each (B, C, *positions)."""
     pads = []
     every = zip(x.shape[2:], op.kernel, op.stride, op.padding, dilation, strict=True)
     for n, k, s, p, d in every:
@@ -130,7 +130,7 @@ def _entries(
         last = (layer.windows(n, span, s, p, op.ceil_mode) - 1) * s  # where the last window starts
         pads.append((p, last + span - n - p))
     windows = _windows(_surrounded(x, pads, fill), op.kernel, op.stride, dilation)
-    return [windows[(..., *place)] for place in np.ndindex(*op.kernel)]
+    return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
 
 
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, net: Holder, x: Array) -> Array:

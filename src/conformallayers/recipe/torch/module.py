@@ -223,11 +223,14 @@ def steady_allocator() -> None:
 
 
 def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
-    """Return the constants with kernels of images in channels-last order, which is the fastest."""
+    """Return the constants in one memory order, by which products round: rows one after the other.
+
+    Kernels of images are channels last, which is the fastest.
+    """
     kernels = {op.weight for op in recipe.operations if isinstance(op, layer.Conv)}
     return {
         name: array.contiguous(memory_format=torch.channels_last)
         if name in kernels and array.dim() == 4
-        else array
+        else array.contiguous()
         for name, array in recipe.constants.items()
     }

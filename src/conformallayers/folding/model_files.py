@@ -1,0 +1,362 @@
+"""Models ↔ JSON: the type of a module, its settings, its tensors, its children. No code is stored or run.
+
+Only the types of the tables below are written or built. A layer is made again by its constructor, with
+the arguments read from its attributes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import networks
+from ..errors import refusal
+from ..nn import activations, extra_layers, layers
+from ..nn.branches import Parallel, Residual, below
+from ..nn.container import ConformalLayers
+from ..registry.registry import has_hooks
+from ..utils.fingerprint import tensor_bytes
+
+STORED_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+}
+_OWN = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
+_SPATIAL = (
+    *(*_OWN, "MaxPool", "Dropout", "BatchNorm"),
+    *("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"),
+)
+_PLAIN = (
+    *("Linear", "Flatten", "Unflatten", "Identity", "Dropout", "Upsample", "PixelShuffle"),
+    *("PixelUnshuffle", "ChannelShuffle", "LayerNorm", "GroupNorm", "ReLU", "ReLU6", "LeakyReLU"),
+    *("PReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "Tanh", "Softplus"),
+    *("Hardtanh", "Hardswish", "Hardsigmoid", "Softmax", "LogSoftmax"),
+)
+# Stored name → class. Layers are made by their constructors, the others of their children.
+LAYERS: dict[str, type[nn.Module]] = {
+    **{f"nn.{name}{n}d": getattr(nn, f"{name}{n}d") for name in _SPATIAL for n in (1, 2, 3)},
+    **{f"nn.{name}": getattr(nn, name) for name in _PLAIN},
+    **{f"cl.{name}{n}d": getattr(layers, f"{name}{n}d") for name in _OWN for n in (1, 2, 3)},
+    **{f"cl.{n}": getattr(layers, n) for n in ("Linear", "Dropout", "Flatten", "Identity")},
+    **{f"cl.{n}": getattr(extra_layers, n) for n in ("Scale", "RepeatChannels", "Centre")},
+    **{f"cl.{n}": getattr(activations, n) for n in ("ReSPro", "Gnomonic", "RadialTanh")},
+}
+_NETWORKS = (
+    *("BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"),
+    *("DkNet", "DkNetCL", "D3ModNet", "D3ModNetCL"),
+)
+COMPOSITES: dict[str, type[nn.Module]] = {
+    "nn.Sequential": nn.Sequential,
+    "nn.ModuleList": nn.ModuleList,
+    "cl.ConformalLayers": ConformalLayers,
+    "cl.Residual": Residual,
+    "cl.Parallel": Parallel,
+    **{f"networks.{name}": getattr(networks, name) for name in _NETWORKS},
+}
+_NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
+_WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool)([123])d$")
+_ENTRIES = {"type", "settings", "tensors", "children"}
+
+
+class ModelWriter:
+    """Describe modules; collect their tensors in ``arrays`` by name."""
+
+    remedy = "Save its weights: safetensors.torch.save_file(model.state_dict(), path)."
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[str, tuple[int, ...], Any]] = {}
+        self._modules: dict[int, str] = {}
+        self._memory: dict[Any, list[tuple[int, int, str]]] = {}
+        self._training: bool | None = None
+
+    def describe(self, module: nn.Module, path: str) -> dict[str, Any]:
+        """Return a module as JSON; refuse by name what a file cannot hold."""
+        if id(module) in self._modules:
+            return {"same": self._modules[id(module)]}
+        self._modules[id(module)] = path
+        if self._training is None:
+            self._training = module.training
+        name = _NAMES.get(type(module))
+        joined = getattr(module, "join", None) if isinstance(module, (Residual, Parallel)) else None
+        hooked = any(
+            "forward" in vars(item) or has_hooks(item) for item in (module, joined) if item
+        )
+        if name is None or hooked:
+            got = type(module).__name__ + (" with hooks" if name is not None else "")
+            where = f"save: {path or 'model'}"
+            raise refusal(where, "a module that a file can describe", got, self.remedy)
+        return {
+            "type": name,
+            **({} if module.training == self._training else {"training": module.training}),
+            "settings": {
+                key: _encode(value, below(path, key))
+                for key, value in _settings(name, module).items()
+            },
+            "tensors": {
+                key: [role, self._put(below(path, key), role, tensor)]
+                for key, (role, tensor) in _tensors(module).items()
+            },
+            "children": [
+                [key, self.describe(child, below(path, key))]
+                for key, child in module._modules.items()
+                if child is not None and child is not joined
+            ],
+        }
+
+    def _put(self, name: str, role: str, tensor: Tensor) -> dict[str, Any]:
+        """Take a tensor; return its name, and its strides unless rows follow each other."""
+        if tensor.dtype not in STORED_DTYPES or tensor.is_meta or tensor.layout != torch.strided:
+            kinds = ", ".join(str(dtype) for dtype in STORED_DTYPES)
+            got = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
+            raise refusal(f"save: {name}", f"a dense tensor of {kinds}", got, "Convert it first.")
+        if role != "buffer":
+            self._claim(name, tensor)
+        self.arrays[name] = STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
+        described = {"name": name}
+        return described if _in_rows(tensor) else {**described, "strides": list(tensor.stride())}
+
+    def _claim(self, name: str, tensor: Tensor) -> None:
+        """Refuse parameters that share memory: they train together, and would come back apart."""
+        if not tensor.numel():
+            return
+        size = tensor.element_size()
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        start = int(tensor.storage_offset()) * size
+        stop = start + (last + 1) * size
+        spans = self._memory.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), [])
+        for begin, end, other in spans:
+            if start < end and begin < stop:
+                got = f"the tensor of {other}"
+                raise refusal(f"save: {name}", "a tensor of its own", got, self.remedy)
+        spans.append((start, stop, name))
+
+
+class ModelReader:
+    """Build modules again; raise ValueError and the like where a description makes none.
+
+    Args:
+        get: returns a tensor of the file by its name.
+    """
+
+    def __init__(self, get: Callable[[str], Tensor]) -> None:
+        self.used: set[str] = set()
+        self.modes: list[tuple[nn.Module, bool]] = []  # of modules that differ from the whole
+        self._get = get
+        self._taken: dict[str, Tensor] = {}
+        self._modules: dict[str, nn.Module] = {}
+
+    def build(self, spec: dict[str, Any], path: str) -> nn.Module:
+        """Return the module of a description."""
+        if "same" in spec:
+            return self._modules[spec["same"]]
+        if not _ENTRIES <= set(spec) <= {*_ENTRIES, "training"}:
+            raise ValueError("a module with other entries")
+        name = spec["type"]
+        settings = {key: _decode(value) for key, value in spec["settings"].items()}
+        tensors = {key: (role, self._take(found)) for key, (role, found) in spec["tensors"].items()}
+        children = OrderedDict(
+            (key, self.build(child, below(path, key))) for key, child in spec["children"]
+        )
+        if name in LAYERS:
+            module = _layer(LAYERS[name], settings, tensors)
+            _check_layer(spec, module)
+        elif tensors or (settings and name.startswith("nn.")):
+            raise ValueError(f"{name} with tensors of its own")
+        else:
+            module = _composite(COMPOSITES[name], settings, children)
+        if "training" in spec:
+            self.modes.append((module, spec["training"] is True))
+        self._modules[path] = module
+        return module
+
+    def _take(self, described: dict[str, Any]) -> Tensor:
+        """Return a tensor with the strides it had: products round by them."""
+        name = described["name"]
+        if name not in self._taken:
+            self.used.add(name)
+            self._taken[name] = _laid(self._get(name), described.get("strides"))
+        return self._taken[name]
+
+
+# -- layers -----------------------------------------------------------------------------------------
+
+
+def _settings(name: str, module: Any) -> dict[str, Any]:
+    """Return the arguments of the constructor, read from the attributes of a module."""
+    if name.startswith("networks."):
+        return dict(module.arguments)
+    if isinstance(module, Parallel):
+        return {"join": module.join.how, "dim": module.join.dim}
+    if name not in LAYERS:
+        return {}
+    found = {}
+    for key, parameter in inspect.signature(type(module)).parameters.items():
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if several or key in ("device", "dtype"):
+            continue
+        if key == "bias":
+            found[key] = module.bias is not None
+        elif key == "gain":
+            found[key] = module.initial
+        elif hasattr(module, key):
+            found[key] = getattr(module, key)
+    return found
+
+
+def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
+    """Return the tensors of a module itself and what they are: parameter, fixed or buffer."""
+    found: dict[str, tuple[str, Tensor]] = {}
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            found[name] = ("parameter" if parameter.requires_grad else "fixed"), parameter
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            found[name] = "buffer", buffer
+    return found
+
+
+def _layer(
+    kind: type[nn.Module], settings: dict[str, Any], tensors: dict[str, tuple[str, Tensor]]
+) -> nn.Module:
+    """Make a layer without memory, then give it its tensors, if they are what it expects."""
+    with torch.device("meta"):
+        module = kind(**settings)
+    expected = {name: tensor for name, (_, tensor) in _tensors(module).items()}
+    if set(expected) != set(tensors):
+        raise ValueError(f"{kind.__name__} with other tensors")
+    for name, (role, tensor) in tensors.items():
+        like = expected[name]
+        if like.shape != tensor.shape or like.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{kind.__name__}.{name} of another shape or dtype")
+        module._parameters.pop(name, None)
+        module._buffers.pop(name, None)
+        if role == "buffer":
+            module.register_buffer(name, tensor)
+        else:
+            trained = role == "parameter"
+            module.register_parameter(name, nn.Parameter(tensor, requires_grad=trained))
+    return module
+
+
+def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
+    """Refuse settings that a constructor took for something else, and children it has not."""
+    settings = {key: _encode(value, key) for key, value in _settings(spec["type"], module).items()}
+    claimed = [key for key in spec["settings"] if key in settings]
+    if any(spec["settings"][key] != settings[key] for key in claimed) or spec["children"]:
+        raise ValueError(f"{spec['type']} with other settings or with children")
+    window = _WINDOWS.search(spec["type"])
+    if window is not None:
+        _check_window(settings, int(window[1]))
+
+
+def _check_window(settings: dict[str, Any], axes: int) -> None:
+    """Refuse windows that a constructor takes and no image has."""
+    for key, least in (("kernel_size", 1), ("stride", 1), ("dilation", 1), ("padding", 0)):
+        value = settings.get(key, least)
+        values = value if isinstance(value, list) else [value] * axes
+        named = key == "padding" and value in ("same", "valid")
+        whole = all(type(n) is int and n >= least for n in values)
+        if not named and not (whole and len(values) in (1, axes)):
+            raise ValueError(f"{key} of {value}")
+    groups = settings.get("groups", 1)
+    if type(groups) is not int or groups < 1:
+        raise ValueError("no groups")
+
+
+# -- modules with children --------------------------------------------------------------------------
+
+
+def _composite(
+    kind: type[nn.Module], settings: dict[str, Any], children: OrderedDict[str, nn.Module]
+) -> nn.Module:
+    """Put a module together from its children."""
+    if kind is nn.ModuleList:
+        if list(children) != [str(index) for index in range(len(children))]:
+            raise ValueError("a list with names")
+        return nn.ModuleList(children.values())
+    if kind in (nn.Sequential, ConformalLayers):
+        return kind(children)
+    module: Any
+    if kind is Residual:
+        body, shortcut = _parts(children, body=nn.Sequential, shortcut=nn.Module)
+        module = Residual(shortcut=shortcut, **settings)
+        module.body = body
+    elif kind is Parallel:
+        branches: Any
+        (branches,) = _parts(children, branches=nn.ModuleList)
+        module = Parallel(*branches, **settings)
+        module.branches = branches
+    else:
+        features, head = _parts(children, features=nn.Module, head=nn.Module)
+        module = kind.__new__(kind, **settings)  # keeps the arguments
+        if module.arguments != settings:
+            raise ValueError(f"{kind.__name__} with other arguments")
+        # The children may differ from those of the constructor, such as a new head.
+        networks.Network.__init__(module, features, head)
+    made: nn.Module = module
+    return made
+
+
+def _parts(children: dict[str, nn.Module], **expected: type[nn.Module]) -> list[nn.Module]:
+    """Return the children by the order of the expected ones."""
+    fits = set(children) == set(expected)
+    if not fits or not all(isinstance(children[name], kind) for name, kind in expected.items()):
+        raise ValueError(f"other parts than {', '.join(expected)}")
+    return [children[name] for name in expected]
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+def _encode(value: Any, name: str) -> Any:
+    """Return a setting as JSON has it; a number that JSON lacks is ``{"number": "inf"}``."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, numbers.Integral):  # such as numpy's
+        return int(value)
+    if isinstance(value, numbers.Real):
+        value = float(value)
+        return value if math.isfinite(value) else {"number": repr(value)}
+    if isinstance(value, (tuple, list)):
+        return [_encode(item, f"{name}.{index}") for index, item in enumerate(value)]
+    expected, got = "a number, a text or a tuple of them", f"a {type(value).__name__}"
+    raise refusal(f"save: {name}", expected, got, "Set it to one.")
+
+
+def _decode(value: Any) -> Any:
+    """Return the value of :func:`_encode`; lists come back as tuples."""
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    return float(value["number"]) if isinstance(value, dict) else value
+
+
+def _in_rows(tensor: Tensor) -> bool:
+    """Check whether the strides of a tensor are those of a new one, or have holes."""
+    fresh = torch.empty(tensor.shape, device="meta").stride()
+    dense = torch.empty_like(tensor, device="meta").stride()
+    return tensor.stride() == fresh or tensor.stride() != dense
+
+
+def _laid(tensor: Tensor, strides: list[int] | None) -> Tensor:
+    """Copy a tensor into memory with other strides, which may leave no holes."""
+    if strides is None:
+        return tensor
+    expected = 1
+    for stride, n in sorted(zip(strides, tensor.shape, strict=True)):
+        if n > 1 and stride != expected:
+            raise ValueError("strides that leave holes")
+        expected *= n
+    laid = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return laid.copy_(tensor)

@@ -1,0 +1,255 @@
+"""The document of a folded network in a file: what it must be before an array is read.
+
+``docs/files.md`` has the schema. Nothing here needs torch, so that every runtime can use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..errors import refusal
+from .archive import Archive, damaged, unbuildable
+from .document import read_recipe
+from .layer_operations import AdaptiveAvgPool, Call, ConvTranspose, Pad, Upsample
+from .operation import Operation, Shape, expect
+from .point_operations import (
+    Advance,
+    Divide,
+    Fourier,
+    Grow,
+    InverseFourier,
+    Normalize,
+    Rebase,
+    Rescale,
+    SpectralForm,
+    SpectralProduct,
+)
+from .recipe import Recipe
+
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+WIDE_DTYPE = "F64"  # of constants that keep it whatever the dtype of the fold
+# A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
+OPERATIONS_LIMIT = 10_000
+VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
+SAMPLE_LIMIT = 2**28  # elements that one sample needs at a time
+WINDOW_LIMIT = 2**20  # elements of a window of a pooling
+PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy computes one by one
+    AdaptiveAvgPool: 2**18,
+    Upsample: 2**22,
+    Pad: 2**22,
+}
+_Document = Mapping[str, Any]
+# Values that are no batch of numbers in every runtime: the peak may be one number for all samples, a
+# spectrum is complex. (operation: place of the input or output that is one)
+_READS_PEAK = {Advance: 1, Divide: 2, Rebase: 1, Rescale: 1, Grow: 0}
+_WRITES_PEAK = {Normalize: 1, Rescale: 1, Rebase: 1}
+_READS_SPECTRUM = {SpectralForm: 0, SpectralProduct: 0, InverseFourier: 0}
+_WRITES_SPECTRUM = {Fourier: 0, SpectralProduct: 0}
+
+
+@dataclass(frozen=True)
+class FoldDocument:
+    """A folded network as its file describes it, checked.
+
+    Attributes:
+        recipe: its constants are the entries of the archive, which have shapes and no numbers.
+        dtype: "float64", "float32", "float16" or "bfloat16".
+        strategy: of each part, joined with "+".
+        certificate: epsilon, max_norm and margin, or None.
+        origin: the fingerprint of the weights that were folded, or None.
+        labels, about: the names of the outputs and other notes, or None.
+        parts: the plan of each part; ``docs/files.md`` lists the entries.
+    """
+
+    recipe: Recipe
+    dtype: str
+    strategy: str
+    certificate: dict[str, float] | None
+    origin: str | None
+    labels: tuple[str, ...] | None
+    about: dict[str, Any] | None
+    parts: tuple[dict[str, Any], ...]
+
+
+def read_fold(archive: Archive) -> FoldDocument:
+    """Return the folded network that an archive describes; read no array.
+
+    Raises:
+        ConformalError: the archive holds something else, or something that does not fit together.
+    """
+    document = archive.document
+    if document["kind"] != "folded":
+        remedy = "Fold it first: cl.save(cl.fold(model, input_shape), path)."
+        raise refusal(f"load({archive.path})", "a folded network", "a model with layers", remedy)
+    dtype, strategy = document.get("dtype"), document.get("strategy")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        damaged(archive.path, f"dtype {dtype!r:.60}")
+    if not isinstance(strategy, str):
+        damaged(archive.path, "no strategy")
+    try:
+        recipe = _recipe(archive, dtype)
+        labels, about = read_notes(document, recipe.output_shape)
+        parts = tuple(_part(part) for part in _items(document.get("parts"), "parts"))
+        expect("+".join(part["strategy"] for part in parts) == strategy, "another strategy")
+        expect(len({part["path"] for part in parts}) == len(parts), "parts of one path")
+        certificate = _certificate(document.get("certificate"))
+    except Exception as error:
+        raise unbuildable(archive.path, error) from error
+    origin = document.get("origin")
+    return FoldDocument(recipe, dtype, strategy, certificate, origin, labels, about, parts)
+
+
+def read_notes(
+    document: _Document, output_shape: Shape | None
+) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
+    """Return the labels and the notes of a document; None where it has none.
+
+    Raises:
+        ValueError: they are not of the kind, or not as many as there are outputs.
+    """
+    labels, about = document.get("labels"), document.get("about")
+    if labels is not None:
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels that are no words: {labels!r:.80}")
+        if output_shape is not None and len(labels) != prod(output_shape):
+            raise ValueError(f"{len(labels)} labels for {prod(output_shape)} outputs")
+    if about is not None and not isinstance(about, dict):
+        raise ValueError(f"no object: {about!r:.80}")
+    return None if labels is None else tuple(labels), about
+
+
+# -- the recipe -------------------------------------------------------------------------------------
+
+
+def _recipe(archive: Archive, dtype: str) -> Recipe:
+    """Return the recipe of a document, checked operation by operation."""
+    document = archive.document["recipe"]
+    operations = document.get("operations")
+    count = len(operations) if isinstance(operations, list) else 0
+    expect(count <= OPERATIONS_LIMIT, f"{count} operations, and {OPERATIONS_LIMIT} are the most")
+    recipe = read_recipe(document, archive.entries)
+    expect(recipe.input_shape, "samples without a coefficient")
+    for name, entry in archive.entries.items():
+        expected = WIDE_DTYPE if name in recipe.wide else DTYPES[dtype]
+        expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
+        expect(name.isidentifier(), f"a constant named {name!r:.60}")
+    for operation in recipe.operations:
+        if isinstance(operation, Call) or getattr(operation, "module", None) is not None:
+            raise ValueError(f"{operation.kind} of a module, which no file holds")
+    _check_kinds(recipe)
+    _check_sizes(recipe)
+    return recipe
+
+
+def _check_kinds(recipe: Recipe) -> None:
+    """Refuse a peak or a spectrum where an operation takes a batch of real numbers."""
+    peaks: set[str] = set()
+    spectra: set[str] = set()
+    for operation in recipe.operations:
+        kind = type(operation)
+        for place, name in enumerate(operation.inputs):
+            takes_peak = _READS_PEAK.get(kind) == place
+            takes_spectrum = _READS_SPECTRUM.get(kind) == place
+            fits = (takes_peak or name not in peaks) and takes_spectrum == (name in spectra)
+            expect(fits, f"{operation.kind} reads {name!r:.60}, which is something else")
+        if kind in _WRITES_PEAK:
+            peaks.add(operation.outputs[_WRITES_PEAK[kind]])
+        if kind in _WRITES_SPECTRUM:
+            spectra.add(operation.outputs[_WRITES_SPECTRUM[kind]])
+    expect(recipe.output not in peaks | spectra, "an output that is no batch of numbers")
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    """Refuse values that would take more memory than any network needs."""
+    shapes = recipe.shapes()
+    for name, shape in shapes.items():
+        _limit(prod(shape), VALUE_LIMIT, f"elements of {name!r:.60}")
+    for operation in recipe.operations:
+        before, after = shapes[operation.inputs[0]], shapes[operation.outputs[0]]
+        _check_windows(operation, before, after)
+        places = PLACES_LIMIT.get(type(operation))
+        if places is not None and getattr(operation, "mode", None) != "zeros":
+            _limit(max(after), places, f"places of {operation.kind} along an axis")
+    _limit(recipe.peak_elements(), SAMPLE_LIMIT, "elements of a sample at a time")
+
+
+def _check_windows(operation: Operation, before: Shape, after: Shape) -> None:
+    """Refuse windows and padding that are much larger than what is before and behind them."""
+    padding = getattr(operation, "padding", None)
+    if padding is not None:
+        inner = after if isinstance(operation, ConvTranspose) else before
+        padded = inner[0] * prod(n + 2 * p for n, p in zip(inner[1:], padding, strict=True))
+        _limit(padded, VALUE_LIMIT, f"elements of {operation.kind} with its padding")
+    _limit(prod(getattr(operation, "kernel", ())), WINDOW_LIMIT, f"elements of {operation.kind}")
+
+
+def _limit(count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise ValueError(f"{count} {what}, and {limit} are the most")
+
+
+# -- what was planned -------------------------------------------------------------------------------
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """Return the plan of a part with numbers as Python has them."""
+    words = _texts(part, "path", "strategy", "reason", "notes")
+    absorbed = part.get("absorbed")
+    expect(type(absorbed) is int and absorbed >= 0, f"{absorbed!r:.60} layers of the head")
+    candidates = [_candidate(item) for item in _items(part.get("candidates"), "candidates")]
+    known = any(item["strategy"] == words["strategy"] for item in candidates)
+    expect(known, "a strategy that is no candidate")
+    return {
+        **words,
+        "absorbed": absorbed,
+        "certificate": _certificate(part.get("certificate")),
+        "candidates": candidates,
+    }
+
+
+def _candidate(item: Any) -> dict[str, Any]:
+    """Return a candidate; a strategy that does not apply has no cost and takes infinite time."""
+    found: dict[str, Any] = _texts(item, "strategy", "note")
+    costs = {key: item.get(key) for key in ("multiply_adds", "bytes", "seconds")}
+    absent = [value is None for value in costs.values()]
+    expect(all(absent) or not any(absent), "a candidate with half of its costs")
+    for key, value in costs.items():
+        found[key] = value if value is None else _number(value, key)
+    expect(type(found["bytes"]) in (int, type(None)), "parts of a byte")
+    found["seconds"] = math.inf if found["seconds"] is None else found["seconds"]
+    return found
+
+
+def _certificate(item: Any) -> dict[str, float] | None:
+    if item is None:
+        return None
+    if not isinstance(item, dict) or set(item) != {"epsilon", "max_norm", "margin"}:
+        raise ValueError("a certificate with other entries")
+    found = {key: _number(item[key], key) for key in ("epsilon", "margin")}
+    radius = item["max_norm"]
+    return {**found, "max_norm": math.inf if radius == "inf" else _number(radius, "max_norm")}
+
+
+def _items(value: Any, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"no list of {what}")
+    return value
+
+
+def _texts(item: Any, *keys: str) -> dict[str, str]:
+    """Return the entries of an object that must be text."""
+    if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in keys):
+        raise ValueError(f"an object without the texts {', '.join(keys)}")
+    return {key: item[key] for key in keys}
+
+
+def _number(value: Any, what: str) -> Any:
+    """Return a finite number >= 0 as it is, whole or not."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r:.60} as {what}")
+    return value

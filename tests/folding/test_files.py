@@ -1,0 +1,221 @@
+"""cl.save and cl.load of folds: the same numbers again, or one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.utils.fingerprint import fingerprint
+from nets import DTYPES, NETS, OFFSETS, SHAPE, Offset, features, folds, net
+from stored import StoredFile
+from support import samples
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "net.safetensors"
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(*zeroed(a, b))
+
+
+def zeroed(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.nan_to_num() for tensor in tensors]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", list(NETS))
+def test_folds_come_back_to_the_bit(name: str, dtype: torch.dtype, path: Path) -> None:
+    x = samples(SHAPE, dtype, batch=5)
+    x[1], x[2, 0, 0, 0] = 0, float("nan")
+    seen = set()
+    for folded in folds(name, dtype):
+        cl.save(folded, path)
+        loaded = cl.load(path)
+        assert isinstance(loaded, cl.Folded)
+        for batch in (x, x[:0], 1e3 * x):
+            assert same(loaded(batch), folded(batch))
+        for attribute in (
+            "strategy",
+            "certificate",
+            "dtype",
+            "chunk_size",
+            "origin",
+            "input_shape",
+            "output_shape",
+        ):
+            assert getattr(loaded, attribute) == getattr(folded, attribute)
+        assert str(loaded.explain()) == str(folded.explain())
+        assert str(loaded.recipe) == str(folded.recipe)
+        assert not list(loaded.parameters())
+        assert not loaded.training
+        seen.add(folded.strategy)
+    assert len(seen) >= 2
+
+
+def test_certificates_come_back(path: Path) -> None:
+    model = net("chain")
+    folded = cl.fold(model, SHAPE, strategy="banded", tolerance=1e-2, max_norm=10.0)
+    cl.save(folded, path)
+    loaded = cl.load(path)
+    assert loaded.certificate == folded.certificate is not None
+    assert cl.verify(loaded, model)
+    cl.save(cl.fold(model, SHAPE, strategy="dense", tolerance=1e-2), path)
+    assert cl.load(path).certificate.max_norm == float("inf")
+
+
+def test_what_is_loaded_can_be_saved_and_moved_again(path: Path) -> None:
+    folded = cl.fold(net("biases"), SHAPE, strategy="dense")
+    cl.save(folded, path)
+    first = path.read_bytes()
+    cl.save(cl.load(path), path)
+    assert path.read_bytes() == first
+    x = samples(SHAPE, torch.float64)
+    assert torch.equal(cl.load(path).double()(x), folded.double()(x))
+
+
+def test_origin_tells_the_weights(path: Path) -> None:
+    model = net("chain")
+    folded = cl.fold(model, SHAPE)
+    assert folded.origin == fingerprint(model)
+    with torch.no_grad():
+        model[0].weight += 1
+    assert folded.origin != fingerprint(model)
+    assert StoredFile(folded, path).document["origin"] == folded.origin
+
+
+def test_the_document_has_explicit_names(path: Path) -> None:
+    folded = cl.fold(net("chain"), SHAPE, strategy="dense")
+    document = StoredFile(folded, path).document
+    assert list(document) == [
+        *("format", "library", "kind", "dtype", "strategy", "certificate", "origin", "recipe"),
+        "parts",
+    ]
+    assert (document["format"], document["library"]) == (2, cl.__version__)
+    assert (document["kind"], document["dtype"]) == ("folded", "float32")
+    assert (tuple(document["recipe"]["input_shape"]), document["strategy"]) == (SHAPE, "dense")
+    (part,) = document["parts"]
+    assert list(part) == [
+        *("path", "strategy", "reason", "absorbed", "notes", "certificate", "candidates")
+    ]
+    spectral = next(c for c in part["candidates"] if c["strategy"] == "spectral")
+    assert list(spectral) == ["strategy", "multiply_adds", "bytes", "seconds", "note"]
+    assert spectral["seconds"] is None
+    assert spectral["note"]
+
+
+# -- refused ------------------------------------------------------------------------------------
+
+
+class Own(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * input
+
+
+class Cauchy(cl.RadialActivation):
+    def growth(self, q: Tensor) -> Tensor:
+        return 1 + q / 4
+
+
+class Skip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = cl.ConformalLayers(cl.Linear(3, 3), cl.ReSPro())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.part(x)
+
+
+def registered(strategy: str) -> cl.Folded:
+    cl.register_linear(Own, bound=lambda module, shape: 2.0)
+    model = cl.ConformalLayers(cl.Linear(3, 3), Own(), cl.ReSPro())
+    return cl.fold(model, (3,), strategy=strategy)
+
+
+def custom_rule() -> cl.Folded:
+    return cl.fold(cl.ConformalLayers(cl.Linear(3, 3), Cauchy()), (3,), strategy="dense")
+
+
+def wide() -> cl.Folded:
+    return cl.fold(cl.ConformalLayers(cl.Linear(3, 3), cl.ReSPro()), (3,)).to("meta")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: registered("layers"), 'got Own. Fold with strategy="dense"'),
+        (custom_rule, r"got the rule of Cauchy\. A file holds no code"),
+        (wide, "on meta"),
+        (lambda: "model", "expected an nn.Module, got str"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused_by_name(
+    make: Callable[[], Any], message: str, path: Path
+) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.save(make(), path)
+    assert not list(path.parent.iterdir())
+
+
+def test_sums_around_the_parts_come_back(path: Path) -> None:
+    folded = cl.fold(Skip(), (3,))
+    cl.save(folded, path)
+    x = samples((3,), torch.float32)
+    assert torch.equal(cl.load(path)(x), folded(x))
+    torch.testing.assert_close(torch.from_numpy(cln.load(path)(x.numpy())), folded(x))
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_constant_that_is_subtracted_comes_back_to_the_bit(offset: str, path: Path) -> None:
+    head = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), Offset(5, add=True))
+    folded = cl.fold(nn.Sequential(OFFSETS[offset](), features(), head), SHAPE)
+    cl.save(folded, path)
+    x = samples(SHAPE, torch.float32, batch=5)
+    assert torch.equal(cl.load(path)(x), folded(x))
+    torch.testing.assert_close(torch.from_numpy(cln.load(path)(x.numpy())), folded(x))
+
+
+def test_a_constant_for_a_batch_is_refused(path: Path) -> None:
+    folded = cl.fold(nn.Sequential(features(), Offset(2, 4, 3, 3)), SHAPE)
+    with pytest.raises(cl.ConformalError, match=r"operations that a file can describe, got .*sub"):
+        cl.save(folded, path)
+
+
+def test_a_registered_layer_may_fold_away(path: Path) -> None:
+    folded = registered("dense")
+    cl.save(folded, path)
+    x = samples((3,), torch.float32)
+    assert torch.equal(cl.load(path)(x), folded(x))
+
+
+@pytest.mark.parametrize(
+    ("notes", "message"),
+    [
+        ({"labels": "ab"}, "a list of words"),
+        ({"labels": ["a"]}, "1 labels for 36 outputs"),
+        ({"labels": [1] * 36}, "labels that are no words"),
+        ({"about": {"x": float("nan")}}, "numbers and words that JSON has"),
+        ({"about": {"x": object()}}, "numbers and words that JSON has"),
+    ],
+)
+def test_notes_are_checked(notes: dict[str, Any], message: str, path: Path) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.save(cl.fold(net("chain"), SHAPE), path, **notes)
+    assert not path.exists()
+
+
+def test_notes_come_back(path: Path) -> None:
+    labels, about = [f"class {index}" for index in range(36)], {"dataset": "pets", "white": 255}
+    cl.save(cl.fold(net("chain"), SHAPE), path, labels=labels, about=about)
+    for loaded in (cl.load(path), cln.load(path)):
+        assert (loaded.labels, loaded.about) == (tuple(labels), about)
+    cl.save(cl.load(path), path)
+    assert cl.load(path).labels == tuple(labels)

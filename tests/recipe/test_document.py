@@ -1,0 +1,155 @@
+"""Recipes as JSON, their schema in the documentation, and the golden files."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.folding.folded import Folded
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe import file as limits
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.document import describe, read_recipe
+from conformallayers.recipe.recipe import OPERATIONS
+from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
+from oracle import relative_error
+from stored import JUNK, places
+from support import samples
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = sorted((ROOT / "tests" / "data" / "golden").glob("*.safetensors"))
+every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
+
+
+@every_case
+def test_recipes_come_back(case: RecipeCase, tmp_path: Path) -> None:
+    recipe = case.build()
+    document = json.loads(json.dumps(describe(recipe)))
+    again = read_recipe(document, recipe.constants)
+    assert again.operations == recipe.operations
+    assert describe(again) == describe(recipe)
+    path = tmp_path / "net.safetensors"
+    folded = Folded(recipe, torch.float64, {})
+    cl.save(folded, path)
+    x = samples(recipe.input_shape, torch.float64, batch=2)
+    assert torch.equal(cl.load(path)(x), folded(x))
+    assert relative_error(torch.from_numpy(cln.load(path)(x.numpy())), folded(x)) < 1e-12
+
+
+def test_a_description_without_sense_raises_value_errors() -> None:
+    choice = random.Random(0)
+    for case in RECIPE_CASES[::7]:
+        recipe = case.build()
+        for _ in range(20):
+            document = json.loads(json.dumps(describe(recipe)))
+            container, key = choice.choice(places(document))
+            container[key] = choice.choice(JUNK)
+            with suppress(ValueError, OverflowError):
+                read_recipe(document, recipe.constants).shapes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(more=1), "other entries"),
+        (lambda d: d.update(operations={}), "without a list of operations"),
+        (lambda d: d.update(output="none"), "the output is None"),
+        (lambda d: d.update(wide=["none"]), "constants that no operation reads"),
+        (lambda d: d.update(input_shape=[True]), "is no shape"),
+        (lambda d: d["operations"][0].update(operation="?"), "no operation"),
+        (lambda d: d["operations"][0].update(more=1), "an operation with other entries"),
+        (lambda d: d["operations"][0]["settings"].update(more=1), "has no setting 'more'"),
+        (lambda d: d["operations"][0]["settings"].clear(), "lacks its setting"),
+        (lambda d: d["operations"][0]["constants"].clear(), "with other constants"),
+        (lambda d: d["operations"][0].update(reads=["y"]), "not there yet"),
+        (lambda d: d["operations"][0].update(writes=["x"]), "written twice"),
+        (lambda d: d["operations"][0].update(writes=["y", "z"]), "writes 1 values"),
+    ],
+)
+def test_faults_are_named(change: Callable[[Any], None], message: str) -> None:
+    (case,) = (case for case in RECIPE_CASES if case.name == "conv 2d plain")
+    recipe = case.build()
+    document = json.loads(json.dumps(describe(recipe)))
+    change(document)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(document, recipe.constants)
+
+
+# -- golden files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_golden_files_stay_readable(path: Path) -> None:
+    """Half precision is widened: what is stored is tested, not the arithmetic."""
+    folded: Any = cl.load(path)
+    limit = 1e-12 if folded.dtype == torch.float64 else 1e-6
+    x = torch.tensor(folded.about["input"], dtype=torch.float64)
+    expected = torch.tensor(folded.about["output"], dtype=torch.float64)
+    working = torch.promote_types(folded.dtype, torch.float32)
+    assert relative_error(folded.to(working)(x.to(working)), expected) < limit
+    assert relative_error(torch.from_numpy(cln.load(path)(x.numpy())), expected) < limit
+
+
+def test_every_operation_and_strategy_has_a_golden_file() -> None:
+    folds = [cl.load(path) for path in GOLDEN]
+    kinds = {operation.kind for folded in folds for operation in folded.recipe.operations}
+    assert kinds == set(OPERATIONS) - {"call"}
+    assert {f"operation-{kind}" for kind in kinds} <= {path.stem for path in GOLDEN}
+    assert {folded.strategy for folded in folds} >= set(STRATEGIES)
+    assert {folded.dtype for folded in folds} >= {torch.float64, torch.float16, torch.bfloat16}
+    assert sum(path.stat().st_size for path in GOLDEN) < 300_000
+
+
+# -- the written schema -------------------------------------------------------------------------
+
+
+def test_the_documentation_lists_every_operation() -> None:
+    """One row for each: its name, then its constants and its settings by their stored names."""
+    text = (ROOT / "docs" / "files.md").read_text()
+    rows = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found = re.fullmatch(r"`(\w+)`", cells[0])
+        if found and found[1] in OPERATIONS and len(cells) == 5:
+            rows[found[1]] = [re.findall(r"`(\w+)`", cell) for cell in cells[2:4]]
+    for kind, operation in OPERATIONS.items():
+        if kind == "call":
+            continue
+        assert kind in rows, f"docs/files.md has no row for {kind}"
+        for number, role in enumerate(("constant", "setting")):
+            names = [f.metadata[role] for f in fields(operation) if role in f.metadata]
+            names = [name for name in names if name != "module"]
+            assert rows[kind][number] == names, f"docs/files.md: {role}s of {kind}"
+    assert set(rows) == set(OPERATIONS) - {"call"}
+
+
+def test_the_documentation_lists_every_limit() -> None:
+    text = (ROOT / "docs" / "files.md").read_text()
+    powers = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    rows = {
+        "operations": f"{limits.OPERATIONS_LIMIT:,}",
+        "elements of one value of a sample, its padding included": limits.VALUE_LIMIT,
+        "elements that a sample needs at a time": limits.SAMPLE_LIMIT,
+        "elements of a window of a pooling": limits.WINDOW_LIMIT,
+        "places along an axis of `upsample`, and of `pad` with a mode": limits.PLACES_LIMIT[
+            layer.Upsample
+        ],
+        "places along an axis of `adaptive_avg_pool`": limits.PLACES_LIMIT[layer.AdaptiveAvgPool],
+        "elements of all windows of a `conv`, in numpy alone": cln.WINDOWS_LIMIT,
+    }
+    for name, limit in rows.items():
+        shown = (
+            limit if isinstance(limit, str) else "2" + str(limit.bit_length() - 1).translate(powers)
+        )
+        assert f"| {name} | {shown} |" in text
