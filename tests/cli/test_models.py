@@ -150,9 +150,7 @@ def test_export_for_numpy_is_run_before_it_is_there(
     assert run_command("export", path, "--format", "numpy", "--out", tmp_path / "copy") == 0
     kept = cl.fold(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 3), nn.GELU()), SHAPE)
     cl.save(kept, path)
-    assert run_command("export", path, "--format", "numpy", "--out", tmp_path / "other") == 1
-    assert "got GELU" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
+    assert run_command("export", path, "--format", "numpy", "--out", tmp_path / "other") == 0
 
 
 @pytest.mark.parametrize(
@@ -201,7 +199,7 @@ def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
     """The mean image is part of it."""
     out = tmp_path / "c"
     assert run_command("export", folder, "--format", "c", "--out", out, "--strategy", "dense") == 0
-    assert "offset" in (out / "cl_model.c").read_text()
+    assert "mean" in (out / "cl_model.c").read_text()
 
 
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:

@@ -37,13 +37,15 @@ class Graph:
 
     Attributes:
         module: the graph with its modules.
-        shapes: of a sample at each node, where the batch axis comes first.
+        shapes: of a sample at each node whose first axis is that of the batch.
+        rows: the shape of one row of every tensor, whatever its first axis is.
         traces: the steps of each ConformalLayers.
         output_shape: of one sample.
     """
 
     module: fx.GraphModule
     shapes: dict[fx.Node, Shape]
+    rows: dict[fx.Node, Shape]
     traces: dict[fx.Node, Trace]
     output_shape: Shape
 
@@ -96,7 +98,7 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
             "Check input_shape, and that model(x) runs.",
         ) from error
-    return Graph(module, follower.shapes, follower.traces, follower.result)
+    return Graph(module, follower.shapes, follower.rows, follower.traces, follower.result)
 
 
 def _check_model(model: nn.Module, keep_hooks: bool) -> None:
@@ -138,6 +140,7 @@ class _ShapeFollower(fx.Interpreter):
         self.extra_traceback = False  # or fx would write its own lines into our messages
         self.traces: dict[fx.Node, Trace] = {}
         self.shapes: dict[fx.Node, Shape] = {}
+        self.rows: dict[fx.Node, Shape] = {}
         self.result: Shape = ()
 
     def run_node(self, n: fx.Node) -> Any:
@@ -150,8 +153,10 @@ class _ShapeFollower(fx.Interpreter):
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
             value = super().run_node(n)
-        if isinstance(value, Tensor) and n.op != "get_attr" and value.shape[:1] == (_SAMPLES,):
-            self.shapes[n] = tuple(value.shape[1:])
+        if isinstance(value, Tensor) and n.op != "get_attr":
+            self.rows[n] = tuple(value.shape[1:])
+            if value.shape[:1] == (_SAMPLES,):
+                self.shapes[n] = self.rows[n]
         if n.op == "output":
             if not isinstance(value, Tensor):
                 raise refusal(

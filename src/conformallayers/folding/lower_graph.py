@@ -149,7 +149,7 @@ class GraphLowering:
             *(self.values[n] for n in inputs),
             module=self.builder.module("module", module),
             what=what[:200],
-            result=self.graph.shapes.get(node),
+            result=self.graph.rows.get(node),
             by_sample=apart and steady,
         )
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.lab.data.batches import Centre, as_input, mean_image
+from conformallayers.lab.data.batches import as_input, mean_image
 from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.data.image_adapter import from_images, native_shape
+from conformallayers.recipe.layer_operations import AddConstant, Upsample
 from oracle import randomise, relative_error
+from support import operations
 
 
 def pictures(shape: tuple[int, ...], count: int = 6) -> Tensor:
@@ -61,11 +63,9 @@ def test_margins_grey_and_enlarging_fold_away_behind_the_mean(
 ) -> None:
     model = from_images(centred(pictures(shape)), shape)
     folded = cl.fold(model, shape, strategy="dense")
-    assert isinstance(folded.body, nn.Sequential)
-    centre, part = folded.body[0], folded.body[1]
-    assert isinstance(centre, cl.Centre)
-    assert centre.shape == shape
-    assert part.core.matrix.shape[1] == shape[1] * shape[2]
+    assert isinstance(folded.recipe.operations[0], AddConstant)
+    assert folded.constants.mean.shape == shape
+    assert folded.constants.matrix.shape[1] == shape[1] * shape[2]
     assert shape[1] > 8 or bool(cl.verify(folded, model))
     cl.save(folded, tmp_path / "net.safetensors")
     x = pictures(shape).float() / 255
@@ -102,7 +102,7 @@ def test_repeated_pixels_fold_away(upsample: nn.Module, folds: bool) -> None:
     folded = cl.fold(model.double(), (1, 4, 4), strategy="dense")
     x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
     assert cl.fold_error(model, folded, x) < 1e-12
-    assert isinstance(folded.body, nn.Sequential) == (not folds)
+    assert bool(operations(folded, Upsample)) == (not folds)
 
 
 def test_centre_is_refused_inside_and_where_shapes_differ() -> None:
@@ -113,7 +113,6 @@ def test_centre_is_refused_inside_and_where_shapes_differ() -> None:
     with pytest.raises(cl.ConformalError, match=r"N > 0, got \(0, 2\)"):
         cl.Centre((2,)).fit(torch.zeros(0, 2))
     assert repr(cl.Centre((1, 28, 28))) == "Centre((1, 28, 28))"
-    assert Centre is cl.Centre
 
 
 def test_shapes_that_no_image_has_are_refused() -> None:
