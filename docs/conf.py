@@ -2,6 +2,9 @@
 
 import re
 
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
+
 import conformallayers
 
 project = "ConformalLayers"
@@ -9,10 +12,12 @@ author = "The ConformalLayers developers"
 project_copyright = author
 version = release = conformallayers.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"ConformalLayers {release}"
+
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -32,6 +37,19 @@ def _escape_stars(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"\*(?=\w+_shape)", r"\\*", line) for line in lines]
 
 
+def _inline_formula(translator, node):
+    """Write a formula as MathML, which browsers draw without scripts, fonts or a network."""
+    translator.body.append(tex2mathml(node.astext()))
+    raise SkipNode
+
+
+def _displayed_formula(translator, node):
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise SkipNode
+
+
 def setup(app):
-    """Register the hook above."""
+    """Register the hooks above."""
     app.connect("autodoc-process-docstring", _escape_stars)
+    formulas = (_inline_formula, None), (_displayed_formula, None)
+    app.add_html_math_renderer("mathml", *formulas)
