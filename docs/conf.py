@@ -1,9 +1,7 @@
 """Sphinx configuration; build with ``make docs``."""
 
 import re
-
-from docutils.nodes import SkipNode
-from docutils.utils.math.latex2mathml import tex2mathml
+from functools import partial
 
 import conformallayers
 
@@ -37,19 +35,19 @@ def _escape_stars(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"\*(?=\w+_shape)", r"\\*", line) for line in lines]
 
 
-def _inline_formula(translator, node):
+def _write_formula(translator, node, *, block):
     """Write a formula as MathML, which browsers draw without scripts, fonts or a network."""
-    translator.body.append(tex2mathml(node.astext()))
-    raise SkipNode
+    # Imported here: the tests import this file where Sphinx and docutils are not installed.
+    from docutils.nodes import SkipNode
+    from docutils.utils.math.latex2mathml import tex2mathml
 
-
-def _displayed_formula(translator, node):
-    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    formula = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
     raise SkipNode
 
 
 def setup(app):
     """Register the hooks above."""
     app.connect("autodoc-process-docstring", _escape_stars)
-    formulas = (_inline_formula, None), (_displayed_formula, None)
-    app.add_html_math_renderer("mathml", *formulas)
+    inline, block = (partial(_write_formula, block=block) for block in (False, True))
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
