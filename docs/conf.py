@@ -1,6 +1,7 @@
 """Sphinx configuration; build with ``make docs``."""
 
 import re
+from functools import partial
 
 import conformallayers
 
@@ -9,10 +10,12 @@ author = "The ConformalLayers developers"
 project_copyright = author
 version = release = conformallayers.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"ConformalLayers {release}"
+
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
@@ -32,6 +35,19 @@ def _escape_stars(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"\*(?=\w+_shape)", r"\\*", line) for line in lines]
 
 
+def _write_formula(translator, node, *, block):
+    """Write a formula as MathML, which browsers draw without scripts, fonts or a network."""
+    # Imported here: the tests import this file where Sphinx and docutils are not installed.
+    from docutils.nodes import SkipNode
+    from docutils.utils.math.latex2mathml import tex2mathml
+
+    formula = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    raise SkipNode
+
+
 def setup(app):
-    """Register the hook above."""
+    """Register the hooks above."""
     app.connect("autodoc-process-docstring", _escape_stars)
+    inline, block = (partial(_write_formula, block=block) for block in (False, True))
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))

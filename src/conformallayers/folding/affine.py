@@ -2,12 +2,13 @@
 
 ``p = Σ_a k_a·A_a x̂ + Σ_c k_c·v_c``. Every activation divides all parts of its point by one growth, so
 the coefficient of a part is a product: ``k_a = (1/τ₀)·Π 1/growth``, ``k_c = Π 1/growth`` over the sites
-(activations) that the part has passed. What a site needs is the energy of its point: forms
-``x̂ᵀ A_aᵀA_b x̂``, dot products ``(A_aᵀ v_c)·x̂`` and constants ``v_c·v_d``. All coefficients stay bounded,
-whatever the coordinate does.
+(activations) that the part has passed. A site needs the energy of its point: forms ``x̂ᵀ A_aᵀA_b x̂``,
+dot products ``(A_aᵀ v_c)·x̂`` and constants ``v_c·v_d``. All coefficients stay bounded, even where the
+coordinate overflows.
 
-A sum of two branches has the parts of both; where both have passed the same activations they are one. So
-n residual blocks in a row can have 2ⁿ parts, and every activation needs a form for each pair.
+A sum of two branches has the parts of both. Parts that have passed the same activations have the same
+coefficient and are added. So n residual blocks in a row can have 2ⁿ parts, and every activation needs a
+form for each pair.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from .forms import CHUNK_BYTES
 from .operators import Operator, adjoint, impulses
 from .stages import ActivationSite, Chain, Node, Stage
 
-Parts = dict[Key, Tensor]  # what a value consists of: (B, *shape) by the sites passed
+Parts = dict[Key, Tensor]  # the parts of a value, (B, *shape), by the sites they have passed
 
 
 @dataclass(frozen=True)
 class SiteTerms:
-    """What the energy of a point at one activation, or at several that collapse, consists of.
+    """The terms of the energy of a point at one activation, or at several that collapse.
 
     Args:
         site: the activation.
@@ -41,7 +42,7 @@ class SiteTerms:
         rows: float64 (linear · constant, d_in): dot products that mix a linear and a constant part.
         gram: float64 (constant, constant): inner products of the constant parts.
         coordinate: the sites that the coordinate has passed.
-        factor: what the coordinate was multiplied with besides.
+        factor: a constant that multiplies the coordinate beside the growths.
     """
 
     site: ActivationSite
@@ -103,9 +104,11 @@ def pairs(parts: int) -> int:
 def chain_recurrence(chain: Chain, device: torch.device) -> Recurrence:
     """Push the biases of a chain through the layers behind them."""
     groups, biased = chain.groups, chain.bias_segments
+    # A bias of the first segment of a group has not passed that group's activation yet: its key starts
+    # there. A bias ends a form, so biases are in first segments alone; trailing ones pass no activation.
     first = {members[0]: group for group, members in enumerate(groups)}
     first[len(chain.segments)] = len(groups)
-    constants: dict[int, Tensor] = {}  # by the group that they came before
+    constants: dict[int, Tensor] = {}  # by the first group that they pass
     sites: list[SiteTerms] = []
     operators: list[Operator] = []
     scale, d_in = 1.0, math.prod(chain.input_shape)
@@ -138,7 +141,7 @@ def chain_recurrence(chain: Chain, device: torch.device) -> Recurrence:
 def _push(
     constants: dict[int, Tensor], operators: tuple[Operator, ...], group: int, factor: float
 ) -> None:
-    """Let constant parts pass a segment, where more of them may begin."""
+    """Push the constant parts through a segment, whose biases start new ones or add to them."""
     for operator in operators:
         for start, value in constants.items():
             constants[start] = operator.apply(value.unsqueeze(0))[0]
@@ -161,12 +164,12 @@ class Paths:
 
     @property
     def most(self) -> int:
-        """The largest number of paths that meet."""
+        """The largest number of paths that meet at a node."""
         return max((len(keys) for keys in self.keys), default=1)
 
     @property
     def output(self) -> tuple[Key, ...]:
-        """Those of the output."""
+        """The keys of the parts of the output."""
         return self.keys[-1] if self.keys else ((),)
 
 
@@ -236,6 +239,7 @@ def write_out_paths(stage: Stage) -> PathArrays:
         stop = start + len(batch)
         columns.append(_columns(stage, batch, slice(start, stop), forms, rows, fixed))
         start = stop
+    # xᵀ F x is that of the symmetric half, and A_aᵀ A_b of two different parts is not symmetric.
     forms = (forms + forms.transpose(1, 2)) / 2
     matrix = torch.cat(columns).T.contiguous()
     sites = tuple(
@@ -269,6 +273,7 @@ def _columns(
             site = node.action
             if not isinstance(site, ActivationSite):
                 continue
+            # With v = A_b e_i held fixed, the gradient of ⟨A_a x, v⟩ is A_aᵀ A_b e_i: column i of the form.
             weight, values = site.alpha**-2, list(before.values())
             for a, left in enumerate(values):
                 for right in values[a:]:

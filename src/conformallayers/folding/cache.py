@@ -1,4 +1,4 @@
-"""The evaluation cache of a ConformalLayers: folds by input, dropped at any change of the model."""
+"""The evaluation cache of a ConformalLayers: folds by input key, dropped at any change of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 class _Slot(NamedTuple):
-    """A tensor where it stood when the fold was made.
+    """A tensor in its table at the time of the fold.
 
     ``alias`` shares its storage and keeps it alive: a freed address could come back with another
     tensor of the same version.
@@ -37,7 +37,7 @@ class _Slot(NamedTuple):
 
 
 class _State:
-    """A model as it was when folds were made from it. Only ``folds`` grows, by replacement."""
+    """The state of a model when it was folded. Only ``folds`` changes, by replacement."""
 
     def __init__(self, model: nn.Module) -> None:
         self.folds: dict[Key, RecipeModule] = {}
@@ -55,7 +55,7 @@ class _State:
                     self.slots.append(_Slot(table, name, tensor, version, alias))
 
     def holds(self) -> bool:
-        """Tell whether the model is still as it was, and may be folded at all."""
+        """Tell whether the model is unchanged and may still be folded."""
         root = self.modules[0][0]
         return (
             all(slot.unchanged() for slot in self.slots)
@@ -68,19 +68,19 @@ class _State:
 
 
 class FoldCache:
-    """Keep the folds of one model for as long as they are true."""
+    """Keep the folds of one model for as long as they are valid."""
 
     def __init__(self) -> None:
         self._state: _State | None = None
         self._cleared = 0
 
     def clear(self) -> None:
-        """Forget everything, and whatever is being folded now."""
+        """Drop all folds, also one that another thread is building."""
         self._state = None
         self._cleared += 1
 
     def find(self, input: Tensor) -> RecipeModule | None:
-        """Return the fold for such an input, or None if there is none that still holds."""
+        """Return the fold for the shape, dtype and device of an input, or None without a valid one."""
         state = self._state  # other threads may replace it meanwhile
         fold = state.folds.get(_key(input)) if state is not None else None
         return fold if state is not None and fold is not None and state.holds() else None
@@ -99,9 +99,9 @@ class FoldCache:
 
 
 def must_run(module: nn.Module) -> bool:
-    """Tell whether a layer does more than a fold would keep.
+    """Tell whether a layer must run, because a fold would lose part of its effect.
 
-    That are hooks, dropout left in training, and a batch normalisation that still learns.
+    Such layers have hooks, or are a dropout or batch normalisation in training mode.
     """
     if has_hooks(module):
         return True

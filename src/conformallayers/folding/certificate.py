@@ -16,9 +16,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """How far a denominator may be from the exact one: relative ``epsilon`` for ‖x‖ ≤ ``radius``.
+    """The allowed relative error of a denominator: ``epsilon`` for ‖x‖ ≤ ``radius``.
 
-    ``requested`` tells a tolerance of the user's from the rounding of the dtype.
+    ``requested`` is true for a tolerance of the user, false for the rounding of the dtype.
     """
 
     epsilon: float
@@ -43,7 +43,7 @@ class Certificate:
 
 
 def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
-    """Return the unit roundoff of a dtype; float64 has none to spare for a float64 proof."""
+    """Return the unit roundoff of a dtype as a budget; 0 for float64, in which proofs are computed."""
     if dtype == torch.float64:
         return ErrorBudget(0.0)
     return ErrorBudget(torch.finfo(torch.float32).eps / 2)
@@ -52,7 +52,7 @@ def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
 def smallest_eigenvalue(form: Tensor) -> float:
     """Return a proven lower bound of the smallest eigenvalue of a positive semidefinite form.
 
-    Inverse iteration guesses it, a Cholesky factorisation of ``Q − μI`` proves the guess.
+    Inverse iteration estimates it; a Cholesky factorisation of ``Q − μI`` proves the estimate.
     """
     size = form.shape[0]
     guard = _guard(form)
@@ -78,14 +78,14 @@ def smallest_eigenvalue(form: Tensor) -> float:
 
 
 def positive_definite(form: Tensor) -> bool:
-    """Prove that a symmetric matrix is positive definite, with room for rounding."""
+    """Prove that a symmetric matrix is positive definite, rounding included."""
     guard = _guard(form)
     shifted = form - guard * torch.eye(form.shape[0]).to(form)
     return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
 
 
 def _guard(form: Tensor) -> float:
-    """Return what a Cholesky factorisation in float64 may err by, in norm: n(n+1)u·max|a_ii|."""
+    """Bound the backward error of a Cholesky factorisation in norm: n(n+1)u·max|a_ii|."""
     size = form.shape[0]
     return size * (size + 1) * torch.finfo(form.dtype).eps * float(form.diagonal().abs().max())
 
@@ -96,15 +96,17 @@ def holds(
     """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``; return the margin, or None where the proof fails.
 
     Args:
-        exact: Q in float64, or a part of it that lacks a positive semidefinite rest.
+        exact: Q in float64, or Q without a positive semidefinite rest.
         approximate: Q̂ in float64.
         budget: ε and R.
-        missing: a bound of the norm of that rest.
+        missing: a bound of the norm of the rest.
     """
     inverse = 0.0 if math.isinf(budget.radius) else 1 / budget.radius
     error = approximate - exact
+    # The proof is tried with the whole budget and with half of it: the margin is 0 or one half.
     for share in (1.0, 0.5):
-        # Q is the known part and something more, so ε times the known part is room enough.
+        # The rest is positive semidefinite, so ε times the known part is at most ε·Q. The error of
+        # leaving the rest out is at most ``missing`` in norm.
         room = share * budget.epsilon * exact
         room.diagonal().add_(share * budget.epsilon * inverse - missing)
         if not (positive_definite(room + error) and positive_definite(room - error)):

@@ -1,4 +1,4 @@
-"""What a recipe costs: counts of work, and the rates of this machine that turn them into time.
+"""Predict the time of a recipe from counts of work and the measured rates of this machine.
 
 The rates are measured once, in about half a second, and kept in the user's cache folder.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-_ROUNDS = 7  # the best of these counts: noise only ever adds time
+_ROUNDS = 7  # the fastest round counts, since noise only adds time
 BATCH = 64  # the batch size that costs are compared at
 
 
@@ -42,12 +42,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one sample takes, by kind of work, and the bytes of all constants."""
+    """The work of one sample by kind, and the bytes of all constants."""
 
     gemm: float = 0  # multiply-adds in large products
     blocks: float = 0  # multiply-adds in many small products
     conv: float = 0  # multiply-adds in convolutions and poolings
-    idle: float = 0  # those of lanes that a convolution has no channels for
+    idle: float = 0  # multiply-adds of lanes that a convolution has no channels for
     stream: float = 0  # elements that a pass over memory touches
     fft: float = 0  # elements · log2(elements)
     calls: int = 0  # per batch
@@ -74,7 +74,7 @@ class Cost:
         return replace(self, **values)
 
 
-# Two cores of a server CPU; what explain() shows where measuring is switched off.
+# Two cores of a server CPU; used where measuring is switched off.
 TYPICAL = Machine(57e9, 60e9, 85e9, 10e9, 14e9, 3e-6)
 
 
@@ -136,4 +136,4 @@ def _cache_path() -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
         home = str(Path(base) / "conformallayers")
     kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
-    return Path(home) / f"machine-3-{kind}.json"  # 3: what is measured has changed twice
+    return Path(home) / f"machine-3-{kind}.json"  # 3: version of the set of rates

@@ -45,7 +45,7 @@ def fold(
     Args:
         model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
         input_shape: of one sample, without the batch axis.
-        strategy: ``"auto"`` takes the fastest by a cost model of this machine that is accurate. By name:
+        strategy: ``"auto"`` takes the fastest accurate one, by a cost model of this machine. By name:
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"conv"`` (composed kernels along the
             cheapest route), ``"spectral"`` (Fourier transform, for stride 1 with circular padding
             or none), ``"layers"`` (no folding, only α and factors resolved).
@@ -130,9 +130,9 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
 def stages_of(
     model: nn.Module, input_shape: Shape, *, prefix: bool = True
 ) -> dict[str, list[Stage]]:
-    """Return the stage of each ConformalLayers, with none, one, … following layers absorbed.
+    """Return, for each ConformalLayers, its stages with none, one, … following layers absorbed.
 
-    ``prefix`` tells whether it begins with the layers before the ConformalLayers that fold away.
+    ``prefix`` includes the layers before the ConformalLayers that fold away.
     """
     graph = capture(model, input_shape)
     found = {}
@@ -144,7 +144,7 @@ def stages_of(
 
 @dataclass(frozen=True)
 class _Part:
-    """A ConformalLayers with as much around it as belongs to its fold."""
+    """A ConformalLayers with its prefix and its absorbed layers: the nodes that fold together."""
 
     problem: Problem
     feed: fx.Node
@@ -152,7 +152,7 @@ class _Part:
     absorbed: int
 
     def nodes(self) -> set[fx.Node]:
-        """Return the nodes from behind the feed to the end."""
+        """Return the nodes after ``feed`` up to ``end``."""
         found, node = set(), self.end
         while node is not self.feed:
             found.add(node)
@@ -169,14 +169,14 @@ def _largest_part(
     device: torch.device,
     max_paths: int,
 ) -> _Part:
-    """Settle how much of the head to absorb, before anything is built: building takes longest."""
+    """Choose how many following layers to absorb, by predicted costs: building takes too long."""
     stage, feed = stage_at(graph, node)
     if feed.op != "placeholder":
         budget = replace(budget, radius=math.inf)  # max_norm is that of the model's input
     problem = Problem(stage, budget, dtype, device, max_paths)
     problems: list[Problem] = []
     ends: list[fx.Node] = []
-    kept: list[float] = []  # seconds of the layers that each candidate leaves standing
+    kept: list[float] = []  # seconds of the layers that each candidate does not absorb
     for end, longer in with_followers(graph, node, stage):
         problems.append(problem.with_stage(longer) if ends else problem)
         if ends:
@@ -191,7 +191,7 @@ def _largest_part(
 
 
 def _budget(tolerance: Any, max_norm: Any, dtype: torch.dtype) -> ErrorBudget:
-    """Return what may be left out, from checked arguments."""
+    """Check the arguments and return the error budget."""
     _check_positive("tolerance", tolerance)
     _check_positive("max_norm", max_norm)
     if tolerance is None:

@@ -1,4 +1,4 @@
-"""The module that a fold returns: a recipe that runs, and what was planned."""
+"""The module that ``cl.fold`` returns: a recipe that runs, with the plans of its parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Folded(RecipeModule):
     """A folded network. Made by :func:`conformallayers.fold`, not by hand.
 
     It is for inference: its arrays are buffers, ``train()`` changes nothing, and it cannot be
-    fine-tuned, because one matrix and one form no longer know the layers they came from. Train the
+    fine-tuned, because one matrix and one form do not determine the layers they came from. Train the
     original and fold again. Gradients with respect to the input do flow.
 
     Attributes:
@@ -83,7 +83,7 @@ class Folded(RecipeModule):
 
     @property
     def certificate(self) -> Certificate | None:
-        """The weakest proof among the parts, or None where nothing was left out."""
+        """The weakest certificate of the parts, or None where nothing was left out."""
         proofs = [plan.certificate for plan in self.plans.values() if plan.certificate is not None]
         if not proofs:
             return None
@@ -95,7 +95,7 @@ class Folded(RecipeModule):
         )
 
     def explain(self) -> Explanation:
-        """Return the candidates, their costs and the reason of the choice; prints as a table."""
+        """Return the candidates, their costs and the reason for the choice; prints as a table."""
         return Explanation(self.plans)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Matrices and quadratic forms of a chain of operators, in float64 and bounded memory.
 
 A column of Q is half the gradient of the form at an impulse: two passes through the layers, never
-a Gram product over their many rows. Terms of deep layers are left out once what they could add is
-proven to be below the budget.
+a Gram product over their many rows. Terms of deep layers are left out once their sum is proven to be
+below the budget.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .forms_by_row import applies, forms_by_row, tail
 from .operators import Operator, adjoint, apply_all, impulses
 from .stages import Chain, Segment
 
-CHUNK_BYTES = 256 * 2**20  # what one batch of columns may keep alive
-_SAMPLE = 48  # columns that guess how fast the terms fall off
+CHUNK_BYTES = 256 * 2**20  # memory that one batch of columns may hold
+_SAMPLE = 48  # columns from which the decay of the terms is estimated
 
 
 @dataclass(frozen=True)
 class Forms:
-    """Quadratic forms in float64, (groups, d_in, d_in), and what they are known to lack.
+    """Quadratic forms in float64, (groups, d_in, d_in), and a bound of the terms left out.
 
     ``missing`` bounds the spectral norm of the terms left out; ``depth`` counts those kept.
     """
@@ -50,7 +50,7 @@ def dense_matrix(
     trailing: Sequence[Operator],
     device: torch.device,
 ) -> Tensor:
-    """Return M = V Z_k, (d_out, d_in): by columns, or by rows where those are fewer."""
+    """Return M = V Z_k, (d_out, d_in), by columns, or by rows where there are fewer rows."""
     operators = [op for segment in segments for op in segment.operators] + list(trailing)
     factor = math.prod(segment.factor for segment in segments)
     like = torch.empty(0, dtype=torch.float64, device=device)
@@ -113,6 +113,7 @@ def _forms(
         columns = max(columns, float(absolute.sum(1).max()))
         rows = rows + absolute.sum(0)
         start = stop
+    # ‖Z‖² ≤ ‖Z‖_F², and ‖Z‖² ≤ ‖Z‖_1·‖Z‖_∞, the largest column sum times the largest row sum.
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
     last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if segments else 0.0
     return (forms + forms.transpose(1, 2)) / 2, last
@@ -121,7 +122,7 @@ def _forms(
 def _guess_depth(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> int:
-    """Guess from a few columns how many terms the budget needs; the proof comes afterwards."""
+    """Estimate from a few columns how many terms the budget needs; the proof comes afterwards."""
     if (
         budget.epsilon == 0
         or len({segment.group for segment in segments}) != 1
@@ -139,6 +140,8 @@ def _guess_depth(
             z = segment.apply(z)
             mean = float(z.square().sum()) / len(picks)
             total += segment.weight * mean
+            # ‖Z‖² is at most d_in times the mean of its squared columns; λ_min(Q) is guessed as 1/100 of
+            # the mean diagonal. A wrong guess costs time, not correctness.
             small = budget.epsilon / 4 * (total / 100 + 1 / budget.radius)
             if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
                 return depth
@@ -157,5 +160,5 @@ def matrix_of(chain: Chain, device: torch.device) -> Tensor:
 
 
 def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
-    """Return every Q of a chain in float64, as deep as the budget asks for."""
+    """Return every Q of a chain in float64, with as few terms as the budget allows."""
     return dense_forms(chain.input_shape, chain.segments, device, budget)

@@ -1,8 +1,8 @@
 """Quadratic forms of stacks of same-size convolutions, from the responses to single image rows.
 
 The response to a row spreads by a few rows per layer, and rows far from the border respond alike.
-So each level needs the responses of few rows on few rows, and a block of Q is the product of two
-of them. Terms are added level by level until the rest is proven to be below the budget.
+So each layer needs the responses of few rows on few rows, and a block of Q is the product of two
+of them. Terms are added layer by layer until the rest is proven to be below the budget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .stages import Segment
 
 
 class Response(NamedTuple):
-    """What one image row gives: rows ``first`` and on of the feature map, (inputs, rows, C, …)."""
+    """The response to one image row: feature-map rows from ``first`` on, (inputs, rows, C, …)."""
 
     first: int
     values: Tensor
@@ -56,7 +56,7 @@ def applies(input_shape: Shape, segments: Sequence[Segment]) -> bool:
 def forms_by_row(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> tuple[Tensor, float, int]:
-    """Return the forms, (groups, d_in, d_in), a bound of what they lack, and the depth kept."""
+    """Return the forms, (groups, d_in, d_in), a bound of the terms left out, and the depth kept."""
     height = input_shape[1]
     size = math.prod(input_shape) // height
     groups = 1 + max(segment.group for segment in segments)
@@ -90,7 +90,7 @@ def forms_by_row(
 
 
 def _distinct_rows(height: int, before: int, after: int) -> list[int]:
-    """Return the rows near the border, and one that stands for all the others."""
+    """Return the rows near the border, and one row that represents all the others."""
     if before + after + 1 >= height:
         return list(range(height))
     return [*range(before + 1), *range(height - after, height)]
@@ -115,6 +115,7 @@ def _add_products(
         A bound of ‖Z‖²: the largest absolute row sum of Zᵀ Z.
     """
     height = len(blocks)
+    # Blocks of rows that respond alike depend on their distance only: -1 stands for every such row.
     known: dict[tuple[int, int, int], Tensor] = {}
     sums = blocks.new_zeros(blocks.shape[:2])
     for i in range(height):
@@ -155,7 +156,7 @@ def _impulse(input_shape: Shape, row: int, device: torch.device) -> Response:
 
 
 def _step(segment: Segment, response: Response, height: int) -> Response:
-    """Run a segment on the rows that a response can reach: beyond them all is zero anyway."""
+    """Run a segment on the rows that a response can reach; all other rows are zero."""
     first, z = response.first, response.values.transpose(1, 2)
     for operator in segment.operators:
         up, down = _reach(operator) or (0, 0)
@@ -169,7 +170,7 @@ def _step(segment: Segment, response: Response, height: int) -> Response:
 
 
 def _reach(operator: Operator) -> tuple[int, int] | None:
-    """Return how many rows up and down an operator spreads a row; None if it does other things."""
+    """Return how many rows up and down an operator spreads a row; None for other operators."""
     module: Any = operator.module
     if operator.multiple:
         return 0, 0

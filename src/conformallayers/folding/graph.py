@@ -1,4 +1,4 @@
-"""Whole models: trace any module with ConformalLayers inside, and find what belongs to each fold."""
+"""Whole models: trace any module with ConformalLayers inside, and find the layers of each fold."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from .operators import (
 from .stages import Stage, stage_of, with_head, with_prefix
 from .trace import Trace, trace_modules
 
-_SAMPLES = 2  # that shapes are followed with; of 1, an axis could be the batch or not
+_SAMPLES = 2  # of the run that records shapes; with 1, any axis of size 1 could be the batch
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A frozen model as torch.fx draws it.
+    """A frozen model as a graph of torch.fx.
 
     Attributes:
         module: the graph with its modules.
@@ -54,7 +54,7 @@ class Graph:
         return "" if node.target == _ROOT else str(node.target)
 
     def labels(self) -> dict[fx.Node, str]:
-        """Return a name for each call of a ConformalLayers: its path, and the node if it is not new."""
+        """Return a name for each call of a ConformalLayers: its path, with the node for a second call."""
         found: dict[fx.Node, str] = {}
         for node in self.traces:
             path = self.path(node)
@@ -63,7 +63,7 @@ class Graph:
 
 
 def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Graph:
-    """Trace a frozen copy of the model and learn the shape of every value in it."""
+    """Trace a frozen copy of the model and record the shape of every value in it."""
     _check_model(model, keep_hooks)
     root: nn.Module = freeze(model)
     if isinstance(model, ConformalLayers):
@@ -133,7 +133,7 @@ class _Tracer(fx.Tracer):
 
 
 class _ShapeFollower(fx.Interpreter):
-    """Follow zeros through the graph to learn shapes; ConformalLayers are traced, not run."""
+    """Run zeros through the graph to record shapes; ConformalLayers are traced, not run."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -170,7 +170,7 @@ class _ShapeFollower(fx.Interpreter):
 
 
 def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage, fx.Node]:
-    """Return what a ConformalLayers computes, with the layers before it that only scale the norm.
+    """Return the stage of a ConformalLayers, prefixed with the layers that only scale the norm.
 
     A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
     fold away. Returns the stage and the node that feeds it.
@@ -190,13 +190,13 @@ def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage
         shapes = graph.shapes[before], graph.shapes[first]
         operators.insert(0, operator_of(frozen_wide(module), *shapes))
         norm_factor, first = norm_factor * factor, before
-    if not operators or not _begins(graph, first):  # behind a part they belong to that one
+    if not operators or not _begins(graph, first):  # behind another part, that part absorbs them
         return stage, feed
     return with_prefix(stage, tuple(operators), norm_factor), first
 
 
 def _begins(graph: Graph, node: fx.Node) -> bool:
-    """Tell whether a node is the input of the model, or that without its mean."""
+    """Tell whether a node is the input of the model, possibly minus a mean image."""
     while node.op == "call_module" and len(node.all_input_nodes) == 1:
         if not is_plain(graph.module.get_submodule(str(node.target)), (Centre,)):
             return False
@@ -205,7 +205,7 @@ def _begins(graph: Graph, node: fx.Node) -> bool:
 
 
 def with_followers(graph: Graph, node: fx.Node, stage: Stage) -> list[tuple[fx.Node, Stage]]:
-    """Return a stage with none, one, … of the affine modules behind it, and the node where each ends."""
+    """Return a stage with none, one, … following affine modules absorbed, and its last node."""
     found = [(node, stage)]
     while len(node.users) == 1:
         (node,) = node.users

@@ -1,4 +1,4 @@
-"""Modules → operations: what each layer of torch.nn and of this package is in a recipe.
+"""Modules → operations: lower each layer of torch.nn and of this package to a recipe.
 
 A module that has no operation becomes a ``call``, which only torch can run.
 """
@@ -29,10 +29,10 @@ class Lowering:
     """Append operations of modules to a recipe.
 
     Args:
-        builder: what they are appended to.
+        builder: the recipe under construction.
         wide: keep all constants in float64.
-        factor: what the module at hand multiplies its result with.
-        bias: what it adds; of the shape of the output.
+        factor: multiplies the result of the module.
+        bias: added to the result; of the shape of the output.
     """
 
     builder: RecipeBuilder
@@ -56,7 +56,7 @@ class Lowering:
         return lower(own, value, module, output_shape)
 
     def finish(self, value: str) -> str:
-        """Append the factor and the bias that no constant of the module could take."""
+        """Append the factor and the bias that could not be merged into a constant of the module."""
         if self.factor != 1.0:
             factor = self.constant("factor", torch.tensor(self.factor, dtype=torch.float64))
             value = self.builder.add(layer.Multiply, value, factor=factor)
@@ -83,10 +83,10 @@ class Lowering:
         return self.builder.add(layer.Call, value, **fields)
 
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
-        """Return the bias as one number a channel, if it is, and what is left to be done.
+        """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
 
         Args:
-            own: the bias of the module itself, one number a channel.
+            own: the bias of the module itself, one number per channel.
         """
         bias = own
         left = self.bias
@@ -100,7 +100,7 @@ class Lowering:
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
-    """Return how a module is lowered; None where its forward is its own."""
+    """Return the lowering of a module; None where it has none or overrides forward."""
     if "forward" in vars(module):
         return None
     for ancestor in type(module).__mro__:
@@ -341,7 +341,7 @@ def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.finish(to.builder.add(layer.Upsample, value, align_corners=corners, **fields))
 
 
-# -- functions, behind the parts that fold ----------------------------------------------------------
+# -- functions around the folded parts --------------------------------------------------------------
 
 _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.ReLU: ("relu", ()),

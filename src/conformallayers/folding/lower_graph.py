@@ -1,4 +1,4 @@
-"""Graph → Recipe: the folded parts, and the operations of what stands around them."""
+"""Graph → Recipe: splice the folded parts between the operations of all other layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GraphLowering:
     Args:
         graph: the model.
         input_shape: of one sample.
-        parts: the recipe of each folded part by the node that it ends with, and the node that feeds it.
+        parts: by the last node of each folded part, its recipe and the node that feeds it.
         covered: nodes that belong to a part.
     """
 
@@ -101,7 +101,7 @@ class GraphLowering:
         return self.builder.add(layer.Concatenate, *values, axis=axis % rank - 1)
 
     def _arithmetic(self, node: fx.Node, values: list[str], shape: Shape) -> str | None:
-        """Lower a sum of two values, or of a value and a constant, and the like."""
+        """Lower a sum of two values, or arithmetic of a value and a constant."""
         both = [n for n in node.args if isinstance(n, fx.Node) and n.op != "get_attr"]
         if len(both) == 2:
             fits = node.target in _ADDS and all(self.graph.shapes[n] == shape for n in both)
@@ -135,7 +135,7 @@ class GraphLowering:
         return tensor if fits and tensor.dim() <= len(shape) else None
 
     def _call(self, node: fx.Node) -> str:
-        """Append a call of whatever the node is."""
+        """Append a call of a module that computes the node."""
         inputs = self._inputs(node)
         alone = node.op == "call_module" and list(node.args) == inputs and not node.kwargs
         if alone and len(inputs) == len(node.all_input_nodes) == 1:

@@ -122,7 +122,7 @@ class Operator:
     Args:
         module: the frozen module, without a bias.
         input_shape, output_shape: of one sample.
-        bias: float64, of the output's shape; what is added to U x for a coordinate of 1.
+        bias: float64, of the output's shape; the constant that is added to U x at t = 1.
     """
 
     module: nn.Module
@@ -181,10 +181,10 @@ def _without_bias(module: nn.Module) -> nn.Module:
 
 
 def merged(before: Operator, after: Operator) -> Operator | None:
-    """Return one layer for two that follow each other, or None where torch has none for them.
+    """Merge two consecutive operators into one layer, or return None where torch has no such layer.
 
-    A convolution takes factors of its channels into its weight, channels that are repeated before
-    it as well, and a margin of zeros before it as its own padding.
+    A factor for each channel goes into the weight of the convolution before it, repeated channels into
+    the weight of the convolution behind them, and a margin of zeros becomes its padding.
     """
     if isinstance(after.module, ChannelScale):
         return _scaled_channels(before, after)
@@ -197,7 +197,7 @@ def merged(before: Operator, after: Operator) -> Operator | None:
         module.in_channels //= times
     elif (margin := _margin(before.module)) and _pads_with_zeros(module, len(margin)):
         module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
-        # What the layer itself keeps for other modes, last axis first.
+        # The layer caches its padding for F.pad, last axis first; the cache must agree with it.
         twice = [n for n in reversed(module.padding) for _ in range(2)]
         module._reversed_padding_repeated_twice = twice
     else:
@@ -293,13 +293,16 @@ def _operator_norm(operator: Operator) -> float:
     gram = transfer.mH @ transfer if weight.shape[0] >= weight.shape[1] else transfer @ transfer.mH
     power = 1
     scale = torch.ones(len(gram), dtype=torch.float64, device=weight.device)
-    for _ in range(5):  # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring
+    # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring. Dividing by the trace keeps the powers of G in
+    # range; ``scale`` collects the roots of the traces.
+    for _ in range(5):
         trace = gram.diagonal(dim1=1, dim2=2).real.sum(1).clamp_min(1e-300)
         gram = gram / trace[:, None, None]
         scale = scale * trace ** (1 / power)
         gram, power = gram @ gram, 2 * power
     trace = gram.diagonal(dim1=1, dim2=2).real.sum(1)
     largest = float((scale * trace ** (1 / power)).max()) ** 0.5
+    # Centred, a kernel of k taps is a trigonometric polynomial of degree (k − 1)/2 along its axis.
     for size, kernel in zip(sizes, weight.shape[2:], strict=True):
         largest /= math.cos(math.pi * (kernel - 1) / 2 / size)
     return float(min(bound, largest * (1 + 1e-9)))

@@ -23,12 +23,12 @@ TOLERANCES: dict[torch.dtype, float] = {
     torch.bfloat16: 2e-2,
     torch.float16: 1e-2,
 }
-_SAMPLES = 2  # that a choice is checked with
-_CHECKED = 2e8  # multiply-adds of the layers that a check may take, for one sample
+_SAMPLES = 2  # on which a choice is checked
+_CHECKED = 2e8  # largest network that is checked, in multiply-adds of its layers for one sample
 
 
 def lower_part(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
-    """Return the recipe of a plan, in the dtype of the problem, and the plan with what is proven."""
+    """Return the recipe of a plan, in the dtype of the problem, and the plan with its certificate."""
     builder = RecipeBuilder(problem.stage.input_shape)
     output, certificate = STRATEGIES[plan.strategy].lower(problem, builder, INPUT)
     recipe = placed(builder.recipe(output), problem.dtype, problem.device)
@@ -40,7 +40,7 @@ def lower_part(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
 
 
 def lower_checked(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
-    """Return the recipe of an automatic choice, or of the next one if the first is not accurate.
+    """Return the recipe of an automatic choice, or of the next strategy if it is not accurate.
 
     The error is measured on a few random samples against the layers in float64. If no strategy is
     accurate enough, the first choice is kept.
@@ -74,7 +74,7 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
 
 
 def _reference(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return random samples, and what the layers make of them in float64."""
+    """Return random samples, and the outputs of the layers for them in float64."""
     generator = torch.Generator().manual_seed(0)
     shape = _SAMPLES, *problem.stage.input_shape
     x = torch.rand(shape, generator=generator, dtype=torch.float64).to(problem.dtype)

@@ -1,4 +1,4 @@
-"""Problem → Plan: what each strategy would take, which one is chosen, and why."""
+"""Problem → Plan: the cost of each strategy, the choice, and its reason."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Plan:
     """The candidates and the choice; prints as a table with its reason.
 
     Attributes:
-        strategy: that was chosen.
-        reason: why.
+        strategy: the name of the chosen strategy.
+        reason: of the choice.
         candidates: all strategies.
-        absorbed: how many layers of the head are part of the matrix.
-        certificate: what is proven of the denominator, if anything was left out.
-        parts: what biases and branches add.
+        absorbed: the number of following layers that are part of the matrix.
+        certificate: the proven error of the denominator, if terms were left out.
+        parts: a line on the extra work of biases and branches.
     """
 
     strategy: str
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that was taken."""
+        """The candidate of the chosen strategy."""
         return next(c for c in self.candidates if c.name == self.strategy)
 
     def __str__(self) -> str:
@@ -88,12 +88,12 @@ class Plan:
 
 
 def make_plan(problem: Problem, strategy: str, effort: float = math.inf) -> Plan:
-    """Choose a strategy for a problem, or check the one that was asked for.
+    """Choose a strategy for a problem, or check the requested one.
 
-    Arrays are built only if some fold could be faster than the layers at its most optimistic.
+    Arrays are built only if the optimistic cost of some fold is below that of the layers.
 
     Args:
-        problem: what to fold.
+        problem: the stage to fold and its conditions.
         strategy: a name, or "auto".
         effort: multiply-adds that "auto" may spend on building.
     """
@@ -102,7 +102,7 @@ def make_plan(problem: Problem, strategy: str, effort: float = math.inf) -> Plan
 
 
 def _parts(problem: Problem) -> str:
-    """Tell what branches or biases add."""
+    """Describe the extra work of branches or biases."""
     if problem.stage.branched:
         paths = problem.paths
         return f"branches: up to {paths.most} paths meet, {paths.forms} quadratic forms"
@@ -137,7 +137,8 @@ def _choice(problem: Problem, effort: float) -> Plan:
         work = count(chosen.effort(problem))
         reason = f"a fold would take {work} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
-    if not chosen.foreseen:  # else costs of the others are at most optimistic
+    # A foreseen cost is exact, and all others are optimistic: building could not change the choice.
+    if not chosen.foreseen:
         candidates = _candidates(problem, built=True)
         best = _best(candidates)
         if best.seconds >= _WORTH_IT * layers.seconds:
@@ -148,13 +149,13 @@ def _choice(problem: Problem, effort: float) -> Plan:
 
 
 def alternatives(plan: Plan) -> list[str]:
-    """Return the other strategies that "auto" may take, the fastest first."""
+    """Return the other strategies that "auto" may choose, fastest first."""
     allowed = [c for c in plan.candidates if c.applies and (not c.note or c.name == "layers")]
     return [c.name for c in sorted(allowed, key=lambda c: c.seconds) if c.name != plan.strategy]
 
 
 def outlook(problem: Problem, strategy: str) -> float:
-    """Return the seconds that a strategy would take at its most optimistic; infinity if refused."""
+    """Return the optimistic time of a strategy in seconds; infinity if it is refused."""
     candidates = _candidates(problem, built=False)
     if strategy == "auto":
         return min(_best(candidates).seconds, _layers(candidates).seconds)
@@ -162,7 +163,7 @@ def outlook(problem: Problem, strategy: str) -> float:
 
 
 def checked_strategy(strategy: object) -> str:
-    """Return the name of a strategy, or refuse it with the list of those there are."""
+    """Return the name of a strategy, or refuse it with the list of all names."""
     names = ("auto", *STRATEGIES)
     if not isinstance(strategy, str) or strategy not in names:
         listed = ", ".join(f'"{name}"' for name in names)

@@ -1,4 +1,4 @@
-"""A problem: a stage to fold, how far a fold may be from it, and the arrays that strategies share."""
+"""Stage → Problem: add an error budget and a dtype, and build the arrays that strategies share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Problem:
     """A stage to fold.
 
     Args:
-        stage: what to compute.
-        budget: how far a denominator may be from the exact one.
+        stage: the computation to fold.
+        budget: the allowed error of the denominator.
         dtype, device: of the result.
-        max_paths: write out at most so many paths of a stage with branches.
+        max_paths: the largest number of paths of a stage with branches that may be written out.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Problem:
         scale_free = not stage.branched and stage.chain.scale_free
         provable = not stage.branched and stage.chain.provable
         self.max_norm = math.inf if scale_free else budget.radius
-        # ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) are bounded as for R = 1, at any norm.
+        # ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) are proportional to ‖x‖: a proof at R = 1 holds at any norm.
         radius = 1.0 if scale_free else budget.radius
         epsilon = budget.epsilon if provable else 0.0
         self.budget = replace(budget, radius=radius, epsilon=epsilon)
         self._forms: list[Forms] = []
-        self.memo: dict[Any, Any] = {}  # what strategies found out about the forms
+        self.memo: dict[Any, Any] = {}  # results that strategies keep: routes, widths of bands
 
     def with_stage(self, stage: Stage) -> Problem:
-        """Return the problem of the same stage with other layers behind its last activation.
+        """Return the problem of a stage that differs behind the last activation only.
 
-        The quadratic forms are the same, and are shared.
+        The quadratic forms are the same, so both problems share them.
         """
         other = Problem(stage, self.requested, self.dtype, self.device, self.max_paths)
         other._forms, other.memo = self._forms, self.memo
@@ -77,17 +77,17 @@ class Problem:
 
     @cached_property
     def paths(self) -> Paths:
-        """The linear parts of a stage with branches."""
+        """The paths through a stage with branches."""
         return paths_of(self.stage)
 
     @cached_property
     def path_arrays(self) -> PathArrays:
-        """A stage with branches written out; built when it is first asked for."""
+        """The matrix and forms of a stage with branches; built at first use."""
         return write_out_paths(self.stage)
 
     @cached_property
     def recurrence(self) -> Recurrence | None:
-        """The scalars of a stage with biases or branches; None where there are none."""
+        """The recurrence of a stage with biases or branches; None for any other stage."""
         if not self.stage.affine:
             return None
         if self.stage.branched:
@@ -96,14 +96,14 @@ class Problem:
 
     @cached_property
     def matrix(self) -> Tensor:
-        """M in float64, (parts · d_out, d_in); built when it is first asked for."""
+        """M in float64, (parts · d_out, d_in); built at first use."""
         if self.stage.branched:
             return self.path_arrays.matrix
         return matrix_of(self.stage.chain, self.stage.device)
 
     @property
     def forms(self) -> Forms:
-        """Every Q in float64; built when it is first asked for."""
+        """Every Q in float64; built at first use."""
         if not self._forms:
             if self.stage.branched:
                 self._forms.append(Forms(self.path_arrays.forms, 0.0, 0))
@@ -122,9 +122,9 @@ class Problem:
         return len(self.paths.output) if self.stage.branched else 1
 
     def certificate(self, margin: float | None = None) -> Certificate | None:
-        """State what is proven of the forms, or of something proven closer to them by ``margin``.
+        """Return the certificate of the forms, or of a simplification that was proven with ``margin``.
 
-        None where nothing was left out and no tolerance was asked for.
+        None where nothing was left out and no tolerance was requested.
         """
         budget = self.budget
         lost = self._forms[0].missing if self._forms else 0.0
@@ -136,28 +136,28 @@ class Problem:
         return Certificate(budget.epsilon, self.max_norm, margin)
 
     def exact_certificate(self) -> Certificate | None:
-        """State that nothing is left out, whatever other strategies have built."""
+        """Return the certificate of a strategy that leaves nothing out; None without a tolerance."""
         if not self.budget.requested:
             return None
         max_norm = math.inf if self.stage.branched else self.max_norm
         return Certificate(self.budget.epsilon, max_norm, 1.0)
 
     def keeps_range(self) -> bool:
-        """Tell whether feature maps, and squares of them, stay in range without a look at values."""
+        """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""
         limit = {torch.float16: 1e3, torch.float64: LARGEST_SQUARED}.get(self.dtype, SQUARED)
         return self.stage.growth <= limit
 
     # -- the work of building -------------------------------------------------------------------
 
     def effort(self) -> float:
-        """Count the multiply-adds that building M and the forms takes at most."""
+        """Bound the multiply-adds of building M and the forms."""
         inputs = math.prod(self.stage.input_shape)
         if self.stage.branched:
             return 2 * self._once() * self.paths.most * (1 + self.paths.forms) * inputs
         return self._once() * 2 * inputs + self.effort_of_matrix()
 
     def effort_of_matrix(self) -> float:
-        """Count the multiply-adds that building M takes at most."""
+        """Bound the multiply-adds of building M."""
         sizes = math.prod(self.stage.input_shape), math.prod(self.stage.output_shape)
         return 2 * self._once() * min(sizes)  # there and back
 

@@ -1,12 +1,12 @@
-"""Trace → Stage: what one ConformalLayers computes, as a graph of linear operators and activations.
+"""Trace → Stage: one ConformalLayers as a graph of linear operators and activations.
 
 A stage without branches is a chain. Its balanced recurrence keeps every number inside float range:
 
     z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
     τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
 
-A bias adds ``τ·b`` to z. Pushed through the layers behind it, it is a constant part of every later z
-with the coordinate of its time as coefficient; see ``affine.py``.
+A bias adds ``τ·b`` to z. The layers behind it turn it into a constant part of every later z, multiplied
+by the coordinate that the sample had at the bias; see ``affine.py``.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class ActivationSite:
 
     @property
     def rule(self) -> Rule:
-        """How the coordinate changes."""
+        """The rule by which the coordinate changes."""
         return self.module.rule
 
     @property
     def slope(self) -> float:
-        """What a short point is multiplied with, times α."""
+        """α times the derivative at the origin: a short point is multiplied by slope/α."""
         return self.module.slope
 
 
 @dataclass(frozen=True)
 class Node:
-    """One step of a stage: what is done to the values of its sources; -1 is the input."""
+    """One step of a stage: an action on the values of its sources; -1 is the input."""
 
     action: Operator | ActivationSite | Join
     sources: tuple[int, ...]
@@ -65,9 +65,9 @@ class Stage:
     Args:
         input_shape, output_shape: of one sample.
         nodes: in an order in which every source comes first.
-        bias: float64, of the output's shape; added behind the division. It belongs to a head.
-        norm_factor: what operators in front, which are not part of the embedding, multiply the norm of
-            every sample with: ``t = norm_factor·‖x‖``.
+        bias: float64, of the output's shape; the bias of an absorbed head, added after the division.
+        norm_factor: the factor by which operators before the embedding multiply the norm of every
+            sample: ``t = norm_factor·‖x‖``.
     """
 
     input_shape: Shape
@@ -78,7 +78,7 @@ class Stage:
 
     @property
     def branched(self) -> bool:
-        """Whether some node is not fed by the one before it alone."""
+        """Whether some node is fed by another node than the previous one."""
         return any(node.sources != (index - 1,) for index, node in enumerate(self.nodes))
 
     @property
@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def device(self) -> torch.device:
-        """Where the operators are."""
+        """The device of the operators."""
         buffers = (b for operator in self.operators for b in operator.module.buffers())
         return next((buffer.device for buffer in buffers), torch.device("cpu"))
 
@@ -151,8 +151,8 @@ class Stage:
 def stage_of(trace: Trace) -> Stage:
     """Turn the steps of a trace, whose modules are frozen in float64, into a stage.
 
-    Operators that torch has one layer for are merged: a batch normalisation and a margin of zeros go
-    into the convolution beside them.
+    Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
+    margin of zeros go into the convolution beside them.
     """
     users = [source for step in trace.steps for source in step.sources]
     nodes: list[Node] = []
@@ -179,7 +179,7 @@ def stage_of(trace: Trace) -> Stage:
 def _merge_into(
     nodes: list[Node], operator: Operator, sources: tuple[int, ...]
 ) -> tuple[Operator, tuple[int, ...]]:
-    """Merge an operator with those at the end of the nodes, which are then taken away."""
+    """Merge an operator with the operators at the end of ``nodes``, and remove these."""
     while nodes and sources == (len(nodes) - 1,) and isinstance(nodes[-1].action, Operator):
         one = merged(nodes[-1].action, operator)
         if one is None:
@@ -189,7 +189,7 @@ def _merge_into(
 
 
 def with_prefix(stage: Stage, operators: tuple[Operator, ...], norm_factor: float) -> Stage:
-    """Put operators before the embedding of a chain that multiply every norm with ``norm_factor``."""
+    """Prefix a chain with operators that multiply the norm of every sample by ``norm_factor``."""
     nodes: list[Node] = []
     for action in (*operators, *(node.action for node in stage.nodes)):
         sources: tuple[int, ...] = (len(nodes) - 1,)
@@ -202,7 +202,7 @@ def with_prefix(stage: Stage, operators: tuple[Operator, ...], norm_factor: floa
 
 
 def with_head(stage: Stage, module: nn.Module, output_shape: Shape) -> Stage:
-    """Append an affine module in float64: its bias is added behind the division, also where x = 0."""
+    """Append an affine module in float64: its bias is added after the division, also where x = 0."""
     operator = operator_of(module, stage.output_shape, output_shape)
     bias = operator.bias
     if stage.bias is not None:
@@ -230,7 +230,7 @@ class Segment:
 
     @property
     def rule(self) -> Rule:
-        """How the activation changes τ."""
+        """The rule by which the activation changes τ."""
         return self.site.rule
 
     def apply(self, z: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ class Chain:
 
     @property
     def bias_segments(self) -> tuple[int, ...]:
-        """The numbers of segments with biases: the coordinate before them is needed."""
+        """The numbers of the segments with biases, which need the coordinate before them."""
         parts = [*(segment.operators for segment in self.segments), self.trailing]
         return tuple(
             index for index, part in enumerate(parts) if any(op.bias is not None for op in part)
@@ -269,7 +269,7 @@ class Chain:
 
     @property
     def sites(self) -> tuple[ActivationSite, ...]:
-        """The first activation of each group; all of them have its rule."""
+        """The first activation of each group; the others of the group have the same rule."""
         return tuple(self.segments[group[0]].site for group in self.groups)
 
     @property
@@ -279,7 +279,7 @@ class Chain:
 
     @property
     def provable(self) -> bool:
-        """Whether a bound of a simplified form is one of the denominator."""
+        """Whether an error bound of a simplified form is an error bound of the denominator."""
         return not self.bias_segments and all(rule.provable for rule in self.rules)
 
     @property
@@ -301,7 +301,7 @@ class Chain:
 
     @property
     def growth(self) -> float:
-        """The largest of them, also behind the last activation, and 1 at least."""
+        """A bound of ``‖z‖/‖x̂‖`` anywhere in the chain, at least 1."""
         last = self.growths[-1] if self.growths else 1.0
         return max(1.0, *self.growths, last * math.prod(op.norm for op in self.trailing))
 
@@ -320,6 +320,8 @@ def _chain_of(stage: Stage) -> Chain:
                 action = replace(action, bias=action.bias / float(scaling.rho))
             pending = (*pending, action)
         elif isinstance(action, ActivationSite):
+            # The factor goes into the weights of this segment, so its z comes out scaled already, and
+            # the weight of ‖z‖² is divided by factor².
             weight = float(scaling.activate(action.alpha, action.rule.on_points, action.slope))
             factor = float(scaling.take() or 1.0)
             segments.append(Segment(pending, factor, weight / (factor * factor), action))
@@ -329,7 +331,10 @@ def _chain_of(stage: Stage) -> Chain:
 
 
 def _grouped(chain: Chain) -> Chain:
-    """Number the quadratic forms: rules that collapse share one, up to a bias."""
+    """Number the quadratic forms: consecutive activations of a rule that collapses share one.
+
+    A bias ends a form: it needs the coordinate, and so the sum of all energies before it.
+    """
     segments: list[Segment] = []
     for index, segment in enumerate(chain.segments):
         group = segments[-1].group + 1 if segments else 0

@@ -1,4 +1,4 @@
-"""Modules → Steps: one pass that fixes every shape, bound and α of a network for one input shape."""
+"""Modules → Trace: fix every shape, bound and α of a network for one input shape."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ..utils.text import table
 class Step:
     """One module of the network on samples of a fixed shape.
 
-    ``bound`` is the operator norm's upper bound of a linear module; ``alpha`` is set for an
-    activation, whose ``bound`` is that of the layers since the activation before it. ``sources``
-    are the numbers of the steps that feed it; -1 is the input of its ConformalLayers.
+    ``bound`` is an upper bound of the operator norm: of the module if it is linear, of all layers since
+    the previous activation if it is an activation, whose ``alpha`` is set. ``sources`` are the numbers
+    of the steps that feed it; -1 is the input of its ConformalLayers.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def chain(self) -> bool:
-        """Whether every step is fed by the one before it."""
+        """Whether every step is fed by the previous step."""
         return all(step.sources == (index - 1,) for index, step in enumerate(self.steps))
 
     @property
@@ -91,16 +91,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class _Place:
-    """A value between two steps: where it comes from, its shape, and bounds as in an activation."""
+    """A value between two steps: the step that wrote it, its shape, and the bounds that set α."""
 
     step: int
     shape: Shape
     bound: float = 1.0
-    base: float = 1.0  # of what entered the layers since the last activation or join
+    base: float = 1.0  # the bound right behind the last activation or join
 
 
 class _Tracing(Flow[_Place]):
-    """Note a step for every module that is passed."""
+    """Record a step for every module on the way."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -124,7 +124,7 @@ class _Tracing(Flow[_Place]):
         return _Place(len(self.steps) - 1, merged, bound, bound)
 
     def step(self, path: str, module: nn.Module, value: _Place) -> _Place:
-        """Pass a layer, an activation or a composite."""
+        """Record a layer, an activation, or the steps inside a composite."""
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         if isinstance(module, RadialActivation):

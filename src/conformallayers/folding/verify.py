@@ -24,12 +24,12 @@ from .problem import Problem
 from .stages import Stage
 from .strategies.dense import too_large
 
-_OUTPUT = "output"  # in the place of a part: the whole model on random inputs
+_OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the check of one folded part found."""
+    """The result of checking one folded part."""
 
     path: str
     matrix_error: float  # relative to the largest entry of M
@@ -76,8 +76,8 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 
     M and every Q are computed anew from the model in float64; those of the fold are read back from
     its own arithmetic. Entries that agree to the rounding of the dtype count as equal. For the
-    rest, ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0`` is tested. What is kept behind the folded parts is compared
-    on random inputs.
+    rest, ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0`` is tested. Layers around the folded parts are checked by
+    comparing outputs on random inputs.
 
     Args:
         folded: the result of :func:`conformallayers.fold`.
@@ -213,7 +213,7 @@ def _written_out(exact: Folded, part: _Part, stage: Stage) -> tuple[Tensor, Tens
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:
-    """Compare the whole models on random inputs: what is kept behind the parts is seen here only."""
+    """Compare the whole models on random inputs; only this checks the layers around the parts."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, *folded.input_shape, generator=generator).to(folded.anchor)
     certificate = folded.certificate

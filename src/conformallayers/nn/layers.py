@@ -35,8 +35,8 @@ _CONV = f"""
     """
 _CONV_TRANSPOSE = f"""
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation,
-            padding_mode: as in torch.nn, which only has ``padding_mode="zeros"`` here.
+        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation, padding_mode:
+            as in torch.nn, which only has ``padding_mode="zeros"`` here.
         {_BIAS}
 
     Shape:

@@ -1,4 +1,4 @@
-"""Recipes ↔ plain JSON values; docs/files.md has the schema."""
+"""Recipes ↔ plain JSON values, for files and state dicts; docs/files.md has the schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .recipe import Recipe
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
-    """Return what a recipe does, without the arrays, as JSON has it."""
+    """Return a recipe without its arrays as plain JSON values."""
     return {
         "input_shape": list(recipe.input_shape),
         "output_shape": list(recipe.output_shape),
@@ -39,7 +39,7 @@ def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Re
     """Return the recipe of a description.
 
     Args:
-        document: what :func:`describe` returned.
+        document: a result of :func:`describe`, possibly damaged.
         constants: anything with a ``shape``, by name.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Fields of operations: how each setting is checked, and the name it has in a file.
+"""Fields of operations: the check of each setting, and its name in a file.
 
 A setting of an operation is a plain number, word or tuple. Its reader takes the JSON value of a file and
-returns the Python value, or raises ValueError; what a reader returns is written back as it is.
+returns the Python value, or raises ValueError. The Python value is written to files unchanged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def name(value: Any) -> str:
 
 
 def several(reader: Reader) -> Reader:
-    """Return a reader of a tuple of such values."""
+    """Return a reader of a tuple of values that ``reader`` reads."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)):

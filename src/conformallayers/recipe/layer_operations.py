@@ -276,7 +276,7 @@ class Add(Operation):
 @operation("concatenate")
 @dataclass(frozen=True, kw_only=True)
 class Concatenate(Operation):
-    """Put values behind each other along an axis of the sample."""
+    """Concatenate values along an axis of the sample."""
 
     axis: int = setting("axis", whole(0))
 
@@ -411,7 +411,7 @@ class LayerNorm(Operation):
 @operation("group_norm")
 @dataclass(frozen=True, kw_only=True)
 class GroupNorm(Operation):
-    """Normalise each group of channels, then multiply and add one number a channel."""
+    """Normalise each group of channels, then multiply and add one number per channel."""
 
     groups: int = setting("groups", whole(1))
     eps: float = setting("eps", number)
@@ -430,10 +430,10 @@ class GroupNorm(Operation):
 @operation("call")
 @dataclass(frozen=True, kw_only=True)
 class Call(Operation):
-    """Call a torch module that has no operation of its own; no other runtime has it.
+    """Call a torch module that has no operation of its own; only the torch runtime has this operation.
 
-    ``what`` says in errors what is called; ``result`` is the shape of the output, or None where the batch
-    axis does not come first; ``by_sample`` tells whether samples do not depend on each other.
+    ``what`` names the module in errors; ``result`` is the shape of the output, or None where the batch
+    axis does not come first; ``by_sample`` tells whether the module treats every sample by itself.
     """
 
     module: str = setting("module", name)

@@ -1,8 +1,8 @@
-"""What an operation of a recipe is; the operations themselves stand in the files beside it.
+"""The base class of operations; ``layer_operations.py`` and ``point_operations.py`` define them.
 
 Values have names. A value is a batch: (B, *shape) for features, (B,) for the scalars of samples. Shapes in
 this folder are those of one sample, without the batch axis. Features have the dtype of the fold; scalars
-and everything behind ``Cast("wide")`` are float64.
+and all values behind ``Cast("wide")`` are float64.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Operation:
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
     def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        """Return the elements that one sample needs beside inputs and outputs."""
+        """Return the number of temporary elements that one sample needs."""
         return 0
 
     def constants(self) -> Iterator[tuple[str, str]]:
-        """Yield the stored name and the array name of every constant that is there."""
+        """Yield the stored name and the array name of every constant; optional ones may be missing."""
         for item in fields(self):
             name = getattr(self, item.name)
             if "constant" in item.metadata and name is not None:

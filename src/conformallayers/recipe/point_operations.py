@@ -1,4 +1,4 @@
-"""Operations on points: embedding, energies, the coordinate t, and leaving.
+"""Operations on points: embedding, energies, the coordinate t, and the final division.
 
 The letters are those of docs/mathematics.md. A sample is split into ``x = m·x̂`` with a peak m; τ is the
 coordinate in the balanced scaling, n an energy ``weight·‖z‖²``. m, τ and n are float64, shape (B,).
@@ -201,7 +201,7 @@ class Advance(Operation):
 
     ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. Other rules: ``τ·growth(n/τ²)`` with
     ``√(1 + q)`` for ``gnomonic`` and ``√q/tanh √q`` for ``radial_tanh``. Where τ is 0 it stays 0.
-    ``module`` names the activation of a user's own, whose growth only torch can call.
+    ``module`` names an activation of the user, whose growth only torch can compute.
     """
 
     rule: str = setting("rule", name)

@@ -1,7 +1,7 @@
 """A recipe: the short list of operations that a fold runs, with its constants.
 
-Recipes are immutable, know every shape, and print. Nothing here needs torch: constants are arrays of
-whichever runtime holds them.
+Recipes are immutable, know every shape, and print. Nothing here needs torch: constants may be torch tensors
+or numpy arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Recipe:
 
     Attributes:
         input_shape, output_shape: of one sample.
-        operations: each reads values that are there and writes new ones.
+        operations: each reads values written before it and writes new ones.
         output: the name of the value that is the result.
         constants: arrays by name.
         wide: the names of constants that stay float64 whatever the dtype of the fold.
@@ -203,7 +203,7 @@ class RecipeBuilder:
         return outputs
 
     def _fresh(self, name: str, taken: Mapping[str, Any]) -> str:
-        """Return a name that is not taken: the name itself, or with a number behind it."""
+        """Return a free name: the name itself, or the name with a number behind it."""
         found = name
         while found in taken:
             number = self._numbers[name] = self._numbers.get(name, 1) + 1
@@ -240,7 +240,7 @@ class RecipeBuilder:
         return values[recipe.output]
 
     def amend(self, value: str, **settings: Any) -> None:
-        """Change settings of the operation that wrote a value, once more is known; not its shapes."""
+        """Change settings of the operation that wrote a value, where they depend on later operations."""
         for index, operation in enumerate(self._operations):
             if value in operation.outputs:
                 self._operations[index] = replace(operation, **settings)

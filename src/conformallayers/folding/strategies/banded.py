@@ -1,6 +1,6 @@
-"""Strategy "banded": image rows as blocks of a symmetric band, upper half only.
+"""Strategy "banded": Q as blocks of image rows around the diagonal, upper half only.
 
-A convolution couples a row with the few rows around it, and so does the form it gives. The blocks
+A convolution couples a row with the few rows around it, and so does its form. The blocks
 ``Q_ij`` with ``i ≤ j ≤ i + width`` of one block row i stand side by side, so that all of them are
 one batched product over a window that slides down the image.
 """
@@ -34,12 +34,12 @@ from .base import (
 )
 from .dense import too_large
 
-_BLOCK = 96  # coefficients a block should have at least: smaller products waste the processor
+_BLOCK = 96  # least coefficients of a block: smaller products are slow
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a sample falls into block rows: ``rows`` image rows each, zeros behind the last one."""
+    """The partition of a sample into block rows of ``rows`` image rows, zeros behind the last one."""
 
     shape: tuple[int, ...]
     rows: int
@@ -61,12 +61,12 @@ class Layout:
 
 
 class Banded(Strategy):
-    """Hold the upper half of the band of each form, as wide as the budget provably asks for."""
+    """Store the upper half of the band of each form, as narrow as the budget provably allows."""
 
     name = "banded"
 
     def refuses(self, problem: Problem) -> str | None:
-        """Refuse samples without image rows, and what cannot be written out."""
+        """Refuse samples without image rows, and forms that cannot be written out."""
         if (reason := not_a_chain(problem)) is not None:
             return reason
         shape = problem.stage.input_shape
@@ -75,7 +75,7 @@ class Banded(Strategy):
         return too_large(problem) or out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Count the blocks of the band: its true width, or the narrowest one before it is built."""
+        """Count the blocks of the band: with its true width if built, else with the narrowest."""
         layout, count = Layout.of(problem.stage.input_shape), problem.form_count
         if built:
             widths = [_width(i, layout, problem)[0] for i in range(count)]
@@ -151,7 +151,7 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
 
 
 def _least_width(chain: Chain, layout: Layout) -> int:
-    """Return the band of the first segments, which is never left out in float32."""
+    """Return the width of the band of the first segments, whose terms always count in float32."""
     return min(-(-reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
@@ -168,7 +168,13 @@ def _width(index: int, layout: Layout, problem: Problem) -> tuple[int, float | N
 
 
 def _prove_width(form: Tensor, layout: Layout, problem: Problem) -> tuple[int, float | None]:
-    # sums[o]: Schur norm of everything o or more blocks away from the diagonal
+    """Find the narrowest band whose error is proven to be within the budget.
+
+    E is the part of Q outside the band. Schur's test ``‖E‖ ≤ max_i Σ_j |E_ij|`` against
+    ``ε(λ_min(Q) + 1/R)`` is cheap and gives a first width. From there the width is reduced block by block
+    for as long as ``ε(Q + I/R) ± E ⪰ 0`` holds.
+    """
+    # sums[o]: Schur's bound of the norm of all blocks at a distance of o or more from the diagonal
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
     absolute = ordered.abs().sum(3)  # (i, row, j)
     distance = torch.arange(layout.blocks, device=form.device)
@@ -177,8 +183,10 @@ def _prove_width(form: Tensor, layout: Layout, problem: Problem) -> tuple[int, f
         float((absolute * (distance >= o)[:, None, :]).sum(2).max())
         for o in range(layout.blocks + 1)
     ]
+    # The largest distance of a block that is not zero: this band leaves nothing out.
     exact = max(sum(total > 0 for total in sums) - 1, 0)
     budget, forms = problem.budget, problem.forms
+    # The proof covers a denominator with a single form.
     if budget.epsilon == 0 or len(forms.values) != 1:
         return exact, None
     allowed = budget.epsilon * (forms.smallest + problem.inverse_radius)
@@ -188,7 +196,7 @@ def _prove_width(form: Tensor, layout: Layout, problem: Problem) -> tuple[int, f
         if lost <= allowed:
             found = width, 1 - lost / allowed
             break
-    # Schur's norm is coarse: an eigenvalue test often allows a narrower band.
+    # Schur's bound is coarse: an eigenvalue test often allows a narrower band.
     radius = 1 / problem.inverse_radius if problem.inverse_radius else float("inf")
     flat = ordered.reshape(layout.blocks * layout.size, -1)
     size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test

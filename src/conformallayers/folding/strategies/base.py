@@ -1,4 +1,4 @@
-"""What a strategy is: it says whether it applies and what it costs, and lowers a problem to operations."""
+"""The interface of strategies, and the operations that all folds share: embed, advance, divide."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
 class Strategy:
     """The base of all strategies; they hold no state.
 
-    A strategy that computes M x̂ and the values of the forms defines :meth:`evaluate`; one that goes
-    another way from the input to the output defines :meth:`lower`.
+    A strategy that computes M x̂ and the values of the forms defines :meth:`evaluate`. A strategy that
+    does not separate them defines :meth:`lower`.
     """
 
     name: ClassVar[str]
@@ -44,7 +44,7 @@ class Strategy:
         raise NotImplementedError
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Predict the cost. ``built`` allows to look at the arrays; without it, be optimistic."""
+        """Predict the cost: from the arrays if they are ``built``, optimistically otherwise."""
         raise NotImplementedError
 
     def caution(self, problem: Problem) -> str:
@@ -52,7 +52,7 @@ class Strategy:
         return ""
 
     def effort(self, problem: Problem) -> float:
-        """Count the multiply-adds that building takes at most."""
+        """Bound the multiply-adds of building the constants."""
         return problem.effort()
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
@@ -62,7 +62,7 @@ class Strategy:
     def lower(
         self, problem: Problem, builder: RecipeBuilder, x: str
     ) -> tuple[str, Certificate | None]:
-        """Append the operations from the input value to the output; return it, and what is proven."""
+        """Append the operations from the input to the output; return the output and the certificate."""
         stage = problem.stage
         wide = stage.affine
         start = builder.add(layer.Cast, x, name="exact", to=layer.WIDE) if wide else x
@@ -86,7 +86,7 @@ class Strategy:
 
 @dataclass
 class Values:
-    """Where a strategy appends its operations, and the normalised input it starts from."""
+    """The recipe under construction, and the normalised input that a strategy starts from."""
 
     builder: RecipeBuilder
     unit: str
@@ -94,7 +94,7 @@ class Values:
     _flat: str | None = None
 
     def constant(self, name: str, array: Tensor, *, wide: bool = False) -> str:
-        """Keep an array in the dtype that the stage needs."""
+        """Store an array in the dtype that the stage needs."""
         return self.builder.constant(name, array, wide=wide or self.wide)
 
     @property
@@ -109,13 +109,13 @@ class Values:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a strategy computed.
+    """The values that a strategy computes.
 
     Args:
         image: the value ``M x̂ / gain``, one output for each linear part if there are several.
         energies: for each form, the values that add up to it.
-        gain: what the image still has to be multiplied with.
-        certificate: what is proven of the denominator.
+        gain: a factor that the image still lacks.
+        certificate: the proven error of the denominator.
     """
 
     image: str
@@ -125,7 +125,7 @@ class Evaluation:
 
 
 def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> str:
-    """Give a value another shape, if it has not that one already."""
+    """Append a reshape, unless the value has the shape already."""
     if builder.shape(value) == shape:
         return value
     return builder.add(layer.Reshape, value, name="rows" if len(shape) == 1 else "z", shape=shape)
@@ -134,7 +134,7 @@ def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> s
 def add_advance(
     builder: RecipeBuilder, site: ActivationSite, tau: str, peak: str, energies: tuple[str, ...]
 ) -> str:
-    """Append the step of an activation on τ."""
+    """Append the effect of an activation on τ."""
     fields = rule_fields(builder, site)
     return builder.add(point.Advance, tau, peak, *energies, name="tau", **fields)
 
@@ -174,7 +174,7 @@ def image_shape(problem: Problem) -> tuple[int, ...]:
 
 
 def _moderate_limits(chain: Chain, scale: float) -> tuple[float, float] | None:
-    """Return the norms of samples that no step of a chain takes out of float32's range."""
+    """Return the least and largest norm of samples whose values stay in the range of float32."""
     pairs = zip(chain.segments, chain.growths, strict=True)
     form = sum(segment.weight * grown * grown for segment, grown in pairs)
     low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / chain.growth)
@@ -241,22 +241,22 @@ def _combine(
     return builder.add(layer.Cast, y, name="y", to=layer.WORKING)
 
 
-# -- what several strategies ask --------------------------------------------------------------------
+# -- checks and costs that several strategies share -------------------------------------------------
 
 
 def not_a_chain(problem: Problem) -> str | None:
-    """Return that a stage has branches, or None if it has none."""
+    """Return the reason to refuse a stage with branches, or None."""
     return "branches pass activations" if problem.stage.branched else None
 
 
 def out_of_range(problem: Problem) -> str | None:
-    """Return that forms could leave the range of float64, or None if they cannot."""
+    """Return the reason to refuse forms that could leave the range of float64, or None."""
     too_large = problem.stage.growth > LARGEST_SQUARED
     return "its forms could leave the range of float64" if too_large else None
 
 
 def no_image(problem: Problem) -> str | None:
-    """Return that a stage has no activation or no spatial axes, or None if it has both."""
+    """Return the reason to refuse a stage without activations or spatial axes, or None."""
     if not problem.stage.sites:
         return "there is no activation"
     spatial = 2 <= len(problem.stage.input_shape) <= 4
@@ -264,7 +264,7 @@ def no_image(problem: Problem) -> str | None:
 
 
 def too_many_entries(problem: Problem) -> str | None:
-    """Return that a matrix is too large to be written out, or None if it is not or not needed."""
+    """Return the reason to refuse a matrix that is too large to be written out, or None."""
     stage = problem.stage
     size = math.prod(stage.input_shape) * math.prod(stage.output_shape)
     return f"M would have {size} entries" if stage.chain.trailing and size > _LARGEST else None

@@ -34,13 +34,13 @@ _ROWS = 64  # of M that are built at a time
 
 
 class Circular(Strategy):
-    """Transform the sample, sum ``X(f)* G(f) X(f)`` over the frequencies; M apart or the same way."""
+    """Transform the sample and sum ``X(f)* G(f) X(f)`` over the frequencies."""
 
     name = "spectral"
     foreseen = True
 
     def refuses(self, problem: Problem) -> str | None:
-        """Refuse whatever does not commute with shifts on a torus."""
+        """Refuse layers that do not commute with shifts on a torus."""
         reason = not_a_chain(problem) or no_image(problem)
         if reason is not None:
             return reason
@@ -101,7 +101,7 @@ class Circular(Strategy):
 def half_weights(spatial: tuple[int, ...], frequencies: int) -> Tensor:
     """Return the share of each frequency of a half spectrum in the energy, in float64.
 
-    A half spectrum counts twice what has a mirror image that it leaves out.
+    A half spectrum leaves out mirror images, so each frequency that has one counts twice.
     """
     double = torch.full((spatial[-1] // 2 + 1,), 2.0, dtype=torch.float64)
     double[0] = 1
@@ -133,7 +133,7 @@ def _symbols(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _matrix(problem: Problem, transfer: Tensor) -> Tensor:
-    """Return M, (d_out, d_in): the rows of the layers behind, taken back through Z_k at once."""
+    """Return M, (d_out, d_in): the rows of the trailing layers, multiplied by Z_k per frequency."""
     chain = problem.stage.chain
     spatial = chain.input_shape[1:]
     axes = tuple(range(2, 2 + len(spatial)))

@@ -1,6 +1,6 @@
 """Strategy "conv": composed convolutions, only as many as the energies and the result need.
 
-Which layers compose, and where an energy is had without its feature map, is the route; see there.
+``routes.py`` finds the route: which layers compose, and which energies need no feature map.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .routes import Move, RouteMap, best_route, kernel_of
 
 
 class Conv(Strategy):
-    """Follow a route: convolve, take norms, end with the last layers or with one matrix."""
+    """Follow a route: convolve, sum squares, end with the last layers or with one matrix."""
 
     name = "conv"
     foreseen = True
     wide_slowdown = 4.0  # float64 has no convolution of its own
 
     def refuses(self, problem: Problem) -> str | None:
-        """Refuse a network in which nothing can be composed, or maps that leave the range."""
+        """Refuse networks whose first layers do not compose, or whose maps could leave the range."""
         reason = not_a_chain(problem) or no_image(problem)
         if reason is not None:
             return reason
@@ -52,12 +52,12 @@ class Conv(Strategy):
         return out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Return the cost of the best route, and of the change to channels last."""
+        """Return the cost of the best route, including the conversion to channels last."""
         _, cost = _route(problem)
         return cost + Cost(stream=2 * math.prod(problem.stage.input_shape), calls=1)
 
     def effort(self, problem: Problem) -> float:
-        """Count the matrix of the input, if the route ends with it; kernels are small."""
+        """Bound the work of the matrix of the input, if the route ends with it; kernels are small."""
         moves, _ = _route(problem)
         return problem.effort_of_matrix() if moves[-1].how == "matrix of x" else 0.0
 
@@ -80,7 +80,7 @@ class _RouteFollower:
         self.places = RouteMap(self.chain)
         self.energies: list[list[str]] = [[] for _ in self.chain.groups]
         self.z, self.gain = values.unit, 1.0
-        self.pending = 1.0  # what the map at hand still has to be multiplied with
+        self.pending = 1.0  # a factor that the current map still lacks
 
     def follow(self, move: Move) -> None:
         """Append one step."""
@@ -104,7 +104,7 @@ class _RouteFollower:
         if move.keep:
             pooled = move.how == "pooled"
             self.pending = move.phase ** (-self.places.axes / 2) if pooled else 1.0
-            # The channels of a pooled map come first.
+            # The channels of a pooled map come first, times phase^(axes/2); see ``kernel_of``.
             kept = self.places.shape(move.stop)[0]
             self.z = builder.add(layer.Slice, y, axis=0, start=0, stop=kept) if pooled else y
 
@@ -122,7 +122,7 @@ class _RouteFollower:
         return self.values.builder.add(layer.Conv, self.z, weight=weight, **options)
 
     def _multiply(self, move: Move) -> None:
-        """Append the matrix that ends the route, of the map at hand or of the input."""
+        """Append the matrix that ends the route: of the current map or of the input."""
         builder = self.values.builder
         if move.how == "matrix of x":
             matrix, source = self.problem.matrix, self.values.unit

@@ -9,8 +9,8 @@ from ..cost import Cost
 from ..problem import Problem
 from .base import Evaluation, Strategy, Values, add_matrix, matrix_cost, normalised, out_of_range
 
-LARGEST = 8192  # coefficients of a sample; a larger Q does not fit into memory while it is built
-_ENTRIES = 2**29  # of all forms of a stage with branches while they are built: 4 GiB
+LARGEST = 8192  # coefficients of a sample; building a larger Q would not fit into memory
+_ENTRIES = 2**29  # of all arrays of a stage with branches while they are built: 4 GiB
 
 
 def too_large(problem: Problem) -> str | None:
@@ -36,7 +36,7 @@ class Dense(Strategy):
     name = "dense"
 
     def refuses(self, problem: Problem) -> str | None:
-        """Refuse what cannot be written out."""
+        """Refuse forms that cannot be written out."""
         return too_large(problem) or out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:

@@ -1,6 +1,6 @@
 """Strategy "layers": the layers themselves, every α resolved, every factor merged into a weight.
 
-Where biases, branches or great depth could take numbers out of range, values are rescaled on the way.
+Where biases, branches or great depth could take numbers out of range, the recipe rescales values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Layers(Strategy):
     def lower(
         self, problem: Problem, builder: RecipeBuilder, x: str
     ) -> tuple[str, Certificate | None]:
-        """Append the layers, with a look at the range where it may be left."""
+        """Append the layers, rescaled where bounds do not keep them in range."""
         if not problem.stage.affine and problem.keeps_range():
             return super().lower(problem, builder, x)
         return _lower_rescaled(problem, builder, x), problem.exact_certificate()
@@ -76,7 +76,7 @@ class Layers(Strategy):
 
 
 def add_operators(to: Lowering, z: str, operators: Sequence[Operator], factor: float) -> str:
-    """Append operators one after the other, with a factor on the last weight there is."""
+    """Append operators one after the other, with the factor on the last weight."""
     takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
     last = takes[-1] if takes else len(operators) - 1
     for index, operator in enumerate(operators):
@@ -94,7 +94,7 @@ def _has_weight(operator: Operator) -> bool:
 
 @dataclass
 class _Points:
-    """Points on their way: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``."""
+    """A value of the recipe as a pair: ``x = m·κ·z`` and ``t = m·σ·τ``; ``scaling`` holds κ and σ."""
 
     z: str
     peak: str
@@ -102,7 +102,7 @@ class _Points:
     scaling: Scaling
 
     def rebased(self, builder: RecipeBuilder) -> _Points:
-        """Append the step to ``z`` the point itself, ``m`` the coordinate, and τ 1 (0 for x = 0)."""
+        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
         z, peak, tau = builder.add_many(
             point.Rebase,
             self.z,
@@ -137,14 +137,14 @@ def _lower_rescaled(problem: Problem, builder: RecipeBuilder, x: str) -> str:
 
 
 def _passed(to: Lowering, operator: Operator, before: _Points) -> _Points:
-    """Append a layer: on points if it has a bias, else with the factor that z needs by now."""
+    """Append a layer: on points if it has a bias, else with the pending factor of z."""
     spec, shape = find_spec(operator.module), operator.output_shape
     if operator.bias is not None:
         points = before.rebased(to.builder)
         points.z = to.module(points.z, operator.module, shape, bias=operator.bias)
         return points
     scaling = before.scaling.copy()
-    # Without a weight to put it on, the factor had better wait for a later layer.
+    # A layer without a weight leaves the factor to a later layer, which merges it for free.
     factor = scaling.take() if spec is not None and spec.scaled is not None else None
     z = to.module(before.z, operator.module, shape, 1.0 if factor is None else float(factor))
     return _Points(z, before.peak, before.tau, scaling)

@@ -1,8 +1,8 @@
-"""Routes: how to get the energies and the result of a chain of layers with the least work.
+"""Routes: compute the energies and the result of a chain of layers with the least work.
 
 Layers that slide a window compose into one convolution. The energy of a map does not need the map:
-several neighbouring outputs are one patch of the input times one matrix, and an orthogonal change
-of basis of that matrix may have fewer rows, or hold the average-pooled map in its first ones.
+several neighbouring outputs are one patch of the input times one matrix. An orthogonal change of basis
+keeps the energy. It may give a matrix with fewer rows, or one whose first rows are the average-pooled map.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from ..stages import Chain
 _LANES = 16  # output channels that a convolution computes at a time
 _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
-_SPAN = 5  # activations whose energies may be had from one map
+_SPAN = 5  # activations whose energies may be computed from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
 
 
 class Window(NamedTuple):
-    """What one output of a chain reads, per axis: its size, its stride, zeros around the input."""
+    """The receptive field of one output of a chain, per axis: size, stride, zeros around the input."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
 
     def patch(self, phase: int) -> int:
-        """Return the places that so many neighbouring outputs per axis read together."""
+        """Return the number of places that ``phase`` neighbouring outputs per axis read together."""
         return math.prod(w + (phase - 1) * s for w, s in zip(self.size, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
 class Move:
-    """One step of a route: read the map at ``start``, give the energy or the map at ``stop``.
+    """One step of a route: read the map at ``start``, compute the energy or the map at ``stop``.
 
-    ``levels`` are the activations whose factors the step multiplies with; ``energy`` is the one
-    whose energy it gives. A step that does not ``keep`` leaves the map where it was.
+    ``levels`` is the range of activations whose factors the step multiplies by; ``energy`` is the number of
+    the activation whose energy it computes. With ``keep`` the map at ``stop`` becomes the current map;
+    without it the map at ``start`` stays current. ``phase`` neighbouring outputs per axis share a patch.
     """
 
     how: How
@@ -63,7 +64,7 @@ class Move:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it ends the route with one matrix."""
+        """Whether the step ends the route with one matrix."""
         return self.how in ("matrix", "matrix of x")
 
 
@@ -100,12 +101,14 @@ class RouteMap:
         slides = any(hasattr(operator.module, "kernel_size") for operator in operators)
         if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
             return None
+        # A kernel of k taps with dilation d and stride s, behind a window of size w and stride S, has a
+        # window of size w + (k − 1)·d·S and stride S·s.
         size, stride = [1] * self.axes, [1] * self.axes
         padding: tuple[int, ...] | None = None
         for operator in operators:
             pads = _padding(operator, self.axes)
             if pads is None or (padding is not None and any(pads)):
-                return None  # zeros behind the first layer are no zeros of the input
+                return None  # zeros that a later layer pads are not zeros around the input
             if not hasattr(operator.module, "kernel_size"):
                 continue
             padding = pads if padding is None else padding
@@ -118,11 +121,11 @@ class RouteMap:
         return Window(tuple(size), tuple(stride), padding or (0,) * self.axes)
 
     def phases(self, stop: int) -> list[int]:
-        """Return how many neighbours, per axis, may share a patch."""
+        """Return the numbers of neighbouring outputs, per axis, that may share a patch."""
         return [p for p in _PHASES if all(n % p == 0 for n in self.shape(stop)[1:])]
 
     def pools(self, position: int, phase: int) -> bool:
-        """Tell whether the layer at a position takes the mean of disjoint windows of that size."""
+        """Tell whether the layer at a position averages disjoint windows of ``phase`` places per axis."""
         if position >= len(self.operators):
             return False
         operator = self.operators[position]
@@ -147,7 +150,11 @@ class RouteMap:
 
 
 def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
-    """Return the steps that take the least time, and what they cost."""
+    """Return the fastest route and its cost, by dynamic programming.
+
+    A state is the position of the current map, the number of activations whose factors it contains
+    (``level``), and the number of energies that are computed (``energy``).
+    """
     places = RouteMap(chain)
     last = len(places.ends)
 
@@ -160,20 +167,21 @@ def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Mov
             if move.energy is None:
                 found.append((seconds, cost, (move,)))
                 continue
-            # A pooled map is one layer further than the energy that came with it.
+            # A pooled map is the output of the layer behind the activation.
             reached = (move.stop + (move.how == "pooled"), energy + 1)
             rest = best(*(reached if move.keep else (position, level)), energy + 1)
             found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
         return min(found, key=lambda item: item[0])
 
-    for energy in reversed(range(last)):  # bottom up, or a deep network would recurse too deep
+    # Bottom up: recursion from the start would exceed Python's limit in a deep network.
+    for energy in reversed(range(last)):
         best(places.ends[energy], energy + 1, energy + 1)
     _, cost, moves = best(0, 0, 0)
     return moves, cost
 
 
 def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator[Move]:
-    """Yield what can be done next, with the map of a position at hand."""
+    """Yield the possible next steps from the current map."""
     total = len(places.operators)
     if energy == len(places.ends):
         levels = level, energy
@@ -199,7 +207,7 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
 
 
 def _cost(places: RouteMap, move: Move, itemsize: int) -> Cost:
-    """Return what one step takes."""
+    """Return the cost of one step."""
     inputs, outputs = places.shape(move.start), places.shape(move.stop)
     if move.multiplies:
         size = math.prod(inputs) * math.prod(outputs)
@@ -239,7 +247,13 @@ def layer_cost(operator: Operator, itemsize: int) -> Cost:
 
 
 def kernel_of(places: RouteMap, move: Move) -> Tensor:
-    """Return the kernel of a step in float64, (channels, C_in, *window), all factors included."""
+    """Return the kernel of a step in float64, (channels, C_in, *window), all factors included.
+
+    A step with a phase p computes p neighbouring outputs per axis from one larger patch: its kernel stacks
+    the composed kernel at all p^axes shifts. ``fewest`` then reduces the rows without changing the energy.
+    A pooled step first rotates the shifts so that the first group of rows is their mean times p^(axes/2):
+    that is the average-pooled map, and only the other rows may be reduced.
+    """
     seen = places.window(move.start, move.stop)
     if seen is None:
         raise TypeError(f"the layers {move.start} to {move.stop} do not compose")
@@ -261,7 +275,10 @@ def kernel_of(places: RouteMap, move: Move) -> Tensor:
 
 
 def fewest(kernel: Tensor) -> Tensor:
-    """Return a kernel of the same energy with no more channels than coefficients."""
+    """Return a kernel of the same energy with no more channels than coefficients.
+
+    With W = QR and QᵀQ = I, ``‖W x‖ = ‖R x‖``, and R has at most as many rows as W has columns.
+    """
     rows = kernel.flatten(1)
     if rows.shape[0] <= rows.shape[1]:
         return kernel
@@ -278,7 +295,7 @@ def _means_first(count: int) -> Tensor:
 
 
 def _compose(operators: Sequence[Operator], channels: int, seen: Window) -> Tensor:
-    """Return the kernel of a chain: its response to an impulse at each place of its window."""
+    """Return the kernel of a chain: its responses to impulses at all places of its window."""
     shape = (channels, *seen.size)
     bare = [_without_padding(operator) for operator in operators]
     device = next((t.device for op in operators for t in op.module.buffers()), None)
@@ -297,7 +314,7 @@ def _without_padding(operator: Operator) -> Operator:
 
 
 def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
-    """Return the zeros around each axis, or None for what is no sliding window."""
+    """Return the zeros around each axis, or None for an operator that slides no window."""
     module: Any = operator.module
     if is_plain(module, CONVOLUTIONS):
         if isinstance(module.padding, str):

@@ -16,7 +16,7 @@ class Spectral(Strategy):
     foreseen = True
 
     def refuses(self, problem: Problem) -> str | None:
-        """Refuse what neither can express."""
+        """Refuse a problem that neither of them can express."""
         circular, torus = Circular().refuses(problem), Torus().refuses(problem)
         if circular is None or torus is None:
             return None
@@ -24,19 +24,19 @@ class Spectral(Strategy):
         return circular if "circular" in modes else torus
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Return the cost of the one that applies."""
+        """Return the cost of the variant that applies."""
         return _applying(problem).cost(problem, built=built)
 
     def caution(self, problem: Problem) -> str:
-        """Return the caution of the one that applies."""
+        """Return the caution of the variant that applies."""
         return _applying(problem).caution(problem)
 
     def effort(self, problem: Problem) -> float:
-        """Return the effort of the one that applies."""
+        """Return the effort of the variant that applies."""
         return _applying(problem).effort(problem)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
-        """Append the operations of the one that applies."""
+        """Append the operations of the variant that applies."""
         return _applying(problem).evaluate(problem, values)
 
 

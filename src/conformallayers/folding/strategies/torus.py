@@ -1,9 +1,9 @@
 """Strategy "spectral" without circular padding: the energy on a torus minus that of its border.
 
-A stack that does not pad, or pads with zeros in its first layer alone, is one convolution up to
-each activation. On a torus all their energies are one transform and one form per frequency; the
-few outputs whose windows wrap around are computed apart and subtracted. A difference may be much
-smaller than its parts, so all of this runs in float64. Even so, a sample whose energy lies at the
+A stack that does not pad, or pads with zeros in its first layer only, is one convolution up to
+each activation. On a torus all energies are one transform and one form per frequency; the
+few outputs whose windows wrap around are computed separately and subtracted. A difference may be much
+smaller than its terms, so all of this runs in float64. Even so, a sample whose energy lies at the
 border loses about 1e-16·‖x‖ of its denominator, relatively.
 """
 
@@ -34,11 +34,11 @@ from .base import (
 from .circular import half_weights
 from .routes import Move, RouteMap, Window, fewest, kernel_of
 
-_WIDE = 4  # how much slower a convolution in float64 is: the width, and no kernel of its own
+_WIDE = 4  # slowdown of a convolution in float64: twice the width, and no fast kernel
 
 
 class Torus(Strategy):
-    """Sum ``X(f)* G(f) X(f)`` over the frequencies, and subtract what wraps around."""
+    """Sum ``X(f)* G(f) X(f)`` over the frequencies, and subtract the outputs that wrap around."""
 
     name = "spectral"
     foreseen = True
@@ -53,11 +53,11 @@ class Torus(Strategy):
         return too_many_entries(problem) or out_of_range(problem)
 
     def caution(self, problem: Problem) -> str:
-        """Leave float64 to other strategies: there is nothing wider to take a difference in."""
+        """Advise against float64: no wider dtype is there to compute the difference in."""
         return "a difference in float64 may lose digits" if problem.dtype == torch.float64 else ""
 
     def effort(self, problem: Problem) -> float:
-        """Count M; kernels are small."""
+        """Bound the work of M; kernels are small."""
         return problem.effort_of_matrix() if problem.stage.chain.trailing else 0.0
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
@@ -153,7 +153,11 @@ def _add_exact(values: Values, padding: tuple[int, ...]) -> str:
 
 
 def _add_border(values: Values, x: str, kernel: Tensor, wraps: tuple[int, ...]) -> list[str]:
-    """Append minus the energy of the outputs whose window wraps around, one value for each axis."""
+    """Append minus the energy of the outputs whose window wraps around, one value for each axis.
+
+    An output may wrap along several axes and must be subtracted once. The value of an axis counts the outputs
+    that wrap along it but along no earlier axis.
+    """
     builder = values.builder
     weight = None
     found = []
@@ -168,7 +172,7 @@ def _add_border(values: Values, x: str, kernel: Tensor, wraps: tuple[int, ...]) 
         ]
         strip = builder.add(layer.Concatenate, *parts, name="strip", axis=axis + 1)
         for later, more in enumerate(wraps[axis + 1 :], axis + 1):
-            if more:  # along later axes all outputs count, along earlier ones those within
+            if more:  # along later axes all outputs count, wrapping ones included
                 fields: dict[str, Any] = {"axis": later + 1, "start": 0, "stop": more}
                 begin = builder.add(layer.Slice, strip, name="strip", **fields)
                 strip = builder.add(layer.Concatenate, strip, begin, name="strip", axis=later + 1)
@@ -181,7 +185,7 @@ def _add_border(values: Values, x: str, kernel: Tensor, wraps: tuple[int, ...]) 
 
 
 def _windows(places: RouteMap) -> list[Window] | None:
-    """Return the window up to each activation, or None if some part is no such convolution."""
+    """Return the window up to each activation, or None if they are not all of stride 1."""
     windows = [places.window(0, end) for end in places.ends]
     found = [w for w in windows if w is not None and all(s == 1 for s in w.stride)]
     return found if len(found) == len(windows) and found else None

@@ -46,7 +46,7 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 
 
 class Holder(Protocol):
-    """What a function of an operation may ask of the module that runs it."""
+    """The interface of a RecipeModule that the functions of operations use."""
 
     calls: nn.ModuleDict
 
@@ -225,6 +225,6 @@ def _group_norm(op: layer.GroupNorm, module: Holder, x: Tensor) -> Tensor:
 
 @runs(layer.Call, RUN_LAYERS)
 def _call(op: layer.Call, module: Holder, *values: Any) -> Any:
-    # A module of one's own may call view, which needs rows in memory.
+    # A user's module may call view, which fails on a channels-last map.
     plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]
     return module.calls[op.module](*plain)

@@ -1,4 +1,4 @@
-"""Run a recipe with torch: a module whose buffers are the constants."""
+"""Run a recipe with torch: a module whose buffers are the constants of the recipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Constants(nn.Module):
             self.register_buffer(name, array)
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Move every constant; those that are wide only to another device."""
+        """Convert every constant; wide constants change their device but keep float64."""
         kept = {name: self._buffers[name] for name in self.wide}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, array in kept.items():
@@ -71,7 +71,7 @@ class RecipeModule(nn.Module):
         """Take the operations; the constants are in their place already."""
         self._bare = replace(recipe, constants={}, modules={})
         self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
-        # Maps of images that convolutions read: channels last is the fastest order for them.
+        # Convolutions read image maps fastest in channels-last order.
         self._images = {
             name
             for op in recipe.operations
@@ -100,12 +100,12 @@ class RecipeModule(nn.Module):
 
     @property
     def recipe(self) -> Recipe:
-        """What runs: print it."""
+        """The operations that run, with their constants; prints as a list."""
         arrays = dict(self.constants._buffers)
         return replace(self._bare, constants=arrays, modules=dict(self.calls.items()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run a batch, a few samples at a time where it is large."""
+        """Run a batch; a large batch runs in chunks."""
         return in_chunks(self._run, x, self.chunk_size)
 
     def _run(self, x: Tensor) -> Tensor:
@@ -148,19 +148,19 @@ class RecipeModule(nn.Module):
         return found
 
     def rule(self, operation: Advance | Grow) -> Rule:
-        """Return the rule of an activation: a built-in one, or that of a user's own module."""
+        """Return the rule of an activation: a built-in rule, or the rule of a user's module."""
         if operation.module is None:
             return RULES[operation.rule]
         rule: Rule = self.calls[operation.module].rule  # type: ignore[assignment]
         return rule
 
     def get_extra_state(self) -> Tensor:
-        """Return the operations as the bytes of JSON: their settings are part of the state."""
+        """Return the operations as bytes of JSON: their settings are part of the state."""
         text = json.dumps(describe(self._bare), sort_keys=True)
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the operations of a fold that differs in numbers alone."""
+        """Replace the operations by those of a fold that differs only in numbers."""
         arrays = self.constants._buffers
         try:
             document = json.loads(bytes(state.tolist()))
@@ -180,7 +180,7 @@ class RecipeModule(nn.Module):
 
 
 def _signature(recipe: Recipe) -> list[Any]:
-    """Return what must agree for the constants of another recipe to fit: all but its numbers."""
+    """Return the parts of a recipe that must agree for a state to fit: all but its numbers."""
     return [
         (
             operation.kind,
@@ -200,7 +200,7 @@ def _is_number(value: Any) -> bool:
 
 
 def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> Tensor:
-    """Run a large batch a few samples at a time, so that intermediate values stay in the cache."""
+    """Run a large batch in chunks, so that intermediate values stay in the cache."""
     if chunk is None or torch.compiler.is_compiling() or x.shape[0] <= 2 * chunk:
         return run(x)
     parts = x.split(chunk)
@@ -215,7 +215,7 @@ def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> 
 
 @lru_cache(maxsize=1)
 def steady_allocator() -> None:
-    """Make the C library keep what a chunk needs, instead of fetching fresh pages at each call.
+    """Make the C library reuse the memory of a chunk instead of fetching fresh pages at each call.
 
     glibc raises its threshold to the size of a large block when that is freed for the first time.
     """
