@@ -1,4 +1,4 @@
-"""Follow CONTRIBUTING literally: add a layer, an activation, a strategy, an operation and a runtime.
+"""Follow CONTRIBUTING literally: add a layer, an activation, a strategy and an operation.
 
 Every addition is a toy that lives here. What the library knows of it is undone after each test.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.errors import refusal
 from conformallayers.folding.cost import Cost
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.lower import LOWER, Lowering, lowers
@@ -49,13 +48,12 @@ from conformallayers.recipe.operation import (
     expect,
     operation,
 )
-from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch import module as torch_runtime
 from conformallayers.recipe.torch.layers import runs
 from conformallayers.registry.registry import _SPECS
 from conformallayers.registry.specs import LayerSpec
 from conformallayers.testing import TOLERANCES, assert_linear, fold_error
-from conformallayers.testing.recipes import RECIPE_CASES
 from oracle import relative_error
 from programs import check, compiled, needs_compiler
 from support import assert_says, folds, samples
@@ -113,6 +111,18 @@ def assert_exports_c(made: dict[str, Folded], folder: Path) -> None:
     for folded, run in zip(made.values(), compiled(folder, exports), strict=True):
         x = samples(folded.input_shape, folded.dtype)
         check(run(x), folded, x, CLOSE)
+
+
+def ways_out(folded: Folded, folder: Path) -> list[Callable[[], object]]:
+    """Return the ways of a fold out of torch: a file, numpy, ONNX and C."""
+    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
+    arrays = folded.recipe.with_constants(lambda name, array: array.numpy())
+    return [
+        lambda: cl.save(folded, folder / "net.safetensors"),
+        lambda: numpy_runtime.Network(arrays, np.dtype("float32"), **about),
+        lambda: cl.export_onnx(folded, folder / "net.onnx"),
+        lambda: cl.export_c(folded, folder),
+    ]
 
 
 # -- a layer ------------------------------------------------------------------------------------
@@ -196,14 +206,7 @@ def test_a_layer_without_a_lowering_row_runs_in_torch_alone(
 ) -> None:
     folded = cl.fold(layered, SHAPE, strategy="layers")
     assert_folds_exactly(layered, folded)
-    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
-    arrays = folded.recipe.with_constants(lambda name, array: array.numpy())
-    for leave in (
-        lambda: cl.save(folded, tmp_path / "net.safetensors"),
-        lambda: numpy_runtime.Network(arrays, np.dtype("float32"), **about),
-        lambda: cl.export_onnx(folded, tmp_path / "net.onnx"),
-        lambda: cl.export_c(folded, tmp_path),
-    ):
+    for leave in ways_out(folded, tmp_path):
         assert_says(leave, "Diagonal", 'strategy="dense"')
     assert_says(lambda: cl.save(layered, tmp_path / "model.safetensors"), "Diagonal")
     assert list(tmp_path.iterdir()) == []
@@ -250,14 +253,7 @@ def test_an_activation_trains_and_folds() -> None:
 @pytest.mark.parametrize("strategy", ["dense", "layers", "conv"])
 def test_an_activation_is_refused_by_name_outside_torch(strategy: str, tmp_path: Path) -> None:
     folded = cl.fold(activated(), SHAPE, strategy=strategy)
-    arrays = folded.recipe.with_constants(lambda name, array: array.numpy())
-    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
-    for leave in (
-        lambda: cl.save(folded, tmp_path / "net.safetensors"),
-        lambda: numpy_runtime.Network(arrays, np.dtype("float32"), **about),
-        lambda: cl.export_onnx(folded, tmp_path / "net.onnx"),
-        lambda: cl.export_c(folded, tmp_path),
-    ):
+    for leave in ways_out(folded, tmp_path):
         assert_says(leave, "Cauchy")
     assert list(tmp_path.iterdir()) == []
 
@@ -422,119 +418,6 @@ def test_an_operation_is_refused_by_name_where_a_runtime_lacks_it(
     assert_says(lambda: cln.load(path), "flip", "numpy")
     monkeypatch.delitem(OPERATIONS, "flip")
     assert_says(lambda: cl.load(path), "no operation 'flip'")
-
-
-# -- a runtime ----------------------------------------------------------------------------------
-
-Numbers = list[float]
-
-
-def rows_of(matrix: Numbers, size: int) -> Iterator[Numbers]:
-    return (matrix[start : start + size] for start in range(0, len(matrix), size))
-
-
-def dot(a: Numbers, b: Numbers) -> float:
-    return sum(p * q for p, q in zip(a, b, strict=True))
-
-
-def list_matmul(op: layer.Matmul, net: ListRuntime, x: Numbers) -> Numbers:
-    size = net.recipe.constant_shape(op.weight)[1]
-    weight = list(rows_of(net.constants[op.weight], size))
-    bias = net.constants[op.bias] if op.bias else [0.0] * len(weight)
-    return [
-        dot(row, part) + b for part in rows_of(x, size) for row, b in zip(weight, bias, strict=True)
-    ]
-
-
-def list_normalize(op: point.Normalize, net: ListRuntime, x: Numbers) -> tuple[Any, ...]:
-    peak = max(map(abs, x)) or 1.0
-    unit = [value / peak for value in x]
-    return unit, [peak], [math.sqrt(dot(unit, unit))]
-
-
-def list_form(op: point.QuadraticForm, net: ListRuntime, x: Numbers) -> Numbers:
-    image = [dot(row, x) for row in rows_of(net.constants[op.form], len(x))]
-    return [op.weight * dot(x, image)]
-
-
-def list_advance(
-    op: point.Advance, net: ListRuntime, tau: Numbers, peak: Numbers, *energies: Numbers
-) -> Numbers:
-    if op.rule != "published":
-        raise refusal("ListRuntime", "the published rule", op.rule, "Use cl.ReSPro().")
-    return [tau[0] + peak[0] * sum(n for (n,) in energies)]
-
-
-def list_divide(op: point.Divide, net: ListRuntime, v: Numbers, tau: Numbers, m: Any) -> Numbers:
-    return [op.scale * value / tau[0] if tau[0] else 0.0 for value in v]
-
-
-RUN_LISTS: dict[type[Operation], Callable[..., Any]] = {
-    layer.Matmul: list_matmul,
-    layer.Reshape: lambda op, net, x: x,  # a sample is one row of numbers
-    layer.Add: lambda op, net, *values: [sum(terms) for terms in zip(*values, strict=True)],
-    point.Normalize: list_normalize,
-    point.SumSquares: lambda op, net, z: [op.weight * dot(z, z)],
-    point.QuadraticForm: list_form,
-    point.Advance: list_advance,
-    point.Divide: list_divide,
-}
-
-
-class ListRuntime:
-    """Run a recipe on lists of numbers, one sample at a time."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        for op in recipe.operations:
-            if type(op) not in RUN_LISTS:
-                remedy = 'Fold with strategy="dense".'
-                raise refusal("ListRuntime", "operations on lists", op.kind, remedy)
-        self.recipe = recipe
-        self.constants = {k: array.flatten().tolist() for k, array in recipe.constants.items()}
-
-    def __call__(self, x: Numbers) -> Numbers:
-        values: dict[str, Any] = {INPUT: x}
-        for op in self.recipe.operations:
-            result = RUN_LISTS[type(op)](op, self, *(values[name] for name in op.inputs))
-            results = result if isinstance(result, tuple) else (result,)
-            values.update(zip(op.outputs, results, strict=True))
-        found: Numbers = values[self.recipe.output]
-        return found
-
-
-def run_lists(recipe: Recipe, x: Tensor) -> Tensor:
-    run = ListRuntime(recipe)
-    rows = [run(sample.flatten().tolist()) for sample in x]
-    return torch.tensor(rows, dtype=x.dtype).view(-1, *recipe.output_shape)
-
-
-def test_a_runtime_gives_the_numbers_of_torch_for_the_operations_it_has() -> None:
-    """Over every conformance case; what is missing is refused by name."""
-    ran = set()
-    for case in RECIPE_CASES:
-        recipe = case.build()
-        missing = [op for op in recipe.operations if type(op) not in RUN_LISTS]
-        rules = [getattr(op, "rule", "published") for op in recipe.operations]
-        x = samples(recipe.input_shape, torch.float64)
-        x[1] = 0
-        if missing:
-            assert_says(lambda run=recipe, x=x: run_lists(run, x), missing[0].kind)
-        elif set(rules) != {"published"}:
-            assert_says(lambda run=recipe, x=x: run_lists(run, x), "the published rule")
-        else:
-            expected = torch_runtime.RecipeModule(recipe, torch.float64)(x)
-            assert relative_error(run_lists(recipe, x), expected) < 1e-12
-            ran |= {type(op) for op in recipe.operations}
-    assert {layer.Matmul, layer.Reshape} <= ran
-
-
-def test_a_runtime_runs_a_fold_and_refuses_another_by_name() -> None:
-    model = plain().double()
-    folded, x = cl.fold(model, SHAPE, strategy="dense"), samples(SHAPE, torch.float64)
-    x[1] = 0
-    assert relative_error(run_lists(folded.recipe, x), folded(x)) < 1e-12
-    other = cl.fold(model, SHAPE, strategy="conv")
-    assert_says(lambda: ListRuntime(other.recipe), "got conv", 'strategy="dense"')
 
 
 # -- lists that few files know ------------------------------------------------------------------
