@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo test test-slow lint types format docs bench clean
+.PHONY: demo quick test test-slow lint types format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,14 @@ $(DOCS_READY): $(READY)
 
 demo: $(READY)
 	$(BIN)/conformallayers demo
+
+# The inner loop: every layer of the house, in less than a minute on two cores.
+QUICK := $(addprefix tests/,utils registry recipe/test_document.py recipe/test_places.py test_functional.py \
+	nn/test_layers.py nn/test_activations.py nn/test_traced.py recipe/numpy integration/test_derivation.py \
+	integration/test_contributing.py integration/test_contributing_runtime.py)
+
+quick: lint
+	$(BIN)/python -m pytest -q -n 2 $(QUICK)
 
 test: lint types
 	$(BIN)/python -m pytest -q -n 2

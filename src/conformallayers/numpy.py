@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from .errors import ConformalError
 from .recipe.archive import Archive, open_archive, unbuildable
 from .recipe.file import read_fold
 from .recipe.layer_operations import Conv
@@ -63,6 +64,8 @@ def load(path: str | os.PathLike[str]) -> Network:
         y = net(np.empty((0, *net.input_shape), dtype))
         if y.shape != (0, *net.output_shape) or y.dtype != dtype:
             raise ValueError(f"it gives {y.dtype} of shape {y.shape[1:]}")
+    except ConformalError:  # numpy lacks an operation; the file itself is in order
+        raise
     except Exception as error:
         raise unbuildable(archive.path, error) from error
     return net

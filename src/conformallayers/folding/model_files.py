@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import __all__ as public_names
 from .. import networks
 from ..errors import refusal
 from ..nn import activations, extra_layers, layers
@@ -24,6 +25,7 @@ from ..nn.branches import Parallel, Residual, below
 from ..nn.container import ConformalLayers
 from ..registry.registry import has_hooks
 from ..utils.fingerprint import tensor_bytes
+from .lower import LOWER
 
 STORED_DTYPES = {
     torch.float64: "F64",
@@ -33,25 +35,17 @@ STORED_DTYPES = {
     torch.int64: "I64",
     torch.int32: "I32",
 }
-_OWN = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool")
-_SPATIAL = (
-    *(*_OWN, "MaxPool", "Dropout", "BatchNorm"),
-    *("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"),
-)
-_PLAIN = (
-    *("Linear", "Flatten", "Unflatten", "Identity", "Dropout", "Upsample", "PixelShuffle"),
-    *("PixelUnshuffle", "ChannelShuffle", "LayerNorm", "GroupNorm", "ReLU", "ReLU6", "LeakyReLU"),
-    *("PReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish", "Sigmoid", "Tanh", "Softplus"),
-    *("Hardtanh", "Hardswish", "Hardsigmoid", "Softmax", "LogSoftmax"),
-)
-# Stored name → class. Layers are made by their constructors, the others of their children.
+# Stored name → class. Layers are made by their constructors, the others of their children. What the
+# library can lower it can store; activations and layers of its own have rows by their public names.
 LAYERS: dict[str, type[nn.Module]] = {
-    **{f"nn.{name}{n}d": getattr(nn, f"{name}{n}d") for name in _SPATIAL for n in (1, 2, 3)},
-    **{f"nn.{name}": getattr(nn, name) for name in _PLAIN},
-    **{f"cl.{name}{n}d": getattr(layers, f"{name}{n}d") for name in _OWN for n in (1, 2, 3)},
-    **{f"cl.{n}": getattr(layers, n) for n in ("Linear", "Dropout", "Flatten", "Identity")},
-    **{f"cl.{n}": getattr(extra_layers, n) for n in ("Scale", "RepeatChannels", "Centre")},
-    **{f"cl.{n}": getattr(activations, n) for n in ("ReSPro", "Gnomonic", "RadialTanh")},
+    **{f"nn.{kind.__name__}": kind for kind in LOWER if kind.__module__.startswith("torch.nn.")},
+    **{
+        f"cl.{kind.__name__}": kind
+        for place in (layers, extra_layers, activations)
+        for kind in vars(place).values()
+        if isinstance(kind, type) and kind.__module__ == place.__name__
+        if kind.__name__ in public_names and kind is not activations.RadialActivation
+    },
 }
 _NETWORKS = (
     *("BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"),

@@ -49,7 +49,10 @@ class Torus(Strategy):
         if reason is not None:
             return reason
         if _windows(RouteMap(problem.stage.chain)) is None:
-            return "a layer has a stride, pads behind the first layer, or sees too large a window"
+            return (
+                "a layer is no convolution, has a stride, pads behind the first layer, "
+                "or sees too large a window"
+            )
         return too_many_entries(problem) or out_of_range(problem)
 
     def caution(self, problem: Problem) -> str:

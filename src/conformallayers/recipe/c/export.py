@@ -210,7 +210,7 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     if type(operation) in WRITE:
         return
     got = operation.what if isinstance(operation, Call) else operation.kind
-    remedy = "Fold the model without it, and compute it behind predict."
+    remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     raise refusal("export_c(folded)", "operations that C has", got, remedy)

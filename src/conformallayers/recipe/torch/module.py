@@ -34,7 +34,10 @@ class Constants(nn.Module):
         super().__init__()
         self.wide = wide
         for name, array in arrays.items():
-            self.register_buffer(name, array)
+            if hasattr(self, name):  # register_buffer refuses the name of a method, such as "half"
+                self._buffers[name] = array
+            else:
+                self.register_buffer(name, array)
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """Convert every constant; wide constants change their device but keep float64."""
@@ -144,8 +147,8 @@ class RecipeModule(nn.Module):
 
     def constant(self, name: str) -> Tensor:
         """Return a constant."""
-        found: Tensor = getattr(self.constants, name)
-        return found
+        found: Any = self.constants._buffers[name]
+        return found  # type: ignore[no-any-return]
 
     def rule(self, operation: Advance | Grow) -> Rule:
         """Return the rule of an activation: a built-in rule, or the rule of a user's module."""

@@ -1,0 +1,500 @@
+"""Follow CONTRIBUTING literally: add a layer, an activation, a strategy and an operation.
+
+Every addition is a toy that lives here. What the library knows of it is undone after each test.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.folding.cost import Cost
+from conformallayers.folding.folded import Folded
+from conformallayers.folding.lower import LOWER, Lowering, lowers
+from conformallayers.folding.problem import Problem
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.folding.strategies.base import (
+    Evaluation,
+    Strategy,
+    Values,
+    add_reshape,
+    image_shape,
+    matrix_cost,
+    normalised,
+    out_of_range,
+)
+from conformallayers.folding.strategies.dense import too_large
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.fields import setting, whole
+from conformallayers.recipe.numpy import network as numpy_runtime
+from conformallayers.recipe.operation import (
+    OPERATIONS,
+    Operation,
+    Shape,
+    ShapeOf,
+    expect,
+    operation,
+)
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe.torch import module as torch_runtime
+from conformallayers.recipe.torch.layers import runs
+from conformallayers.registry.registry import _SPECS
+from conformallayers.registry.specs import LayerSpec
+from conformallayers.testing import TOLERANCES, assert_linear, fold_error
+from oracle import relative_error
+from programs import check, compiled, needs_compiler
+from support import assert_says, folds, samples
+
+runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(cl.__file__).parent
+SHAPE = 2, 6, 6
+CLOSE = 1e-5  # runtimes against torch, in float32
+
+
+def train(model: nn.Module, steps: int = 8) -> None:
+    """Train a few steps on random classes, and check that the loss falls."""
+    x, classes = samples(SHAPE, torch.float32, 16), torch.arange(16) % 3
+    head = nn.Sequential(model, nn.Flatten(), nn.LazyLinear(3))
+    head(x)
+    optimizer = torch.optim.Adam(head.parameters(), 0.05)
+    losses = []
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(head(x), classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def assert_folds_exactly(model: nn.Module, folded: Folded) -> None:
+    x = samples(SHAPE, folded.dtype)
+    assert fold_error(model, folded, x) <= TOLERANCES[folded.dtype]
+
+
+def saved(folded: Folded, folder: Path) -> Path:
+    cl.save(folded, folder / "net.safetensors")
+    return folder / "net.safetensors"
+
+
+def assert_loads(folded: Folded, folder: Path) -> None:
+    """Save a fold; check that torch reads the same numbers, and numpy close ones."""
+    path, x = saved(folded, folder), samples(folded.input_shape, folded.dtype)
+    assert torch.equal(cl.load(path)(x), folded(x))
+    assert relative_error(torch.from_numpy(cln.load(path)(x.numpy())), folded(x)) < CLOSE
+
+
+def assert_exports_onnx(folded: Folded, folder: Path) -> None:
+    x = samples(folded.input_shape, folded.dtype)
+    cl.export_onnx(folded, folder / "net.onnx")
+    session = runtime.InferenceSession(folder / "net.onnx", providers=["CPUExecutionProvider"])
+    (y,) = session.run(["y"], {"x": x.numpy()})
+    assert relative_error(torch.from_numpy(y), folded(x)) < CLOSE
+
+
+def assert_exports_c(made: dict[str, Folded], folder: Path) -> None:
+    exports = [cl.export_c(folded, folder, name=name) for name, folded in made.items()]
+    for folded, run in zip(made.values(), compiled(folder, exports), strict=True):
+        x = samples(folded.input_shape, folded.dtype)
+        check(run(x), folded, x, CLOSE)
+
+
+def ways_out(folded: Folded, folder: Path) -> list[Callable[[], object]]:
+    """Return the ways of a fold out of torch: a file, numpy, ONNX and C."""
+    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
+    arrays = folded.recipe.with_constants(lambda name, array: array.numpy())
+    return [
+        lambda: cl.save(folded, folder / "net.safetensors"),
+        lambda: numpy_runtime.Network(arrays, np.dtype("float32"), **about),
+        lambda: cl.export_onnx(folded, folder / "net.onnx"),
+        lambda: cl.export_c(folded, folder),
+    ]
+
+
+# -- a layer ------------------------------------------------------------------------------------
+
+
+class Diagonal(nn.Module):
+    """Multiply each channel by a learned number."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input * self.weight.view(-1, 1, 1)
+
+
+def diagonal_bound(module: Any, shape: Shape) -> Tensor:
+    largest: Tensor = module.weight.abs().max()
+    return largest
+
+
+def scaled_diagonal(module: Any, x: Tensor, factor: Any) -> Tensor:
+    return x * (module.weight * factor).view(-1, 1, 1)
+
+
+def lower_diagonal(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    scale = to.constant("scale", module.weight.view(-1, 1, 1))
+    return to.finish(to.builder.add(layer.Multiply, value, factor=scale))
+
+
+ROW = LayerSpec(diagonal_bound, scaled_diagonal, rank=4, parameter="weight")
+
+
+@pytest.fixture(params=["row", "register_linear"])
+def layered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """Return a model with the layer, registered as one of the package or as a user does it."""
+    monkeypatch.setitem(_SPECS, Diagonal, ROW)
+    if request.param == "register_linear":
+        cl.register_linear(Diagonal, diagonal_bound, rank=4)
+    torch.manual_seed(0)
+    blocks = [cl.Conv2d(2, 3, 3), Diagonal(3), cl.ReSPro(), cl.Conv2d(3, 2, 3), cl.ReSPro()]
+    return cl.ConformalLayers(*blocks)
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOWER, Diagonal, lower_diagonal)
+    lowers(Diagonal)(lower_diagonal)
+
+
+@pytest.mark.usefixtures("lowered")
+def test_a_layer_trains_folds_and_gives_the_numbers_of_torch(layered: nn.Module) -> None:
+    assert_linear(Diagonal(2), SHAPE)
+    train(layered)
+    found = folds(layered, SHAPE)
+    assert set(found) == set(STRATEGIES) - {"spectral"}
+    assert_says(lambda: cl.fold(layered, SHAPE, strategy="spectral"), "a layer is no convolution")
+    for name, folded in found.items():
+        assert_folds_exactly(layered, folded)
+        assert_folds_exactly(layered, cl.fold(layered, SHAPE, strategy=name, dtype=torch.float64))
+    depthwise = nn.Conv2d(3, 3, 1, groups=3, bias=False)
+    depthwise.weight.data = layered[1].weight.data.view(3, 1, 1, 1)
+    x = samples((3, 4, 4), torch.float32)
+    assert relative_error(layered[1](x), depthwise(x)) < 1e-6
+
+
+@needs_compiler
+@pytest.mark.usefixtures("lowered")
+def test_a_layer_with_a_lowering_row_runs_in_every_runtime(
+    layered: nn.Module, tmp_path: Path
+) -> None:
+    found = folds(layered, SHAPE)
+    for folded in found.values():
+        assert_loads(folded, tmp_path)
+        assert_exports_onnx(folded, tmp_path)
+    assert_exports_c(found, tmp_path)
+
+
+def test_a_layer_without_a_lowering_row_runs_in_torch_alone(
+    layered: nn.Module, tmp_path: Path
+) -> None:
+    folded = cl.fold(layered, SHAPE, strategy="layers")
+    assert_folds_exactly(layered, folded)
+    for leave in ways_out(folded, tmp_path):
+        assert_says(leave, "Diagonal", 'strategy="dense"')
+    assert_says(lambda: cl.save(layered, tmp_path / "model.safetensors"), "Diagonal")
+    assert list(tmp_path.iterdir()) == []
+    assert_loads(cl.fold(layered, SHAPE, strategy="dense"), tmp_path)
+
+
+# -- an activation ------------------------------------------------------------------------------
+
+
+class Cauchy(cl.RadialActivation):
+    """Scale a point by 1/(1 + q/4)."""
+
+    def growth(self, q: Tensor) -> Tensor:
+        return 1 + q / 4
+
+
+def activated() -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    convolutions = cl.Conv2d(2, 3, 3), cl.Conv2d(3, 2, 3)
+    return cl.ConformalLayers(convolutions[0], Cauchy(0.8), convolutions[1], Cauchy(0.3))
+
+
+def by_hand(model: cl.ConformalLayers, x: Tensor) -> Tensor:
+    """Compute points p = x/‖x‖, U p, (p/α)/(1 + ‖p‖²/4α²) in float64."""
+    p = x.double() / x.double().flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    for convolution, activation in zip([*model][::2], [*model][1::2], strict=True):
+        p = nn.functional.conv2d(p, convolution.weight.double()) / activation.alpha
+        p = p / (1 + p.flatten(1).square().sum(1) / 4).view(-1, 1, 1, 1)
+    return p
+
+
+def test_an_activation_trains_and_folds() -> None:
+    model = activated()
+    train(model)
+    found = folds(model, SHAPE)
+    assert {"dense", "layers", "conv"} <= set(found)
+    for name in found:
+        for dtype in (torch.float32, torch.float64):
+            folded, x = cl.fold(model, SHAPE, strategy=name, dtype=dtype), samples(SHAPE, dtype)
+            with torch.no_grad():
+                assert relative_error(folded(x), by_hand(model, x)) <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("strategy", ["dense", "layers", "conv"])
+def test_an_activation_is_refused_by_name_outside_torch(strategy: str, tmp_path: Path) -> None:
+    folded = cl.fold(activated(), SHAPE, strategy=strategy)
+    for leave in ways_out(folded, tmp_path):
+        assert_says(leave, "Cauchy")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- a strategy ---------------------------------------------------------------------------------
+
+
+class Halves(Strategy):
+    """Write out M in two halves, and each Q."""
+
+    name = "halves"
+
+    def refuses(self, problem: Problem) -> str | None:
+        return too_large(problem) or out_of_range(problem)
+
+    def cost(self, problem: Problem, *, built: bool) -> Cost:
+        d_in, count = math.prod(problem.stage.input_shape), problem.form_count
+        size = count * d_in**2
+        return matrix_cost(problem) + Cost(gemm=size, calls=3, bytes=size * problem.itemsize)
+
+    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+        builder, energies, images = values.builder, [], []
+        for form in problem.forms.values:
+            scaled, weight = normalised(form)
+            held = values.constant("form", scaled)
+            form_of = {"form": held, "weight": weight}
+            energies.append((builder.add(point.QuadraticForm, values.flat, name="n", **form_of),))
+        matrix, gain = normalised(problem.matrix)
+        for half in matrix.tensor_split(2):
+            weight_of = {"weight": values.constant("half", half)}
+            images.append(builder.add(layer.Matmul, values.flat, name="half", **weight_of))
+        image = builder.add(layer.Concatenate, *images, name="image", axis=0)
+        image = add_reshape(builder, image, image_shape(problem))
+        return Evaluation(image, tuple(energies), gain, problem.certificate())
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES, Halves.name, Halves())
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return cl.ConformalLayers(cl.Conv2d(2, 3, 3), cl.ReSPro(), cl.Conv2d(3, 2, 3), cl.ReSPro())
+
+
+def biased() -> nn.Module:
+    torch.manual_seed(0)
+    options = {"bias": True}
+    layers = cl.Conv2d(2, 3, 3, **options), cl.Gnomonic(), cl.Conv2d(3, 2, 3, **options)
+    return cl.ConformalLayers(*layers, cl.ReSPro(projective=True))
+
+
+def branched() -> nn.Module:
+    torch.manual_seed(0)
+    block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro(projective=True))
+    return cl.ConformalLayers(cl.Conv2d(2, 2, 3), cl.RadialTanh(), block)
+
+
+every_model = pytest.mark.parametrize("make", [plain, biased, branched])
+
+
+@every_model
+@pytest.mark.usefixtures("halves")
+def test_a_strategy_is_offered_and_folds_exactly(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    for dtype in (torch.float32, torch.float64):
+        folded = cl.fold(model, SHAPE, strategy="halves", dtype=dtype)
+        assert folded.strategy == "halves"
+        assert_folds_exactly(model, folded)
+        assert "→ halves" in str(folded.explain())
+        assert str(folded.recipe).count("= matmul(rows; weight") >= 2
+    assert "  halves" in str(cl.fold(model, SHAPE, strategy="dense").explain())
+
+
+@needs_compiler
+@every_model
+@pytest.mark.usefixtures("halves")
+def test_a_strategy_runs_in_every_runtime(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    folded = cl.fold(make(), SHAPE, strategy="halves")
+    assert_loads(folded, tmp_path)
+    assert_exports_onnx(folded, tmp_path)
+    assert_exports_c({"halves": folded}, tmp_path)
+
+
+def test_a_strategy_that_is_not_registered_is_refused_by_name() -> None:
+    assert_says(lambda: cl.fold(plain(), SHAPE, strategy="halves"), "'halves'", '"dense"')
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_file_is_read_where_its_strategy_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = cl.fold(plain(), SHAPE, strategy="halves")
+    path, x = saved(folded, tmp_path), samples(SHAPE, torch.float32)
+    monkeypatch.delitem(STRATEGIES, "halves")
+    assert torch.equal(cl.load(path)(x), folded(x))
+
+
+# -- an operation -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flip(monkeypatch: pytest.MonkeyPatch) -> type[Operation]:
+    """Declare an operation, and implement it for torch and numpy."""
+    monkeypatch.setitem(OPERATIONS, "flip", Operation)  # so that the declaration is undone
+
+    @operation("flip")
+    @dataclass(frozen=True, kw_only=True)
+    class Flip(Operation):
+        """Reverse an axis."""
+
+        axis: int = setting("axis", whole(0))
+
+        def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+            (x,) = inputs
+            expect(self.axis < len(x), f"axis {self.axis} of {x}")
+            return (x,)
+
+    @runs(Flip, torch_runtime.RUN)
+    def in_torch(op: Flip, module: Any, x: Tensor) -> Tensor:
+        return x.flip(op.axis + 1)
+
+    def in_numpy(op: Flip, net: Any, x: Any) -> Any:
+        return np.flip(x, op.axis + 1)
+
+    monkeypatch.setitem(torch_runtime.RUN, Flip, in_torch)
+    monkeypatch.setitem(numpy_runtime.RUN, Flip, in_numpy)
+    return Flip
+
+
+def flipped(kind: type[Operation], axis: int = 1) -> Folded:
+    builder = RecipeBuilder((3, 4))
+    z = builder.add(kind, INPUT, axis=axis)
+    weight = builder.constant("weight", samples((4,), torch.float32, 5))
+    y = builder.add(layer.Matmul, z, name="y", weight=weight)
+    return Folded(builder.recipe(y), torch.float32, {})
+
+
+def test_an_operation_runs_saves_and_loads(flip: type[Operation], tmp_path: Path) -> None:
+    folded, x = flipped(flip), samples((3, 4), torch.float32)
+    expected = torch.stack([x[:, :, 3 - i] for i in range(4)], 2) @ folded.constant("weight").T
+    assert relative_error(folded(x), expected) < 1e-6
+    assert "z = flip(x; axis 1)" in str(folded.recipe)
+    assert_loads(folded, tmp_path)
+
+
+def test_an_operation_is_checked_when_a_recipe_is_built(flip: type[Operation]) -> None:
+    with pytest.raises(ValueError, match="axis 2"):
+        flipped(flip, axis=2)
+
+
+def test_an_operation_is_refused_by_name_where_a_runtime_lacks_it(
+    flip: type[Operation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = flipped(flip)
+    assert_says(lambda: cl.export_onnx(folded, tmp_path / "net.onnx"), "flip", "ONNX")
+    assert_says(lambda: cl.export_c(folded, tmp_path), "flip", "operations that C has")
+    assert list(tmp_path.iterdir()) == []
+    path = saved(folded, tmp_path)
+    monkeypatch.delitem(numpy_runtime.RUN, flip)
+    assert_says(lambda: cln.load(path), "flip", "numpy")
+    monkeypatch.delitem(OPERATIONS, "flip")
+    assert_says(lambda: cl.load(path), "no operation 'flip'")
+
+
+# -- lists that few files know ------------------------------------------------------------------
+
+
+def words(path: Path) -> tuple[set[str], set[str]]:
+    """Return the quoted words of a file, without its docstrings, and its names."""
+    tree = ast.parse(path.read_text())
+    holders = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, holders) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    quoted, names = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in docstrings:
+                quoted |= {node.value, *re.findall(r'"(\w+)"', node.value)}
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, (ast.alias, ast.ClassDef)):
+            names.add(node.name)
+    return quoted, names
+
+
+def files_that_know(quoted: set[str], names: set[str]) -> list[str]:
+    """Return the source files with at least half of the quoted words, or half of the names."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        own_quoted, own_names = words(path)
+        share = len(own_quoted & quoted) / len(quoted), len(own_names & names) / len(names)
+        if max(share) >= 0.5:
+            found.append(path.relative_to(SOURCE).as_posix())
+    return found
+
+
+def test_at_most_three_files_know_the_list_of_strategies() -> None:
+    classes = {type(strategy).__name__ for strategy in STRATEGIES.values()}
+    known = files_that_know(set(STRATEGIES), classes)
+    assert "folding/strategies/__init__.py" in known
+    assert len(known) <= 3, known
+
+
+def test_at_most_four_files_know_the_list_of_layers() -> None:
+    """A file may have names such as Conv for all of Conv1d to Conv3d, and quote or use them."""
+    kinds = {kind.__name__ for kind in _SPECS if kind.__module__.startswith("torch.")}
+    short = {re.sub(r"[123]d$", "", name) for name in kinds}
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        stems = {re.sub(r"[123]d$", "", word) for half in words(path) for word in half}
+        if len(stems & short) >= len(short) / 2:
+            found.append(path.relative_to(SOURCE).as_posix())
+    assert "registry/torch_layers.py" in found
+    assert len(found) <= 4, found
+
+
+# -- the text itself ----------------------------------------------------------------------------
+
+
+def test_every_place_that_the_text_names_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks|examples)/[^`<>*]+)`", text)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`make ([\w-]+)`", text)) <= targets
+
+
+def test_every_name_that_a_step_gives_is_in_its_file() -> None:
+    """A step is ``1. `file`: text``; the names in it that look like Python stand in that file."""
+    text = re.sub(r"\n {3,}", " ", (ROOT / "CONTRIBUTING.md").read_text())
+    steps = re.findall(r"^\d\. `((?:src|tests)/[\w/]+\.py)`: (.*)$", text, re.M)
+    assert len(steps) > 12
+    for path, rest in steps:
+        content = (ROOT / path).read_text()
+        for name in re.findall(r"`@?([A-Za-z_]\w*)`", rest):
+            assert re.search(rf"\b{name}\b", content), f"{path} has no {name}"

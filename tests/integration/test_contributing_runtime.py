@@ -1,0 +1,133 @@
+"""Follow CONTRIBUTING literally: add a runtime, here one on lists of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import conformallayers as cl
+from conformallayers.errors import refusal
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.recipe import INPUT, Recipe
+from conformallayers.recipe.torch.module import RecipeModule
+from conformallayers.testing.recipes import RECIPE_CASES
+from oracle import relative_error
+from support import assert_says, samples
+
+Numbers = list[float]
+
+
+def rows_of(matrix: Numbers, size: int) -> Iterator[Numbers]:
+    return (matrix[start : start + size] for start in range(0, len(matrix), size))
+
+
+def dot(a: Numbers, b: Numbers) -> float:
+    return sum(p * q for p, q in zip(a, b, strict=True))
+
+
+def list_matmul(op: layer.Matmul, net: ListRuntime, x: Numbers) -> Numbers:
+    size = net.recipe.constant_shape(op.weight)[1]
+    weight = list(rows_of(net.constants[op.weight], size))
+    bias = net.constants[op.bias] if op.bias else [0.0] * len(weight)
+    return [
+        dot(row, part) + b for part in rows_of(x, size) for row, b in zip(weight, bias, strict=True)
+    ]
+
+
+def list_normalize(op: point.Normalize, net: ListRuntime, x: Numbers) -> tuple[Any, ...]:
+    peak = max(map(abs, x)) or 1.0
+    unit = [value / peak for value in x]
+    return unit, [peak], [math.sqrt(dot(unit, unit))]
+
+
+def list_form(op: point.QuadraticForm, net: ListRuntime, x: Numbers) -> Numbers:
+    image = [dot(row, x) for row in rows_of(net.constants[op.form], len(x))]
+    return [op.weight * dot(x, image)]
+
+
+def list_advance(
+    op: point.Advance, net: ListRuntime, tau: Numbers, peak: Numbers, *energies: Numbers
+) -> Numbers:
+    if op.rule != "published":
+        raise refusal("ListRuntime", "the published rule", op.rule, "Use cl.ReSPro().")
+    return [tau[0] + peak[0] * sum(n for (n,) in energies)]
+
+
+def list_divide(op: point.Divide, net: ListRuntime, v: Numbers, tau: Numbers, m: Any) -> Numbers:
+    return [op.scale * value / tau[0] if tau[0] else 0.0 for value in v]
+
+
+RUN_LISTS: dict[type[Operation], Callable[..., Any]] = {
+    layer.Matmul: list_matmul,
+    layer.Reshape: lambda op, net, x: x,  # a sample is one row of numbers
+    layer.Add: lambda op, net, *values: [sum(terms) for terms in zip(*values, strict=True)],
+    point.Normalize: list_normalize,
+    point.SumSquares: lambda op, net, z: [op.weight * dot(z, z)],
+    point.QuadraticForm: list_form,
+    point.Advance: list_advance,
+    point.Divide: list_divide,
+}
+
+
+class ListRuntime:
+    """Run a recipe on lists of numbers, one sample at a time."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        for op in recipe.operations:
+            if type(op) not in RUN_LISTS:
+                remedy = 'Fold with strategy="dense".'
+                raise refusal("ListRuntime", "operations on lists", op.kind, remedy)
+        self.recipe = recipe
+        self.constants = {k: array.flatten().tolist() for k, array in recipe.constants.items()}
+
+    def __call__(self, x: Numbers) -> Numbers:
+        values: dict[str, Any] = {INPUT: x}
+        for op in self.recipe.operations:
+            result = RUN_LISTS[type(op)](op, self, *(values[name] for name in op.inputs))
+            results = result if isinstance(result, tuple) else (result,)
+            values.update(zip(op.outputs, results, strict=True))
+        found: Numbers = values[self.recipe.output]
+        return found
+
+
+def run_lists(recipe: Recipe, x: Tensor) -> Tensor:
+    run = ListRuntime(recipe)
+    rows = [run(sample.flatten().tolist()) for sample in x]
+    return torch.tensor(rows, dtype=x.dtype).view(-1, *recipe.output_shape)
+
+
+def test_a_runtime_gives_the_numbers_of_torch_for_the_operations_it_has() -> None:
+    """Over every conformance case; what is missing is refused by name."""
+    ran = set()
+    for case in RECIPE_CASES:
+        recipe = case.build()
+        missing = [op for op in recipe.operations if type(op) not in RUN_LISTS]
+        rules = [getattr(op, "rule", "published") for op in recipe.operations]
+        x = samples(recipe.input_shape, torch.float64)
+        x[1] = 0
+        if missing:
+            assert_says(lambda run=recipe, x=x: run_lists(run, x), missing[0].kind)
+        elif set(rules) != {"published"}:
+            assert_says(lambda run=recipe, x=x: run_lists(run, x), "the published rule")
+        else:
+            expected = RecipeModule(recipe, torch.float64)(x)
+            assert relative_error(run_lists(recipe, x), expected) < 1e-12
+            ran |= {type(op) for op in recipe.operations}
+    assert {layer.Matmul, layer.Reshape} <= ran
+
+
+def test_a_runtime_runs_a_fold_and_refuses_another_by_name() -> None:
+    torch.manual_seed(0)
+    layers = cl.Conv2d(2, 3, 3), cl.ReSPro(), cl.Conv2d(3, 2, 3), cl.ReSPro()
+    model = cl.ConformalLayers(*layers).double()
+    folded, x = cl.fold(model, (2, 6, 6), strategy="dense"), samples((2, 6, 6), torch.float64)
+    x[1] = 0
+    assert relative_error(run_lists(folded.recipe, x), folded(x)) < 1e-12
+    other = cl.fold(model, (2, 6, 6), strategy="conv")
+    assert_says(lambda: ListRuntime(other.recipe), "got conv", 'strategy="dense"')
