@@ -54,7 +54,6 @@ class Matmul(Operation):
     bias: str | None = constant("bias", optional=True)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Replace the last axis."""
         (x,), weight = inputs, constant(self.weight)
         expect(len(weight) == 2 and x and x[-1] == weight[1], f"matmul of {x} with {weight}")
         if self.bias is not None:
@@ -75,7 +74,6 @@ class Conv(Operation):
     groups: int = setting("groups", whole(1), 1)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Count the windows of each axis."""
         (x,), weight = inputs, constant(self.weight)
         _expect_axes(x, self.stride, self.padding, self.dilation)
         channels, rest = weight[0], weight[1:]
@@ -103,7 +101,6 @@ class ConvTranspose(Operation):
     groups: int = setting("groups", whole(1), 1)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Spread the windows of each axis."""
         (x,), weight = inputs, constant(self.weight)
         _expect_axes(x, self.stride, self.padding, self.dilation, self.output_padding)
         fits = len(weight) == len(x) + 1 and 0 not in weight and x[0] % self.groups == 0
@@ -140,7 +137,6 @@ class _Pool(Operation):
     ceil_mode: bool = setting("ceil_mode", flag, False)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Count the windows of each axis, as torch does with ``ceil_mode``."""
         (x,) = inputs
         _expect_axes(x, self.kernel, self.stride, self.padding)
         dilation = getattr(self, "dilation", (1,) * len(self.kernel))
@@ -180,7 +176,6 @@ class AdaptiveAvgPool(Operation):
     size: tuple[int, ...] = setting("size", positives)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Replace the spatial axes."""
         (x,) = inputs
         _expect_axes(x, self.size)
         return ((x[0], *self.size),)
@@ -196,7 +191,6 @@ class Pad(Operation):
     value: float = setting("value", number, 0.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Add both ends."""
         (x,) = inputs
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
         expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
@@ -224,7 +218,6 @@ class Upsample(Operation):
     scales: tuple[float, ...] | None = setting("scales", optional(several(number)), None)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Replace the spatial axes."""
         (x,) = inputs
         _expect_axes(x, self.size)
         axes = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(self.mode)
@@ -244,7 +237,6 @@ class Multiply(Operation):
     factor: str = constant("factor")
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         _expect_broadcast(inputs[0], constant(self.factor))
         return (inputs[0],)
 
@@ -257,7 +249,6 @@ class AddConstant(Operation):
     value: str = constant("value")
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         _expect_broadcast(inputs[0], constant(self.value))
         return (inputs[0],)
 
@@ -268,7 +259,6 @@ class Add(Operation):
     """Add values of one shape."""
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         expect(len(set(inputs)) == 1, f"a sum of {list(inputs)}")
         return (inputs[0],)
 
@@ -281,7 +271,6 @@ class Concatenate(Operation):
     axis: int = setting("axis", whole(0))
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Add the lengths along the axis."""
         expect(inputs and self.axis < len(inputs[0]), f"axis {self.axis} of {list(inputs)}")
         others = {(*shape[: self.axis], 0, *shape[self.axis + 1 :]) for shape in inputs}
         expect(len(others) == 1, f"a concatenation of {list(inputs)}")
@@ -299,7 +288,6 @@ class Slice(Operation):
     stop: int = setting("stop", whole(1))
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Replace the length of the axis."""
         (x,) = inputs
         fits = self.axis < len(x) and self.start < self.stop <= x[self.axis]
         expect(fits, f"entries {self.start} to {self.stop} along axis {self.axis} of {x}")
@@ -314,7 +302,6 @@ class Reshape(Operation):
     shape: Shape = setting("shape", positives)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return the new shape."""
         expect(prod(inputs[0]) == prod(self.shape), f"{inputs[0]} as {self.shape}")
         return (self.shape,)
 
@@ -327,7 +314,6 @@ class Permute(Operation):
     order: tuple[int, ...] = setting("order", sizes)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Reorder the shape."""
         (x,) = inputs
         expect(sorted(self.order) == list(range(len(x))), f"order {self.order} of {x}")
         return (tuple(x[axis] for axis in self.order),)
@@ -341,7 +327,6 @@ class Cast(Operation):
     to: str = setting("to", word(WIDE, WORKING))
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         return (inputs[0],)
 
 
@@ -354,7 +339,6 @@ class Elementwise(Operation):
     parameters: tuple[float, ...] = setting("parameters", several(number), ())
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         count = FUNCTIONS[self.function]
         expect(
             len(self.parameters) == count, f"{self.function} with {len(self.parameters)} numbers"
@@ -370,7 +354,6 @@ class PRelu(Operation):
     slope: str = constant("slope")
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         _expect_broadcast(inputs[0], constant(self.slope))
         return (inputs[0],)
 
@@ -384,7 +367,6 @@ class Softmax(Operation):
     log: bool = setting("log", flag, False)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         expect(self.axis < len(inputs[0]), f"axis {self.axis} of {inputs[0]}")
         return (inputs[0],)
 
@@ -400,7 +382,6 @@ class LayerNorm(Operation):
     bias: str | None = constant("bias", optional=True)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         (x,) = inputs
         expect(self.axes <= len(x), f"{self.axes} axes of {x}")
         for _, array in self.constants():
@@ -419,7 +400,6 @@ class GroupNorm(Operation):
     bias: str | None = constant("bias", optional=True)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         (x,) = inputs
         expect(x and x[0] % self.groups == 0, f"{self.groups} groups of {x}")
         for _, array in self.constants():
@@ -442,7 +422,6 @@ class Call(Operation):
     by_sample: bool = setting("by_sample", flag, False)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return the shape that was seen when the model was traced."""
         return (() if self.result is None else self.result,)
 
 

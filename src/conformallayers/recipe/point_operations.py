@@ -40,7 +40,6 @@ class Normalize(Operation):
     limits: tuple[float, float] | None = setting("limits", optional(several(number)), None)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return the sample and two scalars."""
         fits = self.limits is None or (len(self.limits) == 2 and self.limits[0] > 0)
         expect(fits, f"limits {self.limits}")
         return (inputs[0], SCALAR, SCALAR)
@@ -54,7 +53,6 @@ class SumSquares(Operation):
     weight: float = setting("weight", number, 1.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         return (SCALAR,)
 
 
@@ -69,7 +67,6 @@ class Rescale(Operation):
     weight: float = setting("weight", number, 1.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return the map and three scalars."""
         _expect_scalars(inputs[1:])
         return (inputs[0], SCALAR, SCALAR, SCALAR)
 
@@ -83,14 +80,12 @@ class QuadraticForm(Operation):
     weight: float = setting("weight", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         (x,) = inputs
         expect(len(x) == 1, f"a form of {x}")
         expect_shape(constant(self.form), (*x, *x), "the form")
         return (SCALAR,)
 
     def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        """Count Q x and its product with x."""
         return 2 * prod(inputs[0])
 
 
@@ -112,7 +107,6 @@ class BandedForm(Operation):
     weight: float = setting("weight", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         (x,) = inputs
         expect(len(x) == 1 and x[0] % self.size == 0, f"blocks of {self.size} in {x}")
         full = x[0] // self.size - self.width
@@ -125,7 +119,6 @@ class BandedForm(Operation):
         return (SCALAR,)
 
     def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        """Count the products of all windows."""
         return 2 * prod(inputs[0])
 
 
@@ -138,7 +131,6 @@ class Fourier(Operation):
     """
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return channels, frequencies, and the two parts of a complex number."""
         (x,) = inputs
         expect(2 <= len(x) <= 4, f"a spectrum of {x}")
         return ((x[0], frequencies(x[1:]), 2),)
@@ -153,13 +145,11 @@ class SpectralForm(Operation):
     weight: float = setting("weight", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         channels, count, _ = _spectrum(inputs[0])
         expect_shape(constant(self.symbol), (channels, channels, count, 2), "the symbol")
         return (SCALAR,)
 
     def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        """Count the image of the spectrum and its product with it."""
         return 2 * prod(inputs[0])
 
 
@@ -171,7 +161,6 @@ class SpectralProduct(Operation):
     transfer: str = constant("transfer")
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Replace the channels."""
         channels, count, _ = _spectrum(inputs[0])
         transfer = constant(self.transfer)
         expect(len(transfer) == 4, "the transfer")
@@ -187,7 +176,6 @@ class InverseFourier(Operation):
     size: tuple[int, ...] = setting("size", positives)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return channels and places."""
         channels, count, _ = _spectrum(inputs[0])
         fits = 1 <= len(self.size) <= 3 and frequencies(self.size) == count
         expect(fits, f"{self.size} from {count} frequencies")
@@ -208,7 +196,6 @@ class Advance(Operation):
     module: str | None = setting("module", optional(name), None)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         expect(len(inputs) > 2, "no energy")
         _expect_rule(self.rule, self.module)
         return _expect_scalars(inputs)
@@ -222,7 +209,6 @@ class Divide(Operation):
     scale: float = setting("scale", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         _expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not v, τ and m")
         return (inputs[0],)
@@ -240,7 +226,6 @@ class Rebase(Operation):
     coordinate: float = setting("coordinate", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shapes."""
         _expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not z, m and τ")
         return (inputs[0], SCALAR, SCALAR)
@@ -254,7 +239,6 @@ class AddBias(Operation):
     bias: str = constant("bias")
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Keep the shape."""
         expect(len(inputs) == 2, "not z and τ")
         _expect_scalars(inputs[1:])
         expect_shape(constant(self.bias), inputs[0], "the bias")
@@ -290,7 +274,6 @@ class Grow(Operation):
         return len(self.linear) * (len(self.linear) + 1) // 2
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Return a scalar."""
         _expect_rule(self.rule, self.module)
         first = 3 if self.constant_parts else 2
         expect(len(inputs) >= first + self.form_count, "fewer forms than pairs of parts")
@@ -316,7 +299,6 @@ class Combine(Operation):
     vectors: str | None = constant("vectors", optional=True)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        """Drop the axis of the parts."""
         v = inputs[0]
         expect(len(inputs) >= 2 and v and v[0] == len(self.linear), f"parts {v}")
         _expect_scalars(inputs[1:])
