@@ -29,7 +29,6 @@ class Network(RecipeModule):
         super().__init__(casted, dtype)
         self.strategy, self.origin = "conv", "a test"
         self.certificate: Any = None
-        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
 
 
 def certificate() -> Any:

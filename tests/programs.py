@@ -43,7 +43,6 @@ class Fold(RecipeModule):
             recipe.with_constants(lambda n, a: a if n in recipe.wide else a.to(dtype)), dtype
         )
         self.strategy, self.origin = "dense", "sha256:00"
-        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
         self.plans = {str(i): SimpleNamespace(certificate=c) for i, c in enumerate(certificates)}
 
 
