@@ -20,7 +20,7 @@ _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
 def resampled(
-    op: AdaptiveAvgPool | Pad | Upsample, shape: Shape, dtype: Any
+    op: AdaptiveAvgPool | AvgPool | Pad | Upsample, shape: Shape, dtype: Any
 ) -> Iterator[tuple[int, Table, Array]]:
     """Yield the axes that an operation changes, one after the other, each with its table and weights.
 
@@ -34,6 +34,8 @@ def resampled(
     found: list[tuple[Table, Array]]
     if isinstance(op, AdaptiveAvgPool):
         found = [adaptive(n, m) for n, m in zip(shape[1:], op.size, strict=True)]
+    elif isinstance(op, AvgPool):
+        found = _pooled(op, shape)
     elif isinstance(op, Pad):
         every = zip(shape[len(shape) - len(op.pads) :], op.pads, strict=True)
         found = [_copies(padded(n, *ends, op.mode)) for n, ends in every]
@@ -154,9 +156,28 @@ def adaptive(n: int, m: int) -> tuple[Table, Array]:
     """Return the table and the weights of m averages that cover n entries."""
     start = np.arange(m) * n // m
     stop = -(-(np.arange(m) + 1) * n // m)
-    taps = np.arange((stop - start).max())[:, None]
-    inside = taps < stop - start
-    return np.where(inside, start + taps, stop - 1), inside / (stop - start)
+    return _averages(start, stop, stop - start)
+
+
+def _pooled(op: AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
+    """Return the table and the weights of the windows of an average along each axis."""
+    ((_, *result),) = op.shapes([shape], lambda _: ())
+    found = []
+    for n, m, k, s, p in zip(shape[1:], result, op.kernel, op.stride, op.padding, strict=True):
+        start = np.arange(m) * s - p
+        sizes = window_sizes(n, k, m, s, p, p if op.count_include_pad else 0)
+        divisors = sizes if op.divisor is None else np.ones(m)
+        found.append(_averages(np.maximum(start, 0), np.minimum(start + k, n), divisors))
+    if op.divisor is not None:
+        found[0] = found[0][0], found[0][1] / op.divisor
+    return found
+
+
+def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]:
+    """Return the table and the weights of sums from ``first`` to before ``stop``, each divided."""
+    taps = first + np.arange((stop - first).max())[:, None]
+    inside = taps < stop
+    return np.where(inside, taps, stop - 1), inside / divisors
 
 
 def nearest(op: Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:

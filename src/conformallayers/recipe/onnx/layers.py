@@ -105,17 +105,12 @@ def _windows(graph: Graph, x: Value, tables: Sequence[Table]) -> Value:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, graph: Graph, x: Value) -> Value:
-    shape = graph.result_shape(op)
-    divisors = places.divisors(op, x.shape, shape)
     if x.dtype == WIDE:
-        axes = zip(x.shape[1:], op.kernel, shape[1:], op.stride, op.padding, strict=True)
-        windows = _windows(graph, x, [places.sliding(*axis, 1) for axis in axes])
-        flat = (x.shape[0], prod(shape[1:]))
-        total = graph.reduce("ReduceSum", windows, [2], keepdims=False, shape=flat)
-        return graph.add("Div", graph.reshape(total, shape), divisors)
+        return _resample(op, graph, x)
+    shape = graph.result_shape(op)
     options, _ = _pooling(op, x, shape)
     y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)
-    factor = prod(op.kernel) / divisors
+    factor = prod(op.kernel) / places.divisors(op, x.shape, shape)
     return y if (factor == 1).all() else graph.add("Mul", y, factor)
 
 
@@ -156,7 +151,7 @@ def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: Graph, x: Value) -> Val
 
 @RUN.runs(layer.Upsample)
 def _resample(
-    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, graph: Graph, x: Value
+    op: layer.AdaptiveAvgPool | layer.AvgPool | layer.Pad | layer.Upsample, graph: Graph, x: Value
 ) -> Value:
     """Replace the entries along each axis by weighted sums of a few of them."""
     for axis, table, weights in places.resampled(op, x.shape, x.dtype):
