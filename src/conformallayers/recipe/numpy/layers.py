@@ -52,38 +52,47 @@ def _matmul(op: layer.Matmul, net: Holder, x: Array) -> Array:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
+    """Multiply all windows by one matrix for each group."""
+    weight, axes, batch = net.constant(op.weight), len(op.stride), len(x)
+    outputs, inputs, *kernel = weight.shape
     x = _surrounded(x, [(p, p) for p in op.padding])
-    y = _convolved(x, net.constant(op.weight), op.stride, op.dilation, op.groups)
-    return _affine(net, y, None, op.bias, len(op.stride))
+    windows = _windows(x, kernel, op.stride, op.dilation)
+    positions = windows.shape[2 : 2 + axes]
+    windows = windows.reshape(batch, op.groups, inputs, *positions, *kernel)
+    order = 1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes)
+    rows = windows.transpose(order).reshape(
+        op.groups, batch * math.prod(positions), inputs * math.prod(kernel)
+    )
+    images = rows @ weight.reshape(op.groups, outputs // op.groups, -1).transpose(0, 2, 1)
+    images = images.reshape(op.groups, batch, *positions, outputs // op.groups)
+    return _channels_first(images, net, op.bias)
 
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Holder, x: Array) -> Array:
-    (result,) = op.shapes([x.shape[1:]], lambda name: net.constant(name).shape)
-    tables, weight = places.turned(op, x.shape[1:], result, net.constant(op.weight))
-    for axis, table in enumerate(tables, 2):
-        later = [(0, 0)] * (x.ndim - axis - 1)
-        x = np.take(_surrounded(x, [(0, 1), *later]), table[0], axis)  # -1 is the zero at the end
-    y = _convolved(x, weight, (1,) * len(tables), op.dilation, op.groups)
-    return _affine(net, y, None, op.bias, len(tables))
+    """Add what every place of the kernel gives, then cut the padding off."""
+    weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
+    inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
+    weight = weight.reshape(op.groups, inputs, outputs, *kernel)
+    rows = np.moveaxis(x.reshape(batch, op.groups, inputs, *sizes), (1, 2), (0, -1))
+    rows = rows.reshape(op.groups, batch * math.prod(sizes), inputs)
+    every = zip(sizes, op.stride, op.dilation, kernel, op.output_padding, strict=True)
+    full = [(n - 1) * s + d * (k - 1) + 1 + o for n, s, d, k, o in every]
+    y = np.zeros((op.groups, batch, *full, outputs), np.result_type(x, weight))
+    for place in np.ndindex(*kernel):
+        image = rows @ weight[(..., *place)]
+        at = zip(place, op.dilation, op.stride, sizes, strict=True)
+        cut = [slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, s, n in at]
+        y[(slice(None), slice(None), *cut)] += image.reshape(op.groups, batch, *sizes, outputs)
+    inside = [slice(p, n - p) for p, n in zip(op.padding, full, strict=True)]
+    return _channels_first(y[(slice(None), slice(None), *inside)], net, op.bias)
 
 
-def _convolved(
-    x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int], groups: int
-) -> Array:
-    """Multiply all windows by one matrix for each group."""
-    axes, batch = len(stride), len(x)
-    outputs, inputs, *kernel = weight.shape
-    windows = _windows(x, kernel, stride, dilation)
-    positions = windows.shape[2 : 2 + axes]
-    windows = windows.reshape(batch, groups, inputs, *positions, *kernel)
-    order = 1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes)
-    rows = windows.transpose(order).reshape(
-        groups, batch * math.prod(positions), inputs * math.prod(kernel)
-    )
-    images = rows @ weight.reshape(groups, outputs // groups, -1).transpose(0, 2, 1)
-    images = images.reshape(groups, batch, *positions, outputs // groups)
-    return np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, outputs, *positions)
+def _channels_first(images: Array, net: Holder, bias: str | None) -> Array:
+    """Return (groups, B, ..., C / groups) as (B, C, ...), with one number added to each channel."""
+    groups, batch, *spatial, channels = images.shape
+    y = np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
+    return _affine(net, y, None, bias, len(spatial))
 
 
 def _windows(
