@@ -18,8 +18,8 @@ from .errors import ConformalError
 from .recipe.archive import Archive, open_archive, unbuildable
 from .recipe.file import read_fold
 from .recipe.layer_operations import Conv
-from .recipe.numpy.layers import Array
 from .recipe.numpy.network import Network
+from .recipe.places import Array
 from .recipe.recipe import Recipe
 
 __all__ = ["Network", "load"]

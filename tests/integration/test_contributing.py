@@ -50,7 +50,6 @@ from conformallayers.recipe.operation import (
 )
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch import module as torch_runtime
-from conformallayers.recipe.torch.layers import runs
 from conformallayers.registry.registry import _SPECS
 from conformallayers.registry.specs import LayerSpec
 from conformallayers.testing import TOLERANCES, assert_linear, fold_error
@@ -373,7 +372,6 @@ def flip(monkeypatch: pytest.MonkeyPatch) -> type[Operation]:
             expect(self.axis < len(x), f"axis {self.axis} of {x}")
             return (x,)
 
-    @runs(Flip, torch_runtime.RUN)
     def in_torch(op: Flip, module: Any, x: Tensor) -> Tensor:
         return x.flip(op.axis + 1)
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import refusal
 from .archive import Archive, damaged, unbuildable
 from .document import read_recipe
+from .fields import Reader, number, optional, several, whole
 from .layer_operations import AdaptiveAvgPool, Call, ConvTranspose, Pad, Upsample
 from .operation import Operation, Shape, expect
 from .point_operations import (
@@ -93,7 +94,7 @@ def read_fold(archive: Archive) -> FoldDocument:
     try:
         recipe = _recipe(archive, dtype)
         labels, about = read_notes(document, recipe.output_shape)
-        parts = tuple(_part(part) for part in _items(document.get("parts"), "parts"))
+        parts = several(_part)(document.get("parts"))
         expect("+".join(part["strategy"] for part in parts) == strategy, "another strategy")
         expect(len({part["path"] for part in parts}) == len(parts), "parts of one path")
         certificate = _certificate(document.get("certificate"))
@@ -113,12 +114,11 @@ def read_notes(
     """
     labels, about = document.get("labels"), document.get("about")
     if labels is not None:
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"labels that are no words: {labels!r:.80}")
-        if output_shape is not None and len(labels) != prod(output_shape):
-            raise ValueError(f"{len(labels)} labels for {prod(output_shape)} outputs")
-    if about is not None and not isinstance(about, dict):
-        raise ValueError(f"no object: {about!r:.80}")
+        words = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+        expect(words, f"labels that are no words: {labels!r:.80}")
+        fits = output_shape is None or len(labels) == prod(output_shape)
+        expect(fits, f"{len(labels)} labels for {prod(output_shape or ())} outputs")
+    expect(about is None or isinstance(about, dict), f"no object: {about!r:.80}")
     return None if labels is None else tuple(labels), about
 
 
@@ -197,28 +197,20 @@ def _limit(count: int, limit: int, what: str) -> None:
 
 def _part(part: Any) -> dict[str, Any]:
     """Return the plan of a part with numbers as Python has them."""
-    words = _texts(part, "path", "strategy", "reason", "notes")
-    absorbed = part.get("absorbed")
-    expect(type(absorbed) is int and absorbed >= 0, f"{absorbed!r:.60} layers of the head")
-    candidates = [_candidate(item) for item in _items(part.get("candidates"), "candidates")]
-    known = any(item["strategy"] == words["strategy"] for item in candidates)
+    texts = dict.fromkeys(("path", "strategy", "reason", "notes"), _text)
+    more = {"certificate": _certificate, "candidates": several(_candidate)}
+    found = _object(part, {**texts, "absorbed": whole(0), **more})
+    known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
     expect(known, "a strategy that is no candidate")
-    return {
-        **words,
-        "absorbed": absorbed,
-        "certificate": _certificate(part.get("certificate")),
-        "candidates": candidates,
-    }
+    return {**found, "candidates": list(found["candidates"])}
 
 
 def _candidate(item: Any) -> dict[str, Any]:
     """Return a candidate; a strategy that does not apply has no cost and takes infinite time."""
-    found: dict[str, Any] = _texts(item, "strategy", "note")
-    costs = {key: item.get(key) for key in ("multiply_adds", "bytes", "seconds")}
-    absent = [value is None for value in costs.values()]
+    costs = dict.fromkeys(("multiply_adds", "bytes", "seconds"), optional(_amount))
+    found = _object(item, {"strategy": _text, "note": _text, **costs})
+    absent = [found[key] is None for key in costs]
     expect(all(absent) or not any(absent), "a candidate with half of its costs")
-    for key, value in costs.items():
-        found[key] = value if value is None else _number(value, key)
     expect(type(found["bytes"]) in (int, type(None)), "parts of a byte")
     found["seconds"] = math.inf if found["seconds"] is None else found["seconds"]
     return found
@@ -227,29 +219,29 @@ def _candidate(item: Any) -> dict[str, Any]:
 def _certificate(item: Any) -> dict[str, float] | None:
     if item is None:
         return None
-    if not isinstance(item, dict) or set(item) != {"epsilon", "max_norm", "margin"}:
-        raise ValueError("a certificate with other entries")
-    found = {key: _number(item[key], key) for key in ("epsilon", "margin")}
-    radius = item["max_norm"]
-    return {**found, "max_norm": math.inf if radius == "inf" else _number(radius, "max_norm")}
+    readers = {"epsilon": _amount, "max_norm": _radius, "margin": _amount}
+    found = _object(item, readers)
+    expect(set(item) == set(readers), "a certificate with other entries")
+    return found
 
 
-def _items(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"no list of {what}")
+def _object(item: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Return some entries of an object, each of them checked."""
+    expect(isinstance(item, dict), f"{item!r:.60} is no object")
+    return {key: read(item.get(key)) for key, read in readers.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.60} is no text")
     return value
 
 
-def _texts(item: Any, *keys: str) -> dict[str, str]:
-    """Return the entries of an object that must be text."""
-    if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in keys):
-        raise ValueError(f"an object without the texts {', '.join(keys)}")
-    return {key: item[key] for key in keys}
-
-
-def _number(value: Any, what: str) -> Any:
+def _amount(value: Any) -> Any:
     """Return a finite number >= 0 as it is, whole or not."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r:.60} as {what}")
+    expect(number(value) >= 0, f"{value!r:.60} is below 0")
     return value
+
+
+def _radius(value: Any) -> Any:
+    return math.inf if value == "inf" else _amount(value)

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
+from ..errors import refusal
+
 Shape = tuple[int, ...]  # of one sample
 ShapeOf = Callable[[str], Shape]  # the shape of a constant by its name
 OPERATIONS: dict[str, type[Operation]] = {}
 Class = TypeVar("Class", bound="type[Operation]")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Run = Callable[..., Any]  # of an operation, of what holds the constants, and of the input values
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,49 @@ def operation(kind: str) -> Callable[[Class], Class]:
         return cls
 
     return register
+
+
+class Runtime(dict[type[Operation], Run]):
+    """The function of each operation that a runtime has.
+
+    Args:
+        name: of the runtime in errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def runs(self, *kinds: type[Operation]) -> Callable[[Function], Function]:
+        """Register the function of one or several operations."""
+
+        def register(function: Function) -> Function:
+            self.update(dict.fromkeys(kinds, function))
+            return function
+
+        return register
+
+    def step(self, operation: Operation, holder: Any, values: dict[str, Any]) -> None:
+        """Run an operation on values by name, and keep what it writes."""
+        inputs = [values[name] for name in operation.inputs]
+        result = self[type(operation)](operation, holder, *inputs)
+        results = (result,) if len(operation.outputs) == 1 else result
+        values.update(zip(operation.outputs, results, strict=True))
+
+    def check(self, operation: Operation, where: str, remedy: str) -> None:
+        """Refuse an operation that the runtime lacks, or that calls a module of a user's own.
+
+        Raises:
+            ConformalError: says what is lacking, and the remedy.
+        """
+        rule, module = getattr(operation, "rule", ""), getattr(operation, "module", None)
+        if type(operation) not in self:
+            got = getattr(operation, "what", operation.kind)
+            raise refusal(where, f"operations that {self.name} has", got, remedy)
+        if module is not None:
+            got = f"{rule}, an activation of one's own"
+            remedy = "Use an activation of the library."
+            raise refusal(where, f"activations that {self.name} has", got, remedy)
 
 
 def read_settings(kind: type[Operation], stored: dict[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,96 @@
 """Tables of indices and weights of windows, pads and interpolations; sizes are static in a recipe.
 
 A table of one axis is (taps, positions): the entries of the input that each position of the output reads.
--1 stands for an entry outside of the input.
+-1 stands for an entry outside of the input. Every runtime but torch computes with these tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from .layer_operations import AdaptiveAvgPool, AvgPool, ConvTranspose, MaxPool, Pad, Upsample
+from .operation import Shape
+
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, Any]
 _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
+
+
+def resampled(
+    op: AdaptiveAvgPool | AvgPool | Pad | Upsample, shape: Shape, dtype: Any
+) -> Iterator[tuple[int, Table, Array]]:
+    """Yield the axes that an operation changes, one after the other, each with its table and weights.
+
+    Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``.
+
+    Args:
+        op: averages, pads that copy entries, or an interpolation.
+        shape: of the sample before it.
+        dtype: that torch computes places in.
+    """
+    found: list[tuple[Table, Array]]
+    if isinstance(op, AdaptiveAvgPool):
+        found = [adaptive(n, m) for n, m in zip(shape[1:], op.size, strict=True)]
+    elif isinstance(op, AvgPool):
+        found = _pooled(op, shape)
+    elif isinstance(op, Pad):
+        every = zip(shape[len(shape) - len(op.pads) :], op.pads, strict=True)
+        found = [_copies(padded(n, *ends, op.mode)) for n, ends in every]
+    else:
+        scales = op.scales or (None,) * len(op.size)
+        axes = zip(shape[1:], op.size, scales, strict=True)
+        if op.mode.startswith("nearest"):
+            found = [_copies(nearest(op, *axis, dtype)) for axis in axes]
+        else:
+            found = [interpolated(*axis, op.mode, op.align_corners, dtype) for axis in axes]
+    for axis, (table, weights) in enumerate(found, len(shape) - len(found)):
+        if not (len(table) == 1 and np.array_equal(table[0], np.arange(shape[axis]))):
+            yield axis, table, weights
+
+
+def _copies(places: Table) -> tuple[Table, Array]:
+    return places[None], np.ones((1, len(places)))
+
+
+def copies_entries(weights: Array) -> bool:
+    """Tell whether every position is one entry as it is."""
+    return len(weights) == 1 and bool((weights == 1).all())
+
+
+def as_matrix(n: int, table: Table, weights: Array | float = 1.0) -> Array:
+    """Return a table and its weights as a matrix (positions, n); -1 gives a row of zeros."""
+    matrix = np.zeros((table.shape[1], n + 1))
+    rows = np.broadcast_to(np.arange(table.shape[1]), table.shape)
+    np.add.at(matrix, (rows, table), weights)
+    return matrix[:, :n]
+
+
+def turned(
+    op: ConvTranspose, shape: Shape, result: Shape, weight: Array
+) -> tuple[list[Table], Array]:
+    """Return a transposed convolution as a convolution with stride 1 and no padding.
+
+    Args:
+        op: the transposed convolution.
+        shape, result: of samples before and after it.
+        weight: its kernel, (C, C_out/groups, ...).
+
+    Returns:
+        For each spatial axis the entries and the zeros between and around them, and the kernel that convolves
+        them, (C_out, C/groups, ...).
+    """
+    kernel = weight.shape[2:]
+    split = weight.reshape(op.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
+    whole = np.flip(split.reshape(result[0], -1, *kernel), tuple(range(2, weight.ndim)))
+    axes = zip(shape[1:], result[1:], kernel, op.stride, op.padding, op.dilation, strict=True)
+    tables = []
+    for n, m, k, stride, padding, dilation in axes:
+        reach = dilation * (k - 1)
+        tables.append(spreading(n, 1, m + reach, stride, padding - reach, 1))
+    return tables, np.ascontiguousarray(whole)
 
 
 def sliding(n: int, taps: int, positions: int, stride: int, padding: int, dilation: int) -> Table:
@@ -39,6 +116,24 @@ def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
     return whole
 
 
+def margins(op: AvgPool | MaxPool, shape: Shape, result: Shape) -> list[tuple[int, int]]:
+    """Return how far windows reach beyond both ends of each axis; negative: entries that none reads."""
+    dilation = op.dilation if isinstance(op, MaxPool) else (1,) * len(op.kernel)
+    axes = zip(shape[1:], result[1:], op.kernel, op.stride, op.padding, dilation, strict=True)
+    return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in axes]
+
+
+def divisors(op: AvgPool, shape: Shape, result: Shape) -> Array:
+    """Return what the sum of each window is divided by: one number, or one for each position."""
+    if op.divisor is not None:
+        return np.array(float(op.divisor))
+    sizes = np.ones(())
+    axes = zip(shape[1:], op.kernel, result[1:], op.stride, op.padding, strict=True)
+    for axis in axes:
+        sizes = sizes[..., None] * window_sizes(*axis, axis[-1] if op.count_include_pad else 0)
+    return sizes
+
+
 def window_sizes(
     n: int, taps: int, positions: int, stride: int, padding: int, counted: int
 ) -> Table:
@@ -61,21 +156,58 @@ def adaptive(n: int, m: int) -> tuple[Table, Array]:
     """Return the table and the weights of m averages that cover n entries."""
     start = np.arange(m) * n // m
     stop = -(-(np.arange(m) + 1) * n // m)
-    taps = np.arange((stop - start).max())[:, None]
-    inside = taps < stop - start
-    return np.where(inside, start + taps, stop - 1), inside / (stop - start)
+    return _averages(start, stop, stop - start)
+
+
+def _pooled(op: AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
+    """Return the table and the weights of the windows of an average along each axis."""
+    ((_, *result),) = op.shapes([shape], lambda _: ())
+    found = []
+    for n, m, k, s, p in zip(shape[1:], result, op.kernel, op.stride, op.padding, strict=True):
+        start = np.arange(m) * s - p
+        sizes = window_sizes(n, k, m, s, p, p if op.count_include_pad else 0)
+        divisors = sizes if op.divisor is None else np.ones(m)
+        found.append(_averages(np.maximum(start, 0), np.minimum(start + k, n), divisors))
+    if op.divisor is not None:
+        found[0] = found[0][0], found[0][1] / op.divisor
+    return found
+
+
+def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]:
+    """Return the table and the weights of sums from ``first`` to before ``stop``, each divided."""
+    taps = first + np.arange((stop - first).max())[:, None]
+    inside = taps < stop
+    return np.where(inside, taps, stop - 1), inside / divisors
+
+
+def nearest(op: Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:
+    """Return the entry that each position of an interpolation copies, rounded as torch does.
+
+    torch has a function of its own for small images: it takes ratios in float32, and ignores the
+    scale where the size stays or doubles.
+    """
+    exact, index = op.mode == "nearest-exact", np.arange(m)
+    small = len(op.size) == 2 and sum(op.size) <= 128
+    if small and not exact and m in (n, 2 * n):
+        return index // (m // n)
+    number = np.float32 if small else np.dtype(dtype).type
+    ratio = float(number(n) / number(m) if scale is None else number(1 / scale))
+    source = (index + 0.5) * ratio if exact else index * ratio
+    if exact and not small:
+        source = (source - 0.5).astype(number) + number(0.5)
+    return np.minimum(np.floor(source.astype(np.float32)).astype(np.int64), n - 1)
 
 
 def interpolated(
-    n: int, m: int, mode: str, align_corners: bool, scale: float | None, dtype: Any
+    n: int, m: int, scale: float | None, mode: str, align_corners: bool, dtype: Any
 ) -> tuple[Table, Array]:
     """Return the table and the weights of a linear or cubic interpolation, as torch has them.
 
     Args:
         n, m: sizes of the axis before and after.
+        scale: the factor that places are computed with; None: m / n.
         mode: of the operation ``upsample``.
         align_corners: whether the first and the last entry keep their place.
-        scale: the factor that places are computed with; None: m / n.
         dtype: that torch computes places in.
     """
     if n == m and mode != "bicubic":  # torch copies such an axis, whatever the scale

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe.numpy.layers import RUN_LAYERS
+from conformallayers.recipe.numpy.layers import RUN
 from conformallayers.recipe.operation import Operation
 from oracle import relative_error
 
@@ -47,7 +47,7 @@ def check(
     """Compare an operation with torch, in values and in the shape that it foretells."""
     names = {name: name for name in arrays}
     op = kind(inputs=("x",), outputs=("y",), **names, **options)
-    y = RUN_LAYERS[kind](op, Constants(**arrays), x.numpy())
+    y = RUN[kind](op, Constants(**arrays), x.numpy())
     shapes = op.shapes([tuple(x.shape[1:])], lambda name: tuple(arrays[name].shape))
     assert y.dtype == x.numpy().dtype
     assert (y.shape[1:],) == shapes

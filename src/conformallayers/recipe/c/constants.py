@@ -126,14 +126,9 @@ def kernel(name: str, values: Array, storage: str) -> Stored:
 
 def matrix(name: str, values: Array, storage: str) -> Stored:
     """Choose the shorter way to write a matrix (rows, columns) down."""
-    kept, runs = _runs(values != 0, storage)
-    count = int(kept.sum())
-    sparse = ITEM_BYTES[storage] * count + _RUN_BYTES * len(runs[1]) + 2 * len(values)
-    shorter = sparse < ITEM_BYTES[storage] * values.size and values.shape[1] <= LARGEST_PLACE
-    if not shorter:
-        return kernel(name, values, storage)
+    kept, index = _chosen(name, values != 0, np.ones(values.shape, bool), storage)
     rounded, constants = _rounded(name, values, storage, kept)
-    return Stored(storage, True, rounded, (*constants, *_index(name, runs)), count)
+    return Stored(storage, bool(index), rounded, (*constants, *index), int(kept.sum()))
 
 
 def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Stored:
@@ -152,15 +147,27 @@ def form(name: str, values: Array, storage: str, mask: Array | None = None) -> S
         f"{name}_diagonal", values.diagonal(), "double" if storage == "double" else "float"
     )
     right = np.triu(np.ones((n, n), bool), 1)
-    kept, runs = _runs(right & (values != 0 if mask is None else mask), storage)
-    sparse = ITEM_BYTES[storage] * int(kept.sum()) + _RUN_BYTES * len(runs[1]) + 2 * n
-    shorter = sparse < ITEM_BYTES[storage] * (n * (n - 1) // 2) and n <= LARGEST_PLACE
-    kept = kept if shorter else right
+    kept, index = _chosen(name, right & (values != 0 if mask is None else mask), right, storage)
     upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
     whole = upper + upper.T
     np.fill_diagonal(whole, diagonal.values)
-    constants = (diagonal, *constants, *(_index(name, runs) if shorter else ()))
-    return Stored(storage, shorter, whole, constants, int(kept.sum()) + n)
+    constants = (diagonal, *constants, *index)
+    return Stored(storage, bool(index), whole, constants, int(kept.sum()) + n)
+
+
+def _chosen(
+    name: str, mask: Array, every: Array, storage: str
+) -> tuple[Array, tuple[Constant, ...]]:
+    """Return the entries to store, and where their runs are if that is shorter than ``every`` entry."""
+    kept, counts, pairs = _runs(mask, storage)
+    item = ITEM_BYTES[storage]
+    bytes_of_runs = item * int(kept.sum()) + _RUN_BYTES * len(pairs) + 2 * len(mask)
+    if bytes_of_runs >= item * int(every.sum()) or mask.shape[1] > LARGEST_PLACE:
+        return every, ()
+    return kept, (
+        Constant(f"{name}_runs", "uint16_t", counts),
+        Constant(f"{name}_places", "uint16_t", pairs.reshape(-1)),
+    )
 
 
 def _rounded(
@@ -178,7 +185,7 @@ def _rounded(
     return rounded, (Constant(name, storage, items), *more)
 
 
-def _runs(mask: Array, storage: str) -> tuple[Array, tuple[Array, Array]]:
+def _runs(mask: Array, storage: str) -> tuple[Array, Array, Array]:
     """Close gaps that cost less than a new run; return what is kept, runs per row, and the runs."""
     gap = _RUN_BYTES // ITEM_BYTES[storage]
     kept, counts, pairs = mask.copy(), [], []
@@ -195,12 +202,4 @@ def _runs(mask: Array, storage: str) -> tuple[Array, tuple[Array, Array]]:
         counts.append(len(starts))
         pairs.append(np.stack([starts, stops - starts], 1))
     joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), int)
-    return kept, (np.array(counts), joined)
-
-
-def _index(name: str, runs: tuple[Array, Array]) -> tuple[Constant, ...]:
-    counts, pairs = runs
-    return (
-        Constant(f"{name}_runs", "uint16_t", counts),
-        Constant(f"{name}_places", "uint16_t", pairs.reshape(-1)),
-    )
+    return kept, np.array(counts), joined

@@ -17,10 +17,10 @@ from ...folding.certificate import Certificate
 from ...testing import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
-from ..layer_operations import Call
 from ..numpy.network import Network
 from ..operation import Operation
 from ..point_operations import (
+    Advance,
     Combine,
     Divide,
     Fourier,
@@ -33,8 +33,8 @@ from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
 from .files import DEFAULT, CExport, header_and_source
-from .layers import WRITE_LAYERS, write_scalar
-from .points import WRITE_POINTS
+from .layers import write_scalar
+from .points import WRITE
 from .program import Program
 from .prune import Proofs
 from .simplify import simplified
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ...folding.folded import Folded
 
 STORAGE = {"float32": "float", "int8": "int8_t"}
-WRITE = {**WRITE_LAYERS, **WRITE_POINTS}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES = 64
 _SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
@@ -136,7 +135,7 @@ def write(
         if len({program.wide(name) for name in features}) > 1:
             got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
             raise refusal("export_c(folded)", "operations that C has", got, remedy)
-        if type(operation) in WRITE_LAYERS and not features:
+        if not features and not isinstance(operation, (Advance, Grow)):
             write_scalar(operation, program)
         else:
             WRITE[type(operation)](operation, program)
@@ -184,11 +183,16 @@ def _exact_recipe(folded: Folded) -> Recipe:
     lowered: Any = folded.recipe
     recipe = simplified(lowered)
     for name, array in recipe.constants.items():
-        stored = array if name in recipe.wide else array.float()
-        if not bool(stored.isfinite().all()):
+        if not np.isfinite(_typed(recipe, name, array)).all():
             got, remedy = f"NaN or infinity in {name}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
     return recipe
+
+
+def _typed(recipe: Recipe, name: str, array: Array) -> Array:
+    """Return a constant in the dtype that a float32 fold has it in."""
+    with np.errstate(over="ignore"):
+        return np.asarray(array, np.float64 if name in recipe.wide else np.float32)
 
 
 def _expect_small(constants: Sequence[Constant]) -> None:
@@ -207,13 +211,10 @@ def _expect_operation(operation: Operation, storage: str) -> None:
             "one with them, whose energies are small differences",
             'Use dtype="float32", which keeps double there.',
         )
-    if type(operation) in WRITE:
-        return
-    got = operation.what if isinstance(operation, Call) else operation.kind
     remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
-    raise refusal("export_c(folded)", "operations that C has", got, remedy)
+    WRITE.check(operation, "export_c(folded)", remedy)
 
 
 def _save(result: CExport, header: str, source: str) -> None:
@@ -245,9 +246,8 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
         rounded: what takes the place of constants.
     """
 
-    def convert(name: str, array: Tensor) -> Array:
-        values = rounded[name] if name in rounded else array.numpy()
-        return np.asarray(values, np.float64 if name in recipe.wide else np.float32)
+    def convert(name: str, array: Array) -> Array:
+        return _typed(recipe, name, rounded.get(name, array))
 
     about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
     network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)

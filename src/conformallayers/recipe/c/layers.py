@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from ...errors import refusal
 from .. import layer_operations as layer
-from ..operation import Operation, Shape
+from .. import places
+from ..operation import Operation, Runtime, Shape
+from ..places import Table
 from .constants import kernel, matrix, number
 from .program import Program
 
-Write = Callable[[Any, Program], None]
-WRITE_LAYERS: dict[type[Operation], Write] = {}
+WRITE = Runtime("C")
 
 
-def writes(kind: type[Operation], table: dict[type[Operation], Write]) -> Callable[[Write], Write]:
-    """Register the function of an operation."""
-
-    def register(function: Write) -> Write:
-        table[kind] = function
-        return function
-
-    return register
-
-
-@writes(layer.Matmul, WRITE_LAYERS)
+@WRITE.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     stored = program.weights(op.weight, matrix, x)
@@ -47,7 +36,7 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
     _add_bias(op.bias, program, y, 1, rows)
 
 
-@writes(layer.Conv, WRITE_LAYERS)
+@WRITE.runs(layer.Conv)
 def _conv(op: layer.Conv, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     stored = program.weights(op.weight, kernel, x)
@@ -70,82 +59,61 @@ def _three(values: tuple[int, ...], first: int) -> tuple[int, ...]:
 def _add_bias(bias: str | None, program: Program, y: str, inner: int, length: int) -> None:
     if bias is not None:
         held, place = program.exact(bias, program.ctype(y)), program.read(y)
-        call = f"{place}, {held}, {place}, {program.count(y)}, {inner}, {length}"
-        program.say(f"add_constant{program.suffix(y)}({call});")
+        program.call("add_constant", y, place, held, place, program.count(y), inner, length)
 
 
-def _pool(
-    program: Program, function: str, op: Operation, windows: list[tuple[int, ...]], *more: int
-) -> None:
-    """Append a pooling: for each axis kernel, stride, padding and dilation, as far as there are."""
-    (x,), (y,) = op.inputs, op.outputs
-    sizes = [program.shape(x)[1:], program.shape(y)[1:], *windows]
-    first = [1, 1, 1, 1, 0, 1]  # of the axes that are not there
-    numbers = [n for values, one in zip(sizes, first, strict=False) for n in _three(values, one)]
-    geometry = program.numbers(f"{y}_geometry", [program.shape(x)[0], *numbers, *more])
-    arguments = f"{program.read(x)}, {program.write(y)}, {geometry}"
-    program.say(f"{function}{program.suffix(x)}({arguments});")
-
-
-@writes(layer.AvgPool, WRITE_LAYERS)
-def _avg_pool(op: layer.AvgPool, program: Program) -> None:
-    windows = [op.kernel, op.stride, op.padding]
-    _pool(program, "mean_pool", op, windows, int(op.count_include_pad), op.divisor or 0)
-    program.multiply_adds += program.count(op.outputs[0]) * prod(op.kernel)
-
-
-@writes(layer.AdaptiveAvgPool, WRITE_LAYERS)
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, program: Program) -> None:
-    none = (0,) * len(op.size)  # ranges instead of windows
-    _pool(program, "mean_pool", op, [none, none, none], 1, 0)
-    program.multiply_adds += program.count(op.inputs[0])
-
-
-@writes(layer.MaxPool, WRITE_LAYERS)
+@WRITE.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, program: Program) -> None:
-    _pool(program, "max_pool", op, [op.kernel, op.stride, op.padding, op.dilation])
+    (x,), (y,) = op.inputs, op.outputs
+    sizes = program.shape(x)[1:], program.shape(y)[1:], op.kernel, op.stride
+    numbers = [program.shape(x)[0], *(n for values in sizes for n in _three(values, 1))]
+    numbers += [*_three(op.padding, 0), *_three(op.dilation, 1)]
+    geometry = program.numbers(f"{y}_geometry", numbers)
+    program.call("max_pool", x, program.read(x), program.write(y), geometry)
 
 
-@writes(layer.Pad, WRITE_LAYERS)
-def _pad(op: layer.Pad, program: Program) -> None:
+@WRITE.runs(layer.Pad, layer.Upsample)
+def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
+    """Append pads, or an interpolation that copies the nearest entries."""
     shape = program.shape(op.inputs[0])
-    pads = [(0, 0)] * (len(shape) - len(op.pads)) + list(op.pads)
-    tables = []
-    for size, (before, after), stride in zip(shape, pads, _strides(shape), strict=True):
-        places = np.arange(-before, size + after)
-        if op.mode == "circular":
-            places = places % size
-        elif op.mode == "replicate":
-            places = places.clip(0, size - 1)
-        elif op.mode == "reflect":
-            places = size - 1 - np.abs(size - 1 - np.abs(places))
-        outside = (places < 0) | (places >= size)
-        tables.append(np.where(outside, -1, places * stride))
-    _gather(op, program, tables, op.value)
+    tables = [np.arange(n) for n in shape]
+    if isinstance(op, layer.Pad) and op.mode == "zeros":
+        for axis, (before, after) in enumerate(op.pads, len(shape) - len(op.pads)):
+            found, n = np.arange(-before, shape[axis] + after), shape[axis]
+            tables[axis] = np.where((found < 0) | (found >= n), -1, found)
+    else:
+        dtype = np.float64 if program.wide(op.inputs[0]) else np.float32
+        for axis, table, _ in places.resampled(op, shape, dtype):
+            tables[axis] = table[0]
+    steps = zip(tables, _strides(shape), strict=True)
+    tables = [np.where(table < 0, -1, table * stride) for table, stride in steps]
+    _gather(op, program, tables, op.value if isinstance(op, layer.Pad) else 0.0)
 
 
-@writes(layer.Permute, WRITE_LAYERS)
+@WRITE.runs(layer.Permute)
 def _permute(op: layer.Permute, program: Program) -> None:
     shape = program.shape(op.inputs[0])
+    if op.order == tuple(range(len(shape))):
+        program.alias(op.outputs[0], op.inputs[0])
+        return
     strides = _strides(shape)
     _gather(op, program, [np.arange(shape[axis]) * strides[axis] for axis in op.order])
 
 
-def _gather(op: Operation, program: Program, tables: list[Any], beside: float = 0.0) -> None:
+def _gather(op: Operation, program: Program, tables: list[Table], beside: float = 0.0) -> None:
     """Append a copy whose places along each axis stand in a table."""
     (x,), (y,) = op.inputs, op.outputs
     numbers = [*program.shape(y), *(int(n) for table in tables for n in table)]
     held = program.numbers(f"{y}_places", numbers)
     value = number(beside, program.ctype(x))
-    arguments = f"{program.read(x)}, {program.write(y)}, {held}, {len(tables)}, {value}"
-    program.say(f"gather{program.suffix(x)}({arguments});")
+    program.call("gather", x, program.read(x), program.write(y), held, len(tables), value)
 
 
 def _strides(shape: Shape) -> list[int]:
     return [prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-@writes(layer.Slice, WRITE_LAYERS)
+@WRITE.runs(layer.Slice)
 def _slice(op: layer.Slice, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     shape = program.shape(x)
@@ -158,7 +126,7 @@ def _slice(op: layer.Slice, program: Program) -> None:
     program.say(f"copy({source}, {pitch}, {program.write(y)}, {length}, {rows}, {length});")
 
 
-@writes(layer.Concatenate, WRITE_LAYERS)
+@WRITE.runs(layer.Concatenate)
 def _concatenate(op: layer.Concatenate, program: Program) -> None:
     (y,) = op.outputs
     shape = program.shape(y)
@@ -174,12 +142,12 @@ def _concatenate(op: layer.Concatenate, program: Program) -> None:
         start += length
 
 
-@writes(layer.Reshape, WRITE_LAYERS)
+@WRITE.runs(layer.Reshape)
 def _reshape(op: layer.Reshape, program: Program) -> None:
     program.alias(op.outputs[0], op.inputs[0])
 
 
-@writes(layer.Cast, WRITE_LAYERS)
+@WRITE.runs(layer.Cast)
 def _cast(op: layer.Cast, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     if program.wide(x) == program.wide(y):
@@ -189,7 +157,7 @@ def _cast(op: layer.Cast, program: Program) -> None:
     program.say(f"{function}({program.read(x)}, {program.write(y)}, {program.count(x)});")
 
 
-@writes(layer.Add, WRITE_LAYERS)
+@WRITE.runs(layer.Add)
 def _add(op: layer.Add, program: Program) -> None:
     (y,) = op.outputs
     total, *others = (program.read(x) for x in op.inputs)
@@ -198,45 +166,36 @@ def _add(op: layer.Add, program: Program) -> None:
         return
     target = program.write(y, over=op.inputs[0])
     for other in others:
-        arguments = f"{total}, {other}, {target}, {program.count(y)}"
-        program.say(f"add{program.suffix(y)}({arguments});")
+        program.call("add", y, total, other, target, program.count(y))
         total = target
 
 
-def _broadcast(op: Operation, program: Program, function: str, constant: str) -> None:
+_BROADCASTS: dict[type[Operation], str] = {
+    layer.Multiply: "multiply_constant",
+    layer.AddConstant: "add_constant",
+    layer.PRelu: "prelu",
+}
+
+
+@WRITE.runs(*_BROADCASTS)
+def _broadcast(op: Operation, program: Program) -> None:
     """Append a function of a value and a constant, which is written out along inner axes."""
-    (x,), (y,) = op.inputs, op.outputs
+    (x,), (y,), ((_, constant),) = op.inputs, op.outputs, op.constants()
     shape, given = program.shape(x), program.recipe.constant_shape(constant)
     used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
     first, last = (used[0], used[-1] + 1) if used else (0, 0)
     written = (*shape[first:last], *(1,) * (len(shape) - last))
     held = program.exact(constant, program.ctype(x), written)
-    sizes = f"{program.count(x)}, {prod(shape[last:])}, {prod(written)}"
-    arguments = f"{program.read(x)}, {held}, {program.write(y, over=x)}, {sizes}"
-    program.say(f"{function}{program.suffix(x)}({arguments});")
+    source, target = program.read(x), program.write(y, over=x)
+    sizes = program.count(x), prod(shape[last:]), prod(written)
+    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
 
 
-@writes(layer.Multiply, WRITE_LAYERS)
-def _multiply(op: layer.Multiply, program: Program) -> None:
-    _broadcast(op, program, "multiply_constant", op.factor)
-
-
-@writes(layer.AddConstant, WRITE_LAYERS)
-def _add_constant(op: layer.AddConstant, program: Program) -> None:
-    _broadcast(op, program, "add_constant", op.value)
-
-
-@writes(layer.PRelu, WRITE_LAYERS)
-def _prelu(op: layer.PRelu, program: Program) -> None:
-    _broadcast(op, program, "prelu", op.slope)
-
-
-@writes(layer.Elementwise, WRITE_LAYERS)
+@WRITE.runs(layer.Elementwise)
 def _elementwise(op: layer.Elementwise, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    more = "".join(f", {number(value)}" for value in op.parameters)
-    arguments = f"{program.read(x)}, {program.write(y, over=x)}, {program.count(x)}{more}"
-    program.say(f"{op.function}{program.suffix(x)}({arguments});")
+    source, target = program.read(x), program.write(y, over=x)
+    program.call(op.function, x, source, target, program.count(x), *map(number, op.parameters))
 
 
 def write_scalar(op: Operation, program: Program) -> None:

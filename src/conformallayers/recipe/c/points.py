@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...errors import refusal
 from .. import point_operations as point
-from ..operation import Operation
 from ..point_operations import Key
 from .constants import form, number
-from .layers import Write, writes
+from .layers import WRITE
 from .program import Program
 
-WRITE_POINTS: dict[type[Operation], Write] = {}
+__all__ = ["WRITE"]
 
 
-@writes(point.Normalize, WRITE_POINTS)
+@WRITE.runs(point.Normalize)
 def _normalize(op: point.Normalize, program: Program) -> None:
     (x,), (unit, m, tau) = op.inputs, op.outputs
     suffix, count, source = program.suffix(x), program.count(x), program.read(x)
     peak = program.define(m, f"(double)peak{suffix}({source}, {count})")
     target = program.write(unit, over=x)
-    program.say(f"divide{suffix}({source}, {program.factor(peak, x)}, {target}, {count});")
+    program.call("divide", x, source, program.factor(peak, x), target, count)
     program.define(tau, f"sqrt(squares{suffix}({target}, {count}))")
 
 
-@writes(point.SumSquares, WRITE_POINTS)
+@WRITE.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, program: Program) -> None:
     (z,) = op.inputs
     call = f"squares{program.suffix(z)}({program.read(z)}, {program.count(z)})"
@@ -36,7 +34,7 @@ def _sum_squares(op: point.SumSquares, program: Program) -> None:
     program.multiply_adds += program.count(z)
 
 
-@writes(point.Rescale, WRITE_POINTS)
+@WRITE.runs(point.Rescale)
 def _rescale(op: point.Rescale, program: Program) -> None:
     (z, m, tau), (scaled, m_next, tau_next, n) = op.inputs, op.outputs
     suffix, count, source = program.suffix(z), program.count(z), program.read(z)
@@ -47,14 +45,14 @@ def _rescale(op: point.Rescale, program: Program) -> None:
         f"const double {c} = nearer({squares});",
     )
     target = program.write(scaled, over=z)
-    program.say(f"multiply{suffix}({source}, {program.factor(c, z)}, {target}, {count});")
+    program.call("multiply", z, source, program.factor(c, z), target, count)
     program.define(m_next, f"{old_m} / {c}")
     program.define(tau_next, f"{old_tau} * {c}")
     program.define(n, f"{number(op.weight)} * ({c} * {c} * {squares})")
     program.multiply_adds += count
 
 
-@writes(point.QuadraticForm, WRITE_POINTS)
+@WRITE.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, program: Program) -> None:
     (x,), (n,) = op.inputs, op.outputs
     if program.wide(x):
@@ -67,9 +65,8 @@ def _quadratic_form(op: point.QuadraticForm, program: Program) -> None:
     program.multiply_adds += stored.entries
 
 
-@writes(point.Advance, WRITE_POINTS)
+@WRITE.runs(point.Advance)
 def _advance(op: point.Advance, program: Program) -> None:
-    _expect_known(op)
     t, m, *energies = op.inputs
     tau, n = program.scalar(t), " + ".join(program.scalar(energy) for energy in energies)
     n = f"({n})" if len(energies) > 1 else n
@@ -82,18 +79,18 @@ def _advance(op: point.Advance, program: Program) -> None:
         program.define(op.outputs[0], f"{tau} * growth_{op.rule}({q})")
 
 
-@writes(point.Divide, WRITE_POINTS)
+@WRITE.runs(point.Divide)
 def _divide(op: point.Divide, program: Program) -> None:
     v, tau, _ = op.inputs
     _scale(program, v, op.outputs[0], f"ratio({number(op.scale)}, {program.scalar(tau)})")
 
 
 def _scale(program: Program, x: str, y: str, factor: str) -> None:
-    arguments = f"{program.read(x)}, {program.factor(factor, x)}, {program.write(y, over=x)}"
-    program.say(f"multiply{program.suffix(x)}({arguments}, {program.count(x)});")
+    source, target = program.read(x), program.write(y, over=x)
+    program.call("multiply", x, source, program.factor(factor, x), target, program.count(x))
 
 
-@writes(point.Rebase, WRITE_POINTS)
+@WRITE.runs(point.Rebase)
 def _rebase(op: point.Rebase, program: Program) -> None:
     (z, m, tau), (scaled, coordinate, alive) = op.inputs, op.outputs
     old_m, t = program.scalar(m), program.scalar(tau)
@@ -102,17 +99,16 @@ def _rebase(op: point.Rebase, program: Program) -> None:
     program.define(alive, f"{t} != {t} ? {t} : {t} != 0 ? 1.0 : 0.0")
 
 
-@writes(point.AddBias, WRITE_POINTS)
+@WRITE.runs(point.AddBias)
 def _add_bias(op: point.AddBias, program: Program) -> None:
     (z, tau), (y,) = op.inputs, op.outputs
     bias, t = program.exact(op.bias, program.ctype(z)), program.factor(program.scalar(tau), z)
-    arguments = f"{program.read(z)}, {t}, {bias}, {program.write(y, over=z)}"
-    program.say(f"add_scaled{program.suffix(z)}({arguments}, {program.count(z)});")
+    source, target = program.read(z), program.write(y, over=z)
+    program.call("add_scaled", z, source, t, bias, target, program.count(z))
 
 
-@writes(point.Grow, WRITE_POINTS)
+@WRITE.runs(point.Grow)
 def _grow(op: point.Grow, program: Program) -> None:
-    _expect_known(op)
     m, tau, *values = op.inputs
     dots = values.pop(0) if op.constant_parts else None
     forms, sites = values[: op.form_count], values[op.form_count :]
@@ -143,7 +139,7 @@ def _grow(op: point.Grow, program: Program) -> None:
     program.define(op.outputs[0], result)
 
 
-@writes(point.Combine, WRITE_POINTS)
+@WRITE.runs(point.Combine)
 def _combine(op: point.Combine, program: Program) -> None:
     (v, tau, *sites), (y,) = op.inputs, op.outputs
     count, parts = len(op.constant_parts), len(op.linear)
@@ -198,13 +194,3 @@ def _over(first: str, key: Key) -> str:
     for start, stop in _spans(key):
         first = f"over({first}, g, {start}, {stop})"
     return first
-
-
-def _expect_known(op: point.Advance | point.Grow) -> None:
-    if op.module is not None:
-        raise refusal(
-            "export_c(folded)",
-            "activations of the library",
-            f"the rule of {op.rule}",
-            "C knows no growth of your own: use one of the library's.",
-        )

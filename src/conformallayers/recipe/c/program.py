@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..layer_operations import WIDE, Cast
 from ..operation import Shape
@@ -166,6 +164,10 @@ class Program:
         """Append statements."""
         self.lines += lines
 
+    def call(self, function: str, like: str, *arguments: str | int) -> None:
+        """Append the call of a function that takes a value like ``like``."""
+        self.say(f"{function}{self.suffix(like)}({', '.join(map(str, arguments))});")
+
     def identifier(self, name: str) -> str:
         """Return a name that C takes and that neither is taken nor begins one that is."""
         base = found = re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -178,8 +180,7 @@ class Program:
 
     def array(self, name: str) -> Array:
         """Return a constant of the recipe in float64."""
-        tensor: Tensor = self.recipe.constants[name]
-        return np.asarray(tensor.detach().cpu().to(torch.float64).numpy())
+        return np.asarray(self.recipe.constants[name], np.float64)
 
     def keep(self, name: str, what: str, store: Callable[[str], Stored]) -> Stored:
         """Return a constant of the recipe as it is stored, once for every ``what``.

@@ -1,117 +1,130 @@
-"""Rewrite a recipe in operations that C has: bands as forms, other linear layers as matrices."""
+"""Rewrite a recipe in operations that C has: bands as forms, other linear layers as products along axes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from math import prod
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from ...errors import refusal
-from ..layer_operations import ConvTranspose, Matmul, Reshape, Upsample
-from ..operation import Operation, Shape
+from .. import places
+from ..layer_operations import (
+    AdaptiveAvgPool,
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Matmul,
+    Permute,
+    Reshape,
+    Upsample,
+)
+from ..operation import Operation
+from ..places import Array, Table
 from ..point_operations import BandedForm, QuadraticForm
-from ..recipe import INPUT, Recipe
-from ..torch.module import RecipeModule
-from .constants import LARGEST_PLACE
+from ..recipe import Recipe
 from .program import wide_values
-
-_ENTRIES = 2**24  # of a layer that is written out as a matrix
-_AT_ONCE = 256  # columns
 
 
 def simplified(recipe: Recipe) -> Recipe:
-    """Return a recipe with the same values, and constants in float64."""
-    arrays = {name: _double(array) for name, array in recipe.constants.items()}
-    recipe = replace(recipe, constants=arrays)
-    shapes, wide = recipe.shapes(), wide_values(recipe)
-    constants, kept_wide, operations = dict(arrays), set(recipe.wide), list[Operation]()
+    """Return a recipe with the same values, and constants as arrays of numpy in float64."""
+    recipe = recipe.with_constants(lambda _, array: _double(array))
+    rewriter = _Rewriter(recipe)
     for operation in recipe.operations:
-        added: dict[str, Tensor] = {}
-        if isinstance(operation, BandedForm):
-            operations.append(_form(operation, recipe, shapes, added))
-        elif isinstance(operation, (ConvTranspose, Upsample)):
-            operations += _matrix(operation, recipe, shapes, added)
-        else:
-            if isinstance(operation, QuadraticForm):
-                # A form is what its two halves are together; where both are equal, this is exact.
-                half = constants[operation.form]
-                constants[operation.form] = (half + half.T) / 2
-            operations.append(operation)
-        constants |= added
-        if operation.inputs[0] in wide:
-            kept_wide |= set(added)
+        rewriter.rewrite(operation)
+    operations, constants = rewriter.operations, rewriter.constants
     used = {name for operation in operations for _, name in operation.constants()}
     return replace(
         recipe,
         operations=tuple(operations),
         constants={name: array for name, array in constants.items() if name in used},
-        wide=frozenset(kept_wide & used),
+        wide=frozenset(rewriter.wide & used),
     )
 
 
-def _double(array: Any) -> Tensor:
-    tensor: Tensor = array.detach().cpu().to(torch.float64)
-    return tensor
+def _double(array: Any) -> Array:
+    return np.asarray(array.detach().cpu().to(torch.float64).numpy())
 
 
-def _form(
-    operation: BandedForm, recipe: Recipe, shapes: dict[str, Shape], added: dict[str, Tensor]
-) -> Operation:
-    """Write a band out, in the order of the value that it is a form of."""
-    band, last = (recipe.constants[name] for name in (operation.band, operation.last))
-    size, width = operation.size, operation.width
-    (total,) = shapes[operation.inputs[0]]
-    form = torch.zeros(total, total, dtype=torch.float64)
-    for index, block in enumerate(band):
-        start = index * size
-        form[start : start + (width + 1) * size, start : start + size] += block
-    if width:
-        form[-width * size :, -width * size :] += last
-    name = _fresh(f"{operation.band}_form", recipe)
-    added[name] = (form + form.T) / 2
-    ends = {"inputs": operation.inputs, "outputs": operation.outputs}
-    return QuadraticForm(**ends, form=name, weight=operation.weight)
+class _Rewriter:
+    """Collect the operations and the constants of the simpler recipe."""
 
+    def __init__(self, recipe: Recipe) -> None:
+        self.constants: dict[str, Array] = dict(recipe.constants)
+        self.wide = set(recipe.wide)  # names of constants
+        self.operations: list[Operation] = []
+        self._shapes, self._wide_values = recipe.shapes(), wide_values(recipe)
 
-def _matrix(
-    operation: ConvTranspose | Upsample,
-    recipe: Recipe,
-    shapes: dict[str, Shape],
-    added: dict[str, Tensor],
-) -> Iterator[Operation]:
-    """Write a linear layer as a product with a matrix, column by column."""
-    (x,), (y,) = operation.inputs, operation.outputs
-    rows, columns = prod(shapes[y]), prod(shapes[x])
-    if rows * columns > _ENTRIES or columns > LARGEST_PLACE:
-        raise refusal(
-            "export_c(folded)",
-            f"a layer whose matrix has at most {_ENTRIES} entries",
-            f"{operation.kind} with {rows} × {columns}",
-            'Fold with strategy="dense".',
-        )
-    weight = _fresh(f"{y}_matrix", recipe)
-    bias = None
-    alone = replace(operation, inputs=(INPUT,), outputs=("y",))
-    if isinstance(alone, ConvTranspose) and alone.bias is not None:
-        bias = _fresh(f"{y}_bias", recipe)
-        added[bias] = recipe.constants[alone.bias].repeat_interleave(prod(shapes[y][1:]))
-        alone = replace(alone, bias=None)
-    run = RecipeModule(Recipe(shapes[x], shapes[y], (alone,), "y", recipe.constants), torch.float64)
-    with torch.no_grad():
-        units = torch.eye(columns, dtype=torch.float64).split(_AT_ONCE)
-        images = [run(unit.reshape(-1, *shapes[x])).flatten(1) for unit in units]
-    added[weight] = torch.cat(images).T.contiguous()
-    flat, product = f"{y}.flat", f"{y}.product"  # no builder gives such names
-    yield Reshape(inputs=(x,), outputs=(flat,), shape=(columns,))
-    yield Matmul(inputs=(flat,), outputs=(product,), weight=weight, bias=bias)
-    yield Reshape(inputs=(product,), outputs=(y,), shape=shapes[y])
+    def rewrite(self, op: Operation) -> None:
+        """Append an operation, or those that take its place."""
+        if isinstance(op, BandedForm):
+            held = self._constant(op, "form", self._written_out(op))
+            self.rewrite(QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
+        elif isinstance(op, QuadraticForm):
+            # A form is what its two halves are together; where both are equal, this is exact.
+            half = self.constants[op.form]
+            self.constants[op.form] = (half + half.T) / 2
+            self.operations.append(op)
+        elif isinstance(op, ConvTranspose):
+            self._convolve(op)
+        elif isinstance(op, (AdaptiveAvgPool, AvgPool)) or (
+            isinstance(op, Upsample) and not op.mode.startswith("nearest")
+        ):
+            dtype = np.float64 if op.inputs[0] in self._wide_values else np.float32
+            tables = places.resampled(op, self._shapes[op.inputs[0]], dtype)
+            self._along_axes(op, tables, op.outputs[0])
+        else:
+            self.operations.append(op)
 
+    def _constant(self, op: Operation, what: str, array: Array) -> str:
+        name = f"{op.outputs[0]}_{what}"
+        while name in self.constants:
+            name += "_"
+        self.constants[name] = array
+        if op.inputs[0] in self._wide_values:
+            self.wide.add(name)
+        return name
 
-def _fresh(name: str, recipe: Recipe) -> str:
-    while name in recipe.constants:
-        name += "_"
-    return name
+    def _written_out(self, op: BandedForm) -> Array:
+        """Return a band as a matrix, in the order of the value that it is a form of."""
+        size, width = op.size, op.width
+        (total,) = self._shapes[op.inputs[0]]
+        form = np.zeros((total, total))
+        for start, block in zip(range(0, total, size), self.constants[op.band], strict=False):
+            form[start : start + (width + 1) * size, start : start + size] += block
+        rest = total - width * size
+        form[rest:, rest:] += self.constants[op.last]
+        return form
+
+    def _convolve(self, op: ConvTranspose) -> None:
+        """Append a transposed convolution as a convolution of spread entries."""
+        (x,), (y,) = op.inputs, op.outputs
+        shape, weight = self._shapes[x], self.constants[op.weight]
+        tables, turned = places.turned(op, shape, self._shapes[y], weight)
+        spread = [(axis, table, np.ones(())) for axis, table in enumerate(tables, 1)]
+        z, axes = f"{y}.spread", len(tables)  # no builder gives such names
+        self._along_axes(op, spread, z)
+        held, options = self._constant(op, "kernel", turned), {"stride": (1,) * axes}
+        options |= {"padding": (0,) * axes, "dilation": op.dilation}
+        conv = Conv((z,), op.outputs, weight=held, bias=op.bias, groups=op.groups, **options)
+        self.operations.append(conv)
+
+    def _along_axes(
+        self, op: Operation, tables: Iterable[tuple[int, Table, Array]], result: str
+    ) -> None:
+        """Append products with small matrices, one axis after the other: each is last for its product."""
+        value, shape = op.inputs[0], self._shapes[op.inputs[0]]
+        order = tuple(range(len(shape)))
+        steps: list[Operation] = []
+        for axis, table, weights in tables:
+            matrix = places.as_matrix(shape[axis], table, weights)
+            held = self._constant(op, "matrix", matrix)
+            turn = (*order[:axis], *order[axis + 1 :], axis)
+            back = tuple(np.argsort(turn).tolist())
+            a, b, c = (f"{result}.{axis}{letter}" for letter in "abc")
+            steps.append(Permute((value,), (a,), order=turn))
+            steps.append(Matmul((a,), (b,), weight=held))
+            steps.append(Permute((b,), (c,), order=back))
+            value, shape = c, (*shape[:axis], len(matrix), *shape[axis + 1 :])
+        self.operations += [*steps, Reshape((value,), (result,), shape=shape)]

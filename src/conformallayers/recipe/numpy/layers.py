@@ -11,10 +11,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .. import layer_operations as layer
-from ..operation import Operation
+from .. import places
+from ..operation import Runtime
+from ..places import Array
 
-Array = np.ndarray[Any, Any]
-Run = Callable[..., Any]
+RUN = Runtime("numpy")
 
 
 class Holder(Protocol):
@@ -32,14 +33,24 @@ def flat(x: Array) -> Array:
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
+def _affine(net: Holder, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
+    """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
+    for name, function in ((weight, np.multiply), (bias, np.add)):
+        if name is not None:
+            constant = net.constant(name)
+            y = function(y, constant.reshape((*constant.shape, *[1] * after)))
+    return y
+
+
 # -- products and convolutions ----------------------------------------------------------------------
 
 
+@RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, net: Holder, x: Array) -> Array:
-    y: Array = x @ net.constant(op.weight).T
-    return y if op.bias is None else y + net.constant(op.bias)
+    return _affine(net, x @ net.constant(op.weight).T, None, op.bias)
 
 
+@RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
     """Multiply all windows by one matrix for each group."""
     weight, axes, batch = net.constant(op.weight), len(op.stride), len(x)
@@ -57,6 +68,7 @@ def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
     return _channels_first(images, net, op.bias)
 
 
+@RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Holder, x: Array) -> Array:
     """Add what every place of the kernel gives, then cut the padding off."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
@@ -80,12 +92,7 @@ def _channels_first(images: Array, net: Holder, bias: str | None) -> Array:
     """Return (groups, B, ..., C / groups) as (B, C, ...), with one number added to each channel."""
     groups, batch, *spatial, channels = images.shape
     y = np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
-    return y if bias is None else y + _by_channel(net.constant(bias), y)
-
-
-def _by_channel(numbers: Array, x: Array) -> Array:
-    """Return (C,) so that it broadcasts to (B, C, ...)."""
-    return numbers.reshape(-1, *[1] * (x.ndim - 2))
+    return _affine(net, y, None, bias, len(spatial))
 
 
 def _windows(
@@ -98,23 +105,17 @@ def _windows(
     return windows[(slice(None), slice(None), *steps)]
 
 
-# -- pooling ----------------------------------------------------------------------------------------
+# -- windows, margins and interpolation -------------------------------------------------------------
 
 
+@RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, net: Holder, x: Array) -> Array:
     total = reduce(np.add, _entries(op, x.astype(np.float64), (1,) * len(op.kernel), 0.0))
-    lengths = []  # of the windows along each axis; padding behind the last one never counts
-    every = zip(x.shape[2:], total.shape[2:], op.kernel, op.stride, op.padding, strict=True)
-    for n, count, k, s, p in every:
-        start = np.arange(count) * s - p
-        stop = np.minimum(start + k, n + p)
-        if not op.count_include_pad:
-            start, stop = np.maximum(start, 0), np.minimum(stop, n)
-        lengths.append(stop - start)
-    divisor = math.prod(np.ix_(*lengths)) if op.divisor is None else op.divisor
-    return np.asarray(total / divisor, x.dtype)
+    divisors = places.divisors(op, x.shape[1:], total.shape[1:])
+    return np.asarray(total / divisors, x.dtype)
 
 
+@RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, net: Holder, x: Array) -> Array:
     return reduce(np.maximum, _entries(op, x, op.dilation, -np.inf))
 
@@ -123,47 +124,28 @@ def _entries(
     op: layer.AvgPool | layer.MaxPool, x: Array, dilation: Sequence[int], fill: float
 ) -> Iterator[Array]:
     """Yield, for each place of the window, the entries of all windows: each (B, C, *positions)."""
-    pads = []
-    every = zip(x.shape[2:], op.kernel, op.stride, op.padding, dilation, strict=True)
-    for n, k, s, p, d in every:
-        span = d * (k - 1) + 1
-        last = (layer.windows(n, span, s, p, op.ceil_mode) - 1) * s  # where the last window starts
-        pads.append((p, last + span - n - p))
+    (result,) = op.shapes([x.shape[1:]], lambda _: ())
+    pads = places.margins(op, x.shape[1:], result)
     windows = _windows(_surrounded(x, pads, fill), op.kernel, op.stride, dilation)
     return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
 
 
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, net: Holder, x: Array) -> Array:
-    y = x.astype(np.float64)
-    for axis, size in enumerate(op.size, 2):
-        n, i, later = x.shape[axis], np.arange(size), x.ndim - axis - 1
-        first, last = i * n // size, -(-(i + 1) * n // size)
-        # reduceat sums from each end to the next one; every second sum is that of a range.
-        ends = np.stack([first, last], 1).reshape(-1)
-        y = _surrounded(y, [(0, 1), *[(0, 0)] * later])  # it takes no end behind the last entry
-        sums = np.add.reduceat(y, ends, axis)[(slice(None),) * axis + (slice(None, None, 2),)]
-        y = sums / (last - first).reshape(-1, *[1] * later)
-    return y.astype(x.dtype)
-
-
-# -- margins and interpolation ----------------------------------------------------------------------
-
-
-def _pad(op: layer.Pad, net: Holder, x: Array) -> Array:
-    if op.mode == "zeros":
-        return _surrounded(x, op.pads, op.value)
-    for axis, (before, after) in enumerate(op.pads, x.ndim - len(op.pads)):
-        n = x.shape[axis]
-        places = np.arange(-before, n + after)
-        if op.mode == "reflect":
-            places = n - 1 - np.abs(n - 1 - np.abs(places))
-        elif op.mode == "replicate":
-            places = np.clip(places, 0, n - 1)
-        else:  # what a negative number cuts off does not come around again
-            first, last = max(-before, 0), n - max(-after, 0)
-            places = first + (places - first) % (last - first)
-        x = np.take(x, places, axis)
+@RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
+def _resample(op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Holder, x: Array) -> Array:
+    """Replace the entries along each axis by weighted sums of a few of them."""
+    for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
+        if places.copies_entries(weights):
+            x = np.take(x, table[0], axis + 1)
+        else:
+            column = weights.reshape(*weights.shape, *[1] * (x.ndim - axis - 2))
+            y = (np.take(x, table, axis + 1) * column).sum(axis + 1)
+            x = y.astype(x.dtype)
     return x
+
+
+@RUN.runs(layer.Pad)
+def _pad(op: layer.Pad, net: Holder, x: Array) -> Array:
+    return _surrounded(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, net, x)
 
 
 def _surrounded(x: Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Array:
@@ -176,111 +158,19 @@ def _surrounded(x: Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
     return np.pad(x, [(max(a, 0), max(b, 0)) for a, b in pads], constant_values=value)
 
 
-def _upsample(op: layer.Upsample, net: Holder, x: Array) -> Array:
-    """Interpolate one axis after the other."""
-    y = x
-    for axis in range(2, x.ndim):
-        n, size = x.shape[axis], op.size[axis - 2]
-        scale = None if op.scales is None else op.scales[axis - 2]
-        if op.mode.startswith("nearest"):
-            y = np.take(y, _nearest(op, n, size, scale, x.dtype), axis)
-        elif op.mode == "bicubic" or size != n:  # linear modes copy an axis that keeps its size
-            column = -1, *[1] * (x.ndim - axis - 1)
-            y = reduce(
-                np.add,
-                [
-                    share.reshape(column) * np.take(y, np.clip(places, 0, n - 1), axis)
-                    for places, share in _neighbours(op, n, size, scale, x.dtype)
-                ],
-            )
-    return y
-
-
-def _nearest(
-    op: layer.Upsample, n: int, size: int, scale: float | None, dtype: np.dtype[Any]
-) -> Array:
-    """Return the place that each entry is copied from, rounded as torch does.
-
-    torch has a function of its own for small images: it takes ratios in float32, and ignores the
-    scale where the size stays or doubles.
-    """
-    exact, places = op.mode == "nearest-exact", np.arange(size)
-    small = len(op.size) == 2 and sum(op.size) <= 128
-    if small and not exact and size in (n, 2 * n):
-        return places // (size // n)
-    kind = np.float32 if small else dtype.type
-    ratio = float(_ratio(n, size, scale, kind))
-    source = (places + 0.5) * ratio if exact else places * ratio
-    if exact and not small:
-        source = (source - 0.5).astype(kind) + kind(0.5)
-    low: Array = np.floor(source.astype(np.float32)).astype(int)
-    return np.minimum(low, n - 1)
-
-
-def _neighbours(
-    op: layer.Upsample, n: int, size: int, scale: float | None, dtype: np.dtype[Any]
-) -> list[tuple[Array, Array]]:
-    """Return the places between which each entry lies, with their shares, as torch rounds them."""
-    kind, places = dtype.type, np.arange(size, dtype=dtype)
-    if op.align_corners:
-        source = places * (kind(n - 1) / kind(size - 1) if size > 1 else kind(0))
-    else:
-        source = _ratio(n, size, scale, kind) * (places + kind(0.5)) - kind(0.5)
-    cubic = op.mode == "bicubic"
-    source = source if cubic else np.maximum(source, 0)
-    low = np.minimum(np.floor(source).astype(int), n - 1)
-    t = (source - low).astype(dtype)
-    offsets = (-1, 0, 1, 2) if cubic else (0, 1)
-    distances = [np.abs(t - offset) for offset in offsets]
-    shares = [_cubic_share(d) if cubic else 1 - d for d in distances]
-    return [(low + offset, share) for offset, share in zip(offsets, shares, strict=True)]
-
-
-def _cubic_share(d: Array) -> Array:
-    """Return the kernel of cubic interpolation at distances up to 2, with the constant of torch."""
-    a = -0.75
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    return np.where(d <= 1, near, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a)
-
-
-def _ratio(n: int, size: int, scale: float | None, kind: Any) -> Any:
-    """Return the step in the input for one step in the output."""
-    return kind(n) / kind(size) if scale is None else kind(1 / scale)
-
-
 # -- sums and shapes --------------------------------------------------------------------------------
 
 
-def _multiply(op: layer.Multiply, net: Holder, x: Array) -> Array:
-    return np.multiply(x, net.constant(op.factor))
-
-
-def _add_constant(op: layer.AddConstant, net: Holder, x: Array) -> Array:
-    return np.add(x, net.constant(op.value))
-
-
-def _add(op: layer.Add, net: Holder, *values: Array) -> Array:
-    return reduce(np.add, values)
-
-
-def _concatenate(op: layer.Concatenate, net: Holder, *values: Array) -> Array:
-    return np.concatenate(values, op.axis + 1)
-
-
-def _slice(op: layer.Slice, net: Holder, x: Array) -> Array:
-    return x[(slice(None),) * (op.axis + 1) + (slice(op.start, op.stop),)]
-
-
-def _reshape(op: layer.Reshape, net: Holder, x: Array) -> Array:
-    return x.reshape(len(x), *op.shape)
-
-
-def _permute(op: layer.Permute, net: Holder, x: Array) -> Array:
-    return x.transpose(0, *(axis + 1 for axis in op.order))
-
-
-def _cast(op: layer.Cast, net: Holder, x: Array) -> Array:
-    return x.astype(np.float64 if op.to == layer.WIDE else net.dtype, copy=False)
+RUN[layer.Multiply] = lambda op, net, x: _affine(net, x, op.factor, None)
+RUN[layer.AddConstant] = lambda op, net, x: _affine(net, x, None, op.value)
+RUN[layer.Add] = lambda _op, _net, *values: reduce(np.add, values)
+RUN[layer.Concatenate] = lambda op, _, *values: np.concatenate(values, op.axis + 1)
+RUN[layer.Slice] = lambda op, _, x: x[(slice(None),) * (op.axis + 1) + (slice(op.start, op.stop),)]
+RUN[layer.Reshape] = lambda op, _, x: x.reshape(len(x), *op.shape)
+RUN[layer.Permute] = lambda op, _, x: x.transpose(0, *(axis + 1 for axis in op.order))
+RUN[layer.Cast] = lambda op, net, x: x.astype(
+    np.float64 if op.to == layer.WIDE else net.dtype, copy=False
+)
 
 
 # -- functions of single numbers, and normalisations ------------------------------------------------
@@ -326,14 +216,11 @@ _ELEMENTWISE: dict[str, Callable[..., Array]] = {
 }
 
 
-def _elementwise(op: layer.Elementwise, net: Holder, x: Array) -> Array:
-    return _ELEMENTWISE[op.function](x, *op.parameters)
+RUN[layer.Elementwise] = lambda op, _, x: _ELEMENTWISE[op.function](x, *op.parameters)
+RUN[layer.PRelu] = lambda op, net, x: np.where(x > 0, x, x * net.constant(op.slope))
 
 
-def _prelu(op: layer.PRelu, net: Holder, x: Array) -> Array:
-    return np.where(x > 0, x, x * net.constant(op.slope))
-
-
+@RUN.runs(layer.Softmax)
 def _softmax(op: layer.Softmax, net: Holder, x: Array) -> Array:
     axis = op.axis + 1
     x = x - x.max(axis, keepdims=True)
@@ -342,17 +229,17 @@ def _softmax(op: layer.Softmax, net: Holder, x: Array) -> Array:
     return np.asarray(x - np.log(total) if op.log else powers / total)
 
 
+@RUN.runs(layer.LayerNorm)
 def _layer_norm(op: layer.LayerNorm, net: Holder, x: Array) -> Array:
     y = _standardized(x, tuple(range(x.ndim - op.axes, x.ndim)), op.eps)
-    y = y if op.weight is None else y * net.constant(op.weight)
-    return y if op.bias is None else y + net.constant(op.bias)
+    return _affine(net, y, op.weight, op.bias)
 
 
+@RUN.runs(layer.GroupNorm)
 def _group_norm(op: layer.GroupNorm, net: Holder, x: Array) -> Array:
     groups = x.reshape(len(x), op.groups, math.prod(x.shape[1:]) // op.groups)
-    y = _standardized(groups, (2,), op.eps).reshape(x.shape)
-    y = y if op.weight is None else y * _by_channel(net.constant(op.weight), x)
-    return y if op.bias is None else y + _by_channel(net.constant(op.bias), x)
+    y = _standardized(groups, (2,), op.eps)
+    return _affine(net, y.reshape(x.shape), op.weight, op.bias, x.ndim - 2)
 
 
 def _standardized(x: Array, axes: tuple[int, ...], eps: float) -> Array:
@@ -361,28 +248,3 @@ def _standardized(x: Array, axes: tuple[int, ...], eps: float) -> Array:
     wide = wide - wide.mean(axes, keepdims=True)
     variance = np.square(wide).mean(axes, keepdims=True)
     return np.asarray(wide / np.sqrt(variance + eps), x.dtype)
-
-
-RUN_LAYERS: dict[type[Operation], Run] = {
-    layer.Matmul: _matmul,
-    layer.Conv: _conv,
-    layer.ConvTranspose: _conv_transpose,
-    layer.AvgPool: _avg_pool,
-    layer.MaxPool: _max_pool,
-    layer.AdaptiveAvgPool: _adaptive_avg_pool,
-    layer.Pad: _pad,
-    layer.Upsample: _upsample,
-    layer.Multiply: _multiply,
-    layer.AddConstant: _add_constant,
-    layer.Add: _add,
-    layer.Concatenate: _concatenate,
-    layer.Slice: _slice,
-    layer.Reshape: _reshape,
-    layer.Permute: _permute,
-    layer.Cast: _cast,
-    layer.Elementwise: _elementwise,
-    layer.PRelu: _prelu,
-    layer.Softmax: _softmax,
-    layer.LayerNorm: _layer_norm,
-    layer.GroupNorm: _group_norm,
-}

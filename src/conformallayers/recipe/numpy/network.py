@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 
 from ...errors import refusal, shape_text
-from ..layer_operations import Call
-from ..operation import Operation
-from ..point_operations import Advance, Grow
+from ..places import Array
 from ..recipe import INPUT, Recipe
-from .layers import RUN_LAYERS, Array
-from .points import RUN_POINTS
+from .points import RUN
 
 CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
-RUN = {**RUN_LAYERS, **RUN_POINTS}
+_REMEDY = (
+    'Fold with strategy="dense", which keeps no layers inside a ConformalLayers, or use cl.load.'
+)
 
 
 class Network:
@@ -50,7 +49,7 @@ class Network:
         about: dict[str, Any] | None,
     ) -> None:
         for operation in recipe.operations:
-            _refuse_modules(operation)
+            RUN.check(operation, "Network", _REMEDY)
         self.recipe = recipe
         self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
         self.dtype = np.dtype(dtype)
@@ -91,10 +90,7 @@ class Network:
         """
         values = {INPUT: x}
         for operation, dropped in self._steps:
-            inputs = [values[name] for name in operation.inputs]
-            result = RUN[type(operation)](operation, self, *inputs)
-            results = (result,) if len(operation.outputs) == 1 else result
-            values.update(zip(operation.outputs, results, strict=True))
+            RUN.step(operation, self, values)
             for name in () if keep else dropped:
                 del values[name]
         return values
@@ -107,21 +103,3 @@ class Network:
     def __repr__(self) -> str:
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
         return f"Network({shapes}, dtype={self.dtype}, strategy={self.strategy!r})"
-
-
-def _refuse_modules(operation: Operation) -> None:
-    """Refuse an operation that calls a torch module, or that numpy has no function for."""
-    if isinstance(operation, (Advance, Grow)) and operation.module is not None:
-        raise refusal(
-            "Network",
-            "activations that run in numpy",
-            f"{operation.rule}, an activation of one's own",
-            "Use cl.load.",
-        )
-    if type(operation) not in RUN:
-        raise refusal(
-            "Network",
-            "layers that run in numpy",
-            operation.what if isinstance(operation, Call) else operation.kind,
-            'Fold with strategy="dense", which keeps no layers inside a ConformalLayers, or use cl.load.',
-        )

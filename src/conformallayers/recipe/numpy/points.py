@@ -12,10 +12,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .. import point_operations as point
-from ..operation import Operation
+from ..places import Array
 from ..point_operations import Key
-from .layers import Array, Holder, Run, flat
+from .layers import RUN, Holder, flat
 
+__all__ = ["RUN"]
 _LARGEST = 1e300  # of a coordinate: beyond it the published form has sent every point to 0
 
 
@@ -37,6 +38,7 @@ GROWTH: dict[str, Callable[[Array], Array]] = {
 # -- embedding and energies -------------------------------------------------------------------------
 
 
+@RUN.runs(point.Normalize)
 def _normalize(op: point.Normalize, net: Holder, x: Array) -> tuple[Array, Array, Array]:
     peak = _peak(x)
     peak = peak + (peak == 0)
@@ -44,10 +46,12 @@ def _normalize(op: point.Normalize, net: Holder, x: Array) -> tuple[Array, Array
     return unit, peak.astype(np.float64), np.sqrt(_squared_norm(unit))
 
 
+@RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, net: Holder, z: Array) -> Array:
     return _squared_norm(z) * op.weight
 
 
+@RUN.runs(point.Rescale)
 def _rescale(
     op: point.Rescale, net: Holder, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -61,10 +65,12 @@ def _rescale(
     return z, m, tau, n * op.weight
 
 
+@RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, net: Holder, x: Array) -> Array:
     return _dots(x @ net.constant(op.form), x) * op.weight
 
 
+@RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, net: Holder, x: Array) -> Array:
     size, width = op.size, op.width
     windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
@@ -78,22 +84,26 @@ def _banded_form(op: point.BandedForm, net: Holder, x: Array) -> Array:
 # -- spectra ----------------------------------------------------------------------------------------
 
 
+@RUN.runs(point.Fourier)
 def _fourier(op: point.Fourier, net: Holder, x: Array) -> Array:
     spectrum = np.fft.rfftn(x, axes=tuple(range(2, x.ndim)))
     rows = spectrum.reshape(*x.shape[:2], point.frequencies(x.shape[2:]))
     return rows.astype(np.result_type(x.dtype, np.complex64), copy=False)
 
 
+@RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, net: Holder, spectrum: Array) -> Array:
     image = _product(net.constant(op.symbol), spectrum)
     product = (image * spectrum.conj()).real
     return np.asarray(product.sum((1, 2), dtype=np.float64) * op.weight)
 
 
+@RUN.runs(point.SpectralProduct)
 def _spectral_product(op: point.SpectralProduct, net: Holder, spectrum: Array) -> Array:
     return _product(net.constant(op.transfer), spectrum)
 
 
+@RUN.runs(point.InverseFourier)
 def _inverse_fourier(op: point.InverseFourier, net: Holder, spectrum: Array) -> Array:
     half = spectrum.reshape(*spectrum.shape[:2], *op.size[:-1], op.size[-1] // 2 + 1)
     image = np.fft.irfftn(half, op.size, tuple(range(2, half.ndim)))
@@ -109,6 +119,7 @@ def _product(pairs: Array, spectrum: Array) -> Array:
 # -- the coordinate, and leaving --------------------------------------------------------------------
 
 
+@RUN.runs(point.Advance)
 def _advance(op: point.Advance, net: Holder, tau: Array, m: Array, *energies: Array) -> Array:
     n, inverse = reduce(np.add, energies), _inverse(tau)
     if op.rule == "published":
@@ -116,10 +127,12 @@ def _advance(op: point.Advance, net: Holder, tau: Array, m: Array, *energies: Ar
     return np.asarray(tau * GROWTH[op.rule](n * inverse * inverse))
 
 
+@RUN.runs(point.Divide)
 def _divide(op: point.Divide, net: Holder, v: Array, tau: Array, m: Array) -> Array:
     return _scaled(v, op.scale * _inverse(tau))
 
 
+@RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, net: Holder, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array]:
@@ -128,10 +141,12 @@ def _rebase(
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
 
 
+@RUN.runs(point.AddBias)
 def _add_bias(op: point.AddBias, net: Holder, z: Array, tau: Array) -> Array:
     return np.add(z, _scaled(np.broadcast_to(net.constant(op.bias), z.shape), tau))
 
 
+@RUN.runs(point.Grow)
 def _grow(op: point.Grow, net: Holder, m: Array, tau: Array, *values: Array) -> Array:
     count = len(op.constant_parts)
     first = 1 if count else 0
@@ -156,6 +171,7 @@ def _grow(op: point.Grow, net: Holder, m: Array, tau: Array, *values: Array) -> 
     return np.minimum(1 + t * q, _LARGEST)
 
 
+@RUN.runs(point.Combine)
 def _combine(op: point.Combine, net: Holder, v: Array, tau: Array, *growths: Array) -> Array:
     y, inverse, alive = np.zeros_like(v[:, 0]), _inverse(tau), (tau != 0).astype(np.float64)
     for index, key in enumerate(op.linear):
@@ -203,22 +219,3 @@ def _column(scalars: Array, x: Array) -> Array:
 def _scaled(z: Array, factor: Array) -> Array:
     """Multiply each sample by its factor (B,), in the dtype of z."""
     return np.asarray(z * _column(factor, z).astype(z.dtype))
-
-
-RUN_POINTS: dict[type[Operation], Run] = {
-    point.Normalize: _normalize,
-    point.SumSquares: _sum_squares,
-    point.Rescale: _rescale,
-    point.QuadraticForm: _quadratic_form,
-    point.BandedForm: _banded_form,
-    point.Fourier: _fourier,
-    point.SpectralForm: _spectral_form,
-    point.SpectralProduct: _spectral_product,
-    point.InverseFourier: _inverse_fourier,
-    point.Advance: _advance,
-    point.Divide: _divide,
-    point.Rebase: _rebase,
-    point.AddBias: _add_bias,
-    point.Grow: _grow,
-    point.Combine: _combine,
-}

@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from ... import __version__
 from ...errors import ConformalError, missing_extra, refusal
 from ...utils.files import Path, replace_file
-from ..layer_operations import Call
-from ..operation import Operation
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
 from .graph import BATCH, OUTPUT, Graph
-from .layers import LAYERS
-from .points import POINTS
+from .points import RUN
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
@@ -29,7 +26,7 @@ LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of ONNX 
 BATCHES = 1, 4, 64
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _WHERE = "export_onnx(folded)"
-TRANSLATIONS = {**LAYERS, **POINTS}
+_REMEDY = 'Fold with strategy="dense", which keeps no layers, or leave it out of the model.'
 
 
 def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -> None:
@@ -82,12 +79,8 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     graph = Graph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
     values = {INPUT: graph.input}
     for operation in recipe.operations:
-        translate = TRANSLATIONS.get(type(operation))
-        if translate is None or getattr(operation, "module", None) is not None:
-            raise _lacking(operation)
-        found = translate(operation, graph, *(values[name] for name in operation.inputs))
-        results = found if isinstance(found, tuple) else (found,)
-        values.update(zip(operation.outputs, results, strict=True))
+        RUN.check(operation, _WHERE, _REMEDY)
+        RUN.step(operation, graph, values)
     x, y = (
         helper.make_tensor_value_info(
             value.name, helper.np_dtype_to_tensor_dtype(value.dtype), [BATCH, *value.shape]
@@ -100,18 +93,6 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=version, producer_name="conformallayers"
     )
-
-
-def _lacking(operation: Operation) -> ConformalError:
-    """Name what ONNX has no operators for."""
-    got = operation.kind
-    if isinstance(operation, Call):
-        got = f"{got}: {operation.what}"
-    elif getattr(operation, "module", None) is not None:
-        got = f"{got} by an activation of one's own: {getattr(operation, 'rule', '')}"
-        return refusal(_WHERE, "operations that ONNX has", got, "Use an activation of the library.")
-    remedy = 'Fold with strategy="dense", which keeps no layers, or leave it out of the model.'
-    return refusal(_WHERE, "operations that ONNX has", got, remedy)
 
 
 def _check_arguments(folded: object, path: Path, opset: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..operation import Operation, Shape
-from ..places import Array
+from ..places import Array, Table
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
@@ -61,9 +61,9 @@ class Graph:
         array = self.recipe.constants[name]
         return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
-    def optional(self, name: str | None) -> Array | None:
-        """Return a constant, or None where the operation has none."""
-        return None if name is None else self.constant(name)
+    def optional(self, name: str | None) -> list[Array]:
+        """Return a constant, or nothing where the operation has none."""
+        return [] if name is None else [self.constant(name)]
 
     def add(
         self,
@@ -144,6 +144,11 @@ class Graph:
         whole = np.array([(0, 0), *ends]).T.flatten()
         shape = tuple(n + a + b for n, (a, b) in zip(x.shape, ends, strict=True))
         return self.add("Pad", x, whole, *([value] if value else []), shape=shape)
+
+    def gather(self, x: Value, axis: int, table: Table) -> Value:
+        """Take entries along an axis; the axes of the table take its place."""
+        shape = (*x.shape[: axis - 1], *table.shape, *x.shape[axis:])
+        return self.add("Gather", x, table, shape=shape, axis=axis)
 
     def slice(self, x: Value, axis: int, start: int, stop: int) -> Value:
         """Take the entries from ``start`` to before ``stop`` along an axis, unless these are all."""

@@ -13,19 +13,19 @@ from math import prod
 import numpy as np
 
 from .. import point_operations as point
-from ..operation import Operation, Shape
+from ..operation import Shape
 from ..places import Array
 from ..point_operations import Key
-from ..torch.layers import Run, runs
 from .graph import WIDE, Graph, Value
+from .layers import RUN
 
-POINTS: dict[type[Operation], Run] = {}
+__all__ = ["RUN"]
 LARGEST = 1e300  # of coordinates and growths
 LEAST = 1e-300  # divides the energy 0 of a zero sample
 LONG = 2**12  # squares that one float32 may add up: ONNX Runtime adds them one by one
 
 
-@runs(point.Normalize, POINTS)
+@RUN.runs(point.Normalize)
 def _normalize(op: point.Normalize, graph: Graph, x: Value) -> tuple[Value, Value, Value]:
     # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
     rows = graph.reshape(x, (prod(x.shape),)) if graph.scalar_shape == (1,) else x
@@ -39,12 +39,12 @@ def _normalize(op: point.Normalize, graph: Graph, x: Value) -> tuple[Value, Valu
     return graph.reshape(unit, x.shape), graph.scalar(peak), tau
 
 
-@runs(point.SumSquares, POINTS)
+@RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: Graph, z: Value) -> Value:
     return _weighted(graph, _squared_norm(graph, z), op.weight)
 
 
-@runs(point.Rescale, POINTS)
+@RUN.runs(point.Rescale)
 def _rescale(
     op: point.Rescale, graph: Graph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value, Value]:
@@ -59,7 +59,7 @@ def _rescale(
     return z, graph.add("Mul", m, factor), graph.add("Div", tau, factor), n
 
 
-@runs(point.QuadraticForm, POINTS)
+@RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, graph: Graph, x: Value) -> Value:
     return _weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
 
@@ -69,7 +69,7 @@ def _form(graph: Graph, x: Value, form: Array) -> Value:
     return graph.scalar(graph.reduce_sample("ReduceSum", product))
 
 
-@runs(point.BandedForm, POINTS)
+@RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, graph: Graph, x: Value) -> Value:
     band, (count,) = graph.constant(op.band), x.shape
     full, span, size = band.shape
@@ -92,7 +92,7 @@ def _sum_rows(graph: Graph, products: Value, axis: int) -> Value:
     return graph.scalar(total)
 
 
-@runs(point.Fourier, POINTS)
+@RUN.runs(point.Fourier)
 def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
     """Transform by one product with cosines and sines for each axis, the last axis first.
 
@@ -116,7 +116,7 @@ def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
     return _regroup(graph, moved, (done, -1, 2 * channels))
 
 
-@runs(point.InverseFourier, POINTS)
+@RUN.runs(point.InverseFourier)
 def _inverse_fourier(op: point.InverseFourier, graph: Graph, spectrum: Value) -> Value:
     """Transform back, the first axis first; see :func:`_fourier`."""
     done, channels = spectrum.shape[0], spectrum.shape[1] // 2
@@ -156,14 +156,14 @@ def _waves(n: int) -> tuple[Array, Array]:
     return np.cos(angle), np.where(2 * turns % 1 == 0, 0.0, np.sin(angle))
 
 
-@runs(point.SpectralForm, POINTS)
+@RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, graph: Graph, spectrum: Value) -> Value:
     images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
     value = _sum_rows(graph, graph.add("Mul", images, spectrum), 2)
     return _weighted(graph, value, op.weight)
 
 
-@runs(point.SpectralProduct, POINTS)
+@RUN.runs(point.SpectralProduct)
 def _spectral_product(op: point.SpectralProduct, graph: Graph, spectrum: Value) -> Value:
     blocks = _blocks(graph.constant(op.transfer))
     return graph.add("MatMul", spectrum, blocks, shape=(len(blocks), blocks.shape[2]))
@@ -175,7 +175,7 @@ def _blocks(symbol: Array) -> Array:
     return np.block([[real, imaginary], [-imaginary, real]])
 
 
-@runs(point.Advance, POINTS)
+@RUN.runs(point.Advance)
 def _advance(op: point.Advance, graph: Graph, tau: Value, m: Value, *energies: Value) -> Value:
     n = graph.total(energies)
     if op.rule == "published":
@@ -195,12 +195,12 @@ def _growth(graph: Graph, rule: str, q: Value) -> Value:
     return graph.add("Sqrt", more) if rule == "gnomonic" else more
 
 
-@runs(point.Divide, POINTS)
+@RUN.runs(point.Divide)
 def _divide(op: point.Divide, graph: Graph, v: Value, tau: Value, m: Value) -> Value:
     return graph.scale(v, _inverse(graph, tau, op.scale))
 
 
-@runs(point.Rebase, POINTS)
+@RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, graph: Graph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
@@ -209,13 +209,13 @@ def _rebase(
     return z, graph.add("Min", t, LARGEST), graph.add("Sign", tau)
 
 
-@runs(point.AddBias, POINTS)
+@RUN.runs(point.AddBias)
 def _add_bias(op: point.AddBias, graph: Graph, z: Value, tau: Value) -> Value:
     factor = graph.reshape(graph.cast(tau, z.dtype), (1,) * len(z.shape))
     return graph.add("Add", z, graph.add("Mul", factor, graph.constant(op.bias), shape=z.shape))
 
 
-@runs(point.Grow, POINTS)
+@RUN.runs(point.Grow)
 def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) -> Value:
     first = 1 if op.constant_parts else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
@@ -242,7 +242,7 @@ def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) ->
     return graph.add("Min", graph.add("Add", graph.add("Mul", t, q), 1.0), LARGEST)
 
 
-@runs(point.Combine, POINTS)
+@RUN.runs(point.Combine)
 def _combine(op: point.Combine, graph: Graph, v: Value, tau: Value, *growths: Value) -> Value:
     shape, size = v.shape[1:], prod(v.shape[1:])
     inverse = _inverse(graph, tau, op.scale)

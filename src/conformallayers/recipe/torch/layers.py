@@ -12,11 +12,10 @@ from torch.nn import functional as F
 from ...functional import autocasts, transformed, wide_dtype
 from ...nn.activations import Rule
 from .. import layer_operations as layer
-from ..operation import Operation
+from ..operation import Runtime
 from ..point_operations import Advance, Grow
 
-Run = Callable[..., Any]
-RUN_LAYERS: dict[type[Operation], Run] = {}
+RUN = Runtime("torch")
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -64,23 +63,13 @@ class Holder(Protocol):
         ...
 
 
-def runs(kind: type[Operation], table: dict[type[Operation], Run]) -> Callable[[Run], Run]:
-    """Register the function of an operation."""
-
-    def register(function: Run) -> Run:
-        table[kind] = function
-        return function
-
-    return register
-
-
-@runs(layer.Matmul, RUN_LAYERS)
+@RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
     bias = None if op.bias is None else module.constant(op.bias)
     return F.linear(x, module.constant(op.weight), bias)
 
 
-@runs(layer.Conv, RUN_LAYERS)
+@RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, module: Holder, x: Tensor) -> Tensor:
     bias = None if op.bias is None else module.constant(op.bias)
     options = op.stride, op.padding, op.dilation, op.groups
@@ -88,7 +77,7 @@ def _conv(op: layer.Conv, module: Holder, x: Tensor) -> Tensor:
     return y
 
 
-@runs(layer.ConvTranspose, RUN_LAYERS)
+@RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, module: Holder, x: Tensor) -> Tensor:
     bias = None if op.bias is None else module.constant(op.bias)
     options = op.stride, op.padding, op.output_padding, op.groups, op.dilation
@@ -96,7 +85,7 @@ def _conv_transpose(op: layer.ConvTranspose, module: Holder, x: Tensor) -> Tenso
     return y
 
 
-@runs(layer.AvgPool, RUN_LAYERS)
+@RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, module: Holder, x: Tensor) -> Tensor:
     common = op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
     if len(op.kernel) == 1:
@@ -116,20 +105,20 @@ def _avg_pool(op: layer.AvgPool, module: Holder, x: Tensor) -> Tensor:
     return pool(x, *common, op.divisor)
 
 
-@runs(layer.MaxPool, RUN_LAYERS)
+@RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, module: Holder, x: Tensor) -> Tensor:
     options = op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode
     pooled: Tensor = _MAX_POOL[len(op.kernel)](x, *options)
     return pooled
 
 
-@runs(layer.AdaptiveAvgPool, RUN_LAYERS)
+@RUN.runs(layer.AdaptiveAvgPool)
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Holder, x: Tensor) -> Tensor:
     pooled: Tensor = _ADAPTIVE[len(op.size)](x, op.size)
     return pooled
 
 
-@runs(layer.Pad, RUN_LAYERS)
+@RUN.runs(layer.Pad)
 def _pad(op: layer.Pad, module: Holder, x: Tensor) -> Tensor:
     pads = [end for ends in reversed(op.pads) for end in ends]
     if op.mode == "zeros":
@@ -137,7 +126,7 @@ def _pad(op: layer.Pad, module: Holder, x: Tensor) -> Tensor:
     return F.pad(x, pads, mode=op.mode)
 
 
-@runs(layer.Upsample, RUN_LAYERS)
+@RUN.runs(layer.Upsample)
 def _upsample(op: layer.Upsample, module: Holder, x: Tensor) -> Tensor:
     corners = None if op.mode.startswith("nearest") else op.align_corners
     if op.scales is None:
@@ -145,17 +134,17 @@ def _upsample(op: layer.Upsample, module: Holder, x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=op.scales, mode=op.mode, align_corners=corners)
 
 
-@runs(layer.Multiply, RUN_LAYERS)
+@RUN.runs(layer.Multiply)
 def _multiply(op: layer.Multiply, module: Holder, x: Tensor) -> Tensor:
     return x * module.constant(op.factor)
 
 
-@runs(layer.AddConstant, RUN_LAYERS)
+@RUN.runs(layer.AddConstant)
 def _add_constant(op: layer.AddConstant, module: Holder, x: Tensor) -> Tensor:
     return x + module.constant(op.value)
 
 
-@runs(layer.Add, RUN_LAYERS)
+@RUN.runs(layer.Add)
 def _add(op: layer.Add, module: Holder, *values: Tensor) -> Tensor:
     return _sum(values)
 
@@ -167,27 +156,27 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@runs(layer.Concatenate, RUN_LAYERS)
+@RUN.runs(layer.Concatenate)
 def _concatenate(op: layer.Concatenate, module: Holder, *values: Tensor) -> Tensor:
     return torch.cat(values, op.axis + 1)
 
 
-@runs(layer.Slice, RUN_LAYERS)
+@RUN.runs(layer.Slice)
 def _slice(op: layer.Slice, module: Holder, x: Tensor) -> Tensor:
     return x.narrow(op.axis + 1, op.start, op.stop - op.start)
 
 
-@runs(layer.Reshape, RUN_LAYERS)
+@RUN.runs(layer.Reshape)
 def _reshape(op: layer.Reshape, module: Holder, x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], *op.shape)
 
 
-@runs(layer.Permute, RUN_LAYERS)
+@RUN.runs(layer.Permute)
 def _permute(op: layer.Permute, module: Holder, x: Tensor) -> Tensor:
     return x.permute(0, *(axis + 1 for axis in op.order))
 
 
-@runs(layer.Cast, RUN_LAYERS)
+@RUN.runs(layer.Cast)
 def _cast(op: layer.Cast, module: Holder, x: Tensor) -> Tensor:
     if op.to == layer.WIDE:
         return x.to(wide_dtype(x.device))
@@ -196,34 +185,34 @@ def _cast(op: layer.Cast, module: Holder, x: Tensor) -> Tensor:
     return x.to(module.dtype)
 
 
-@runs(layer.Elementwise, RUN_LAYERS)
+@RUN.runs(layer.Elementwise)
 def _elementwise(op: layer.Elementwise, module: Holder, x: Tensor) -> Tensor:
     return _ELEMENTWISE[op.function](x, *op.parameters)
 
 
-@runs(layer.PRelu, RUN_LAYERS)
+@RUN.runs(layer.PRelu)
 def _prelu(op: layer.PRelu, module: Holder, x: Tensor) -> Tensor:
     return torch.where(x > 0, x, x * module.constant(op.slope))
 
 
-@runs(layer.Softmax, RUN_LAYERS)
+@RUN.runs(layer.Softmax)
 def _softmax(op: layer.Softmax, module: Holder, x: Tensor) -> Tensor:
     return F.log_softmax(x, op.axis + 1) if op.log else F.softmax(x, op.axis + 1)
 
 
-@runs(layer.LayerNorm, RUN_LAYERS)
+@RUN.runs(layer.LayerNorm)
 def _layer_norm(op: layer.LayerNorm, module: Holder, x: Tensor) -> Tensor:
     weight, bias = (None if n is None else module.constant(n) for n in (op.weight, op.bias))
     return F.layer_norm(x, tuple(x.shape[x.dim() - op.axes :]), weight, bias, op.eps)
 
 
-@runs(layer.GroupNorm, RUN_LAYERS)
+@RUN.runs(layer.GroupNorm)
 def _group_norm(op: layer.GroupNorm, module: Holder, x: Tensor) -> Tensor:
     weight, bias = (None if n is None else module.constant(n) for n in (op.weight, op.bias))
     return F.group_norm(x, op.groups, weight, bias, op.eps)
 
 
-@runs(layer.Call, RUN_LAYERS)
+@RUN.runs(layer.Call)
 def _call(op: layer.Call, module: Holder, *values: Any) -> Any:
     # A user's module may call view, which fails on a channels-last map.
     plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]

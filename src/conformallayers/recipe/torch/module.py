@@ -19,12 +19,10 @@ from ..document import describe, read_recipe
 from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
-from .layers import RUN_LAYERS
-from .points import RULES, RUN_POINTS
+from .points import RULES, RUN
 
 CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 Self = TypeVar("Self", bound="Constants")
-RUN = {**RUN_LAYERS, **RUN_POINTS}
 
 
 class Constants(nn.Module):

@@ -22,12 +22,10 @@ from ...functional import (
 )
 from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
-from ..operation import Operation
 from ..point_operations import Key
-from .layers import Holder, Run, runs
+from .layers import RUN, Holder
 
-RUN_POINTS: dict[type[Operation], Run] = {}
-
+__all__ = ["RULES", "RUN"]
 
 # The built-in rules by the names that recipes have for them.
 RULES: dict[str, Rule] = {
@@ -35,7 +33,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-@runs(point.Normalize, RUN_POINTS)
+@RUN.runs(point.Normalize)
 def _normalize(
     op: point.Normalize, module: Holder, x: Tensor
 ) -> tuple[Tensor, Tensor | float, Tensor]:
@@ -43,13 +41,13 @@ def _normalize(
     return normalise(x) if tau is None else (x, 1.0, tau)
 
 
-@runs(point.SumSquares, RUN_POINTS)
+@RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
     energy = _squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
-@runs(point.Rescale, RUN_POINTS)
+@RUN.runs(point.Rescale)
 def _rescale(
     op: point.Rescale, module: Holder, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -62,7 +60,7 @@ def _rescale(
     return z, m, tau, n * op.weight
 
 
-@runs(point.QuadraticForm, RUN_POINTS)
+@RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
@@ -70,7 +68,7 @@ def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tenso
         return _wide((x @ form * x).sum(1)) * op.weight
 
 
-@runs(point.BandedForm, RUN_POINTS)
+@RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
@@ -85,7 +83,7 @@ def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
         return _wide(total) * op.weight
 
 
-@runs(point.Fourier, RUN_POINTS)
+@RUN.runs(point.Fourier)
 def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
@@ -96,7 +94,7 @@ def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
         return spectrum.flatten(2)
 
 
-@runs(point.SpectralForm, RUN_POINTS)
+@RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> Tensor:
     with full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
@@ -104,13 +102,13 @@ def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> 
         return _wide(product.sum((1, 2, 3))) * op.weight
 
 
-@runs(point.SpectralProduct, RUN_POINTS)
+@RUN.runs(point.SpectralProduct)
 def _spectral_product(op: point.SpectralProduct, module: Holder, spectrum: Tensor) -> Tensor:
     with full_precision(spectrum):
         return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
 
 
-@runs(point.InverseFourier, RUN_POINTS)
+@RUN.runs(point.InverseFourier)
 def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor) -> Tensor:
     if spectrum.shape[0] == 0:
         return torch.view_as_real(spectrum).new_zeros(0, spectrum.shape[1], *op.size)
@@ -120,7 +118,7 @@ def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor)
     return result
 
 
-@runs(point.Advance, RUN_POINTS)
+@RUN.runs(point.Advance)
 def _advance(
     op: point.Advance, module: Holder, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
@@ -130,14 +128,14 @@ def _advance(
     return module.rule(op).advance(tau, total, m)
 
 
-@runs(point.Divide, RUN_POINTS)
+@RUN.runs(point.Divide)
 def _divide(op: point.Divide, module: Holder, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
     if isinstance(m, float):
         return scale_samples(v, op.scale / tau)
     return scale_samples(v, guarded_ratio(op.scale, tau))
 
 
-@runs(point.Rebase, RUN_POINTS)
+@RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, module: Holder, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,12 +145,12 @@ def _rebase(
     return scale_samples(z, guarded_ratio(op.scale, tau)), coordinate, alive
 
 
-@runs(point.AddBias, RUN_POINTS)
+@RUN.runs(point.AddBias)
 def _add_bias(op: point.AddBias, module: Holder, z: Tensor, tau: Tensor) -> Tensor:
     return z + scale_samples(module.constant(op.bias).to(z.dtype).expand_as(z), tau)
 
 
-@runs(point.Grow, RUN_POINTS)
+@RUN.runs(point.Grow)
 def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
     count = len(op.constant_parts)
     first = 1 if count else 0
@@ -178,7 +176,7 @@ def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tenso
     return module.rule(op).grow(energy.clamp_min(0), t).clamp_max(LARGEST)
 
 
-@runs(point.Combine, RUN_POINTS)
+@RUN.runs(point.Combine)
 def _combine(op: point.Combine, module: Holder, v: Tensor, tau: Tensor, *growths: Tensor) -> Tensor:
     inverse, y = guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
     for index, key in enumerate(op.linear):

@@ -160,49 +160,6 @@ $Q                    $put(y, n, $T$get(y, n));
     }
 }
 
-//: window
-/* The entries of a window along an axis, from first to before end; returns how many there are with
-   the zeros beside the image. Without a kernel: the i-th of count ranges that cover the axis. */
-static int32_t window(int32_t i, int32_t size, int32_t count, int32_t kernel, int32_t stride,
-                      int32_t pad, int32_t *first, int32_t *end)
-{
-    int32_t start = i * stride - pad, stop = start + kernel;
-    if (kernel == 0) {
-        start = i * size / count;
-        stop = ((i + 1) * size + count - 1) / count;
-    }
-    stop = stop > size + pad ? size + pad : stop;
-    *first = start < 0 ? 0 : start;
-    *end = stop > size ? size : stop;
-    return stop - start;
-}
-
-//: mean_pool
-/* Means of windows over three axes. g: channels; for the axes the sizes in and out, the kernel, the
-   stride and the padding; whether zeros beside the image count, and what replaces the count. */
-static void mean_pool$s(const float *x, float *y, const int32_t *g)
-{
-    const int32_t *in = g + 1, *to = g + 4, *size = g + 7, *step = g + 10, *pad = g + 13;
-    int32_t c, p, q, r, i, j, k, a[3], b[3], n = 0;
-    for (c = 0; c < g[0]; c++, x = $at(x, in[0] * in[1] * in[2]))
-        for (p = 0; p < to[0]; p++)
-            for (q = 0; q < to[1]; q++)
-                for (r = 0; r < to[2]; r++, n++) {
-                    int32_t count = window(p, in[0], to[0], size[0], step[0], pad[0], a, b);
-                    $V total = 0;
-                    count *= window(q, in[1], to[1], size[1], step[1], pad[1], a + 1, b + 1);
-                    count *= window(r, in[2], to[2], size[2], step[2], pad[2], a + 2, b + 2);
-                    if (!g[16])
-                        count = (b[0] - a[0]) * (b[1] - a[1]) * (b[2] - a[2]);
-                    count = g[17] ? g[17] : count;
-                    for (i = a[0]; i < b[0]; i++)
-                        for (j = a[1]; j < b[1]; j++)
-                            for (k = a[2]; k < b[2]; k++)
-                                total += $get(x, (i * in[1] + j) * in[2] + k);
-                    $put(y, n, total / ($V)count);
-                }
-}
-
 //: max_pool
 /* The largest entries of windows over three axes; NaN counts as largest. g: channels; for the axes
    the sizes in and out, the kernel, the stride, the padding and the dilation. */
