@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
-from conformallayers.lab.data.batches import Centre, as_input, mean_image
+from conformallayers.lab.data.batches import as_input, mean_image
 from conformallayers.lab.data.catalogue import LABELS, NAMES, SHAPES
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.data.image_adapter import from_images, native_shape
+from conformallayers.nn.extra_layers import Centre
 from oracle import randomise, relative_error
 
 

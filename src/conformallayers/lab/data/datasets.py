@@ -153,7 +153,7 @@ def _read(
     place: files.Place, verify: bool
 ) -> Iterator[tuple[str, Path, dict[str, Bytes] | ConformalError]]:
     """Yield name and path of every file with its arrays, or with the error that it leads to."""
-    for path in place.paths():
+    for path in place.paths:
         name = path.name
         try:
             for name, where, data in files.read_files(place.layout, path):

@@ -43,7 +43,7 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
     """
     layouts = files.layouts_of(name)
     place = None if name == DIGITS else files.locate(name, root)
-    if name == DIGITS or (place is not None and not place.missing() and not _wrong(place)):
+    if name == DIGITS or (place is not None and not place.missing and not _wrong(place)):
         return []
     if source is None:
         wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"
@@ -72,8 +72,8 @@ def _from_folder(name: str, root: Path, source: Path) -> Iterator[list[_Download
         expected, got = "a folder, or an address that starts with http", f"{source}, which is none"
         raise refusal("data get --source", expected, got, "Name the folder that holds the files.")
     place = files.require(name, source.resolve())
-    folder = root if place.archived else root / place.layout.folders[0]
-    for path in place.paths():
+    folder = root if place.path.name == place.layout.archive else root / place.layout.folders[0]
+    for path in place.paths:
         yield [_Download(place.layout, folder / path.name, path.as_uri())]
 
 
@@ -125,7 +125,7 @@ def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
 
 def _wrong(place: files.Place) -> list[Path]:
     """Return the files of a place that differ from the known ones."""
-    return [path for path in place.paths() if not _correct(place.layout, path)]
+    return [path for path in place.paths if not _correct(place.layout, path)]
 
 
 def _correct(layout: Layout, path: Path) -> bool:

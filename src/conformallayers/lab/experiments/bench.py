@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 from ... import networks
@@ -24,13 +23,13 @@ from ...folding.folded import Folded
 from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
-from ..checks import require_choice, require_positive
+from ..checks import command_line, require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
 from .engines import Engine, relu_engines
 from .options import BenchOptions
-from .records import command_line, provenance
-from .timing import Timing, interleave
+from .records import provenance
+from .timing import interleave
 
 SHAPE = networks.IMAGE_SHAPE
 _CALLS = 3  # timed calls per turn
@@ -62,7 +61,7 @@ class Row:
     batch: int
     strategy: str
     error: float
-    times: dict[str, tuple[float, float, float]]
+    times: dict[str, tuple[float, ...]]
     notes: dict[str, str]
     commit: str | None = None  # one file may hold rows of several runs
 
@@ -110,7 +109,7 @@ def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
         engines, notes = relu_engines(relu, x)
         engines |= folded_engines(conformal, x, folded, loose)
         seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
-        times = {key: _milliseconds(value) for key, value in seconds.items()}
+        times = {key: tuple(value.milliseconds.values()) for key, value in seconds.items()}
         error = fold_error(conformal, folded, x[:8])
         rows.append(Row(name, batch, folded.strategy, error, times, notes, commit()))
     return rows
@@ -208,19 +207,13 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
     if depth_count < 2:
         return
     chosen = sorted((r for r in deep if r.batch == batch), key=lambda r: int(r.network[6:]))
-    depths = [int(row.network.split()[1]) for row in chosen]
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name in dict.fromkeys(name for row in chosen for name in row.times):
-        points = [
-            (k, r.times[name][0]) for k, r in zip(depths, chosen, strict=True) if name in r.times
-        ]
-        bold = name in ("folded", "tolerance")
-        axes.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if bold else 1)
-    axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-    axes.legend()
+    with figures.styled(6.4, 4.2) as (figure, axes):
+        for name in dict.fromkeys(name for row in chosen for name in row.times):
+            timed = [row for row in chosen if name in row.times]
+            depths = [int(row.network.split()[1]) for row in timed]
+            width = 2.5 if name in ("folded", "tolerance") else 1
+            medians = [row.times[name][0] for row in timed]
+            axes.plot(depths, medians, marker="o", label=name, linewidth=width)
+        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
+        axes.legend()
     figures.save(figure, folder, "bench")
-
-
-def _milliseconds(timing: Timing) -> tuple[float, float, float]:
-    return tuple(round(1e3 * value, 4) for value in (timing.median, timing.low, timing.high))  # type: ignore[return-value]

@@ -34,9 +34,7 @@ def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure
     scales = {name: _scale(name, rows) for name in _AXES}
     low, high = scales["validation_accuracy"]
     colours = matplotlib.colormaps["cividis"]
-    with matplotlib.rc_context(figures.STYLE):
-        figure = Figure(figsize=(9, 4.2), layout="constrained")
-        axes = figure.subplots()
+    with figures.styled(9, 4.2) as (figure, axes):
         for rank, row in enumerate(rows):
             heights = [_height(name, row, scales[name]) for name in _AXES]
             colour = colours((100 * row["validation_accuracy"] - low) / (high - low))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ... import networks
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...utils.memory import peak, settle
-from .timing import quartiles
+from .timing import Timing, call_seconds
 
 Row = dict[str, Any]
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
@@ -76,15 +75,12 @@ def measure_here(
         model(x)
         times: list[float] = []
         while len(times) < executions and (not times or sum(times) < seconds):
-            started = time.perf_counter()
-            model(x)
-            times.append(time.perf_counter() - started)
+            times.append(call_seconds(lambda: model(x)))
         grown = peak() - before
-    median, low, high = (round(1e3 * value, 4) for value in quartiles(times))
     return {
         "path": path,
         "batch": batch,
-        "milliseconds": {"median": median, "low": low, "high": high},
+        "milliseconds": Timing.of(times).milliseconds,
         "executions": len(times),
         "peak_bytes": grown,
     }

@@ -17,7 +17,7 @@ from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...errors import ConformalError, refusal
-from ..checks import require_positive
+from ..checks import command_line, require_positive, require_same
 from ..data.datasets import Dataset, load
 from ..report import figures
 from ..training.config import TrainConfig, make_config
@@ -25,7 +25,7 @@ from ..training.train import epoch_rows
 from . import paper
 from .coordinates import parallel_coordinates
 from .options import SweepOptions
-from .records import Row, command_line, provenance, write_record
+from .records import Row, provenance, write_record
 
 NAME = "study"
 BEST = 10  # trials in the figure
@@ -178,11 +178,9 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
     before = study.user_attrs.get(_OPTIONS)
     if before is None:
         study.set_user_attr(_OPTIONS, dict(options))
-    for key, value in options.items():
-        if before is not None and before.get(key) != value:
-            where = f"sweep --{key.replace('_', '-')}"
-            remedy = f"Give the options of the study {name}, or name another by --study and --out."
-            raise refusal(where, f"{before.get(key)!r} as before", repr(value), remedy)
+    else:
+        remedy = f"Give the options of the study {name}, or name another by --study and --out."
+        require_same("sweep", before, options, remedy)
     return study
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from ...nn.activations import ReSPro
 from ...utils.files import staged_files
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 _FLOOR = -1.7  # height of the contour lines below a surface
 STYLE: Any = {
     "font.size": 10,
@@ -36,6 +38,21 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             with staged_files(path) as (staged,):
                 figure.savefig(staged, format=path.suffix[1:], **options)
     return paths
+
+
+@contextmanager
+def styled(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Figure, Any]]:
+    """Yield a figure and its axes, to be drawn in the common style.
+
+    Args:
+        width, height: in inches.
+        rows, columns: of axes; a single one is no array.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns)
 
 
 def plain_ticks(*axes: Any) -> None:
@@ -77,9 +94,9 @@ def respro_surface(alpha: float = 3.0) -> Figure:
 def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
     """Draw the training loss above the test accuracy (0 to 1) of each epoch."""
     epochs = range(1, len(losses) + 1)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
+    with styled(6.4, 4.6, rows=2) as (figure, (above, below)):
+        below.sharex(above)
+        above.tick_params(labelbottom=False)
         above.plot(epochs, losses, color=BLUE, marker="o", markersize=4)
         above.set(ylabel="training loss\n(smoothed labels)")
         below.plot(epochs, [100 * a for a in accuracies], color=ORANGE, marker="s", markersize=4)

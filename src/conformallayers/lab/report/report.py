@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
 from ..experiments import paper
-from ..training.runs import commit
+from ..training.runs import commit, git
 from . import sections
 from .sections import Context, Record
 
@@ -127,12 +126,7 @@ def read(path: Path, *required: str) -> Record:
 
 def _commit_of(path: Path) -> str | None:
     """Return the last commit that changed a file; None outside a repository."""
-    command = ["git", "-C", str(path.parent), "log", "-1", "--format=%H", "--", path.name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
+    return git(path.parent, "log", "-1", "--format=%H", "--", path.name) or None
 
 
 def _numeric_columns(rows: Sequence[Sequence[object]]) -> list[bool]:

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
 from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
+from ..settings import torch_settings
 from . import checkpoint, runs
 from .config import TrainConfig, make_config
 from .distributed import Ranks, process_group
@@ -115,7 +115,7 @@ def train(
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
-    with _settings(config), process_group(config.device) as ranks:
+    with torch_settings(config.threads), process_group(config.device) as ranks:
         source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
         train_set, held_out = source, None
         if config.validation:
@@ -145,7 +145,7 @@ def epoch_rows(
         held_out: with the images for the validation accuracy, as its test images.
     """
     config = config.model_copy(update={"classes": train_set.classes})
-    with _settings(config):
+    with torch_settings(config.threads):
         run = _prepare(config, config.folder, "", train_set, held_out, Ranks())
         for epoch in range(config.epochs):
             row: dict[str, Any] = {"epoch": epoch + 1}
@@ -354,15 +354,3 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
         runs.write_metrics(run.folder, run.history)
         write_json(run.folder / runs.RESULT, row)
     return TrainResult(row, run.history, run.folder, run.model)
-
-
-@contextmanager
-def _settings(config: TrainConfig) -> Iterator[None]:
-    """Set the number of threads; restore it and torch's random state afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_num_threads(config.threads or threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
