@@ -31,16 +31,19 @@ def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) 
         raise refusal(where, expected, repr(value), remedy + suggest(value, known))
 
 
-def require_positive(command: str, **values: float | Sequence[float] | None) -> None:
+def require_positive(command: str, options: object, *names: str) -> None:
     """Refuse the first option that has a value of 0 or below; None stands for its default.
 
     Examples:
-        >>> require_positive("sweep", trials=2, timeout=None, max_epochs=0)
+        >>> from types import SimpleNamespace
+        >>> options = SimpleNamespace(trials=2, timeout=None, max_epochs=0)
+        >>> require_positive("sweep", options, "trials", "timeout", "max_epochs")
         Traceback (most recent call last):
         ...
         conformallayers.errors.ConformalError: sweep --max-epochs: expected a value greater than 0, got 0. See conformallayers sweep --help.
     """
-    for name, value in values.items():
+    for name in names:
+        value = getattr(options, name)
         for number in value if isinstance(value, Sequence) else [value]:
             if number is not None and number <= 0:
                 remedy = f"See conformallayers {command} --help."

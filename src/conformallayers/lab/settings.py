@@ -10,12 +10,7 @@ import torch
 
 @contextmanager
 def torch_settings(threads: int | None = None, seed: int | None = None) -> Iterator[None]:
-    """Set the number of threads and the seed; restore threads and random state afterwards.
-
-    Args:
-        threads: None keeps the current number.
-        seed: None keeps the current state.
-    """
+    """Set threads and seed, unless None; restore threads and random state afterwards."""
     before = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         if seed is not None:

@@ -121,11 +121,6 @@ def read_files(
 ) -> Iterator[tuple[str, Path, bytes]]:
     """Read one file, or all files of an archive; nothing is extracted to disk.
 
-    Args:
-        layout: of the data set.
-        path: of the file.
-        called: its name, if the file has a temporary one.
-
     Yields:
         Each file's name in the catalogue, its path, and its decompressed bytes.
     """

@@ -211,7 +211,11 @@ class _Job:
     def train(self, console: Console) -> Row:
         """Train the cell, or continue its run, and write its row."""
         cell, config, verify = self.cell, self.config, self.options.verify
-        console.print(f"{self.name}: {_setting_text(config)}", highlight=False)
+        setting = (
+            f"{config.epochs} epochs, batch size {config.batch_size}, {config.optimizer}, "
+            f"learning rate {config.learning_rate:g}, {config.schedule}"
+        )
+        console.print(f"{self.name}: {setting}", highlight=False)
         result = train(
             cell.network,
             cell.dataset,
@@ -234,10 +238,3 @@ class _Job:
         self.options.out.mkdir(parents=True, exist_ok=True)
         write_json(self.path, row)
         return row
-
-
-def _setting_text(config: TrainConfig) -> str:
-    return (
-        f"{config.epochs} epochs, batch size {config.batch_size}, {config.optimizer}, "
-        f"learning rate {config.learning_rate:g}, {config.schedule}"
-    )

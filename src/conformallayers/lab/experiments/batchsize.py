@@ -21,7 +21,6 @@ from .options import BatchOptions
 from .records import Measurements, Row
 
 NAME = "batches"
-_SETTINGS = ("executions", "seconds", "seed", "threads")  # that every row depends on
 _MOST = 2**20  # images per batch
 _SHARE = 0.6  # fraction of the available memory that a batch may be expected to need
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
@@ -43,16 +42,13 @@ def run_batches(
     """
     chosen = BatchOptions(**options)
     budget = None if chosen.memory is None else parse_size(chosen.memory, "experiment 4 --memory")
-    numbers = {name: getattr(chosen, name) for name in ("batches", "executions", "seconds")}
-    require_positive("experiment 4", **numbers)
-    settings = {name: getattr(chosen, name) for name in _SETTINGS}
+    require_positive("experiment 4", chosen, "batches", "executions", "seconds")
     measurements = Measurements(
         ("experiment", "4"),
-        settings,
-        {name: getattr(chosen, name) for name in ("batches", "memory", "strategies")},
-        out=chosen.out,
+        chosen,
+        settings=("executions", "seconds", "seed", "threads"),
+        selection=("batches", "memory", "strategies"),
         name=NAME,
-        resume=chosen.resume,
         key=lambda row: (row["path"], row["batch"]),
         line=_line,
         say=say,
@@ -60,7 +56,9 @@ def run_batches(
     )
 
     def row(path: str, batch: int) -> Row:
-        return measurements.row((path, batch), lambda: measure(path, batch, **settings))
+        return measurements.row(
+            (path, batch), lambda: measure(path, batch, **measurements.settings)
+        )
 
     def draw(rows: list[Row]) -> None:
         figures.save(batch_figure(rows, measurements.lists["limits"]), chosen.out, "figure")
@@ -71,7 +69,9 @@ def run_batches(
             for batch in chosen.batches or powers(partial(row, path)):
                 row(path, batch)
             if budget is not None:
-                _find_limit(path, budget, measurements, partial(measure, path, **settings))
+                _find_limit(
+                    path, budget, measurements, partial(measure, path, **measurements.settings)
+                )
     return measurements.record
 
 
@@ -101,11 +101,7 @@ def _find_limit(
 
 
 def powers(row_of: Callable[[int], Row]) -> Iterator[int]:
-    """Yield powers of two while the next one is expected to fit into the available memory.
-
-    Args:
-        row_of: returns the row of a batch size.
-    """
+    """Yield powers of two while the next one is expected to fit into the available memory."""
     batch, largest = 1, 0
     while batch <= _MOST:
         yield batch
@@ -123,13 +119,7 @@ def powers(row_of: Callable[[int], Row]) -> Iterator[int]:
 def largest_within(
     budget: int, needed: Callable[[int], int | None], first: int = _FIRST, most: int = _MOST
 ) -> int:
-    """Return the largest batch within a budget, to one part in 64; 0 if one image exceeds it.
-
-    Args:
-        budget: bytes.
-        needed: returns the bytes of a batch, or None if it could not be run.
-        first: batch size to start with.
-        most: upper bound of the result.
+    """Return the largest batch whose bytes fit a budget, to one part in 64; 0 if one image exceeds it.
 
     Examples:
         >>> largest_within(100_000, lambda batch: 100 * batch)

@@ -24,12 +24,7 @@ _BEND = 0.45  # distance of the control points from their axes, as a share of th
 
 
 def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw trials as curves, coloured by accuracy, the best on top.
-
-    Args:
-        trials: rows with the four hyperparameters and ``validation_accuracy``, a share.
-        title: title of the figure.
-    """
+    """Draw trials, rows of study.json, as curves coloured by accuracy, the best on top."""
     rows = sorted(trials, key=lambda row: row["validation_accuracy"])
     scales = {name: _scale(name, rows) for name in _AXES}
     low, high = scales["validation_accuracy"]

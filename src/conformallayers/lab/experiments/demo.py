@@ -20,12 +20,14 @@ from torch import Tensor, nn
 import conformallayers as cl
 
 from ...utils.files import write_json
-from ..data.digits import CLASSES, SHAPE, Digits, digits
+from ..data.catalogue import CLASSES, DIGITS, SHAPES
+from ..data.datasets import Digits, digits
 from ..report import figures
 from ..settings import torch_settings
 from .records import staged_folder
 from .timing import interleave
 
+SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)
 _ROUNDS = 41  # of timing
 

@@ -11,18 +11,17 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor, nn
+from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
-from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
 from .options import DepthOptions
 from .records import Measurements, Row
-from .timing import interleave
+from .timing import interleave, run_layers
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
@@ -41,17 +40,13 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
     """
     chosen = DepthOptions(**options)
     depths = tuple(chosen.depths) or DEPTHS
-    require_positive(
-        "experiment 3", depths=depths, batch=chosen.batch, executions=chosen.executions
-    )
-    names = ("batch", "executions", "seed", "strategy", "threads")
+    require_positive("experiment 3", chosen, "depths", "batch", "executions")
     measurements = Measurements(
         ("experiment", "3"),
-        {name: getattr(chosen, name) for name in names},
-        {"depths": depths if depths != DEPTHS else ()},
-        out=chosen.out,
+        chosen,
+        settings=("batch", "executions", "seed", "strategy", "threads"),
+        selection=("depths",),
         name=NAME,
-        resume=chosen.resume,
         key=lambda row: row["depth"],
         line=_line,
         say=say,
@@ -75,8 +70,8 @@ def measured(depth: int, options: DepthOptions) -> Row:
     started = time.perf_counter()
     folded = fold(conformal, networks.IMAGE_SHAPE, strategy=options.strategy)
     seconds = time.perf_counter() - started
-    engines = {RELU: partial(_run, relu, x), LAYERS: partial(_run, conformal, x)}
-    engines[FOLDED] = partial(_run, folded, x)
+    models: dict[str, nn.Module] = {RELU: relu, LAYERS: conformal, FOLDED: folded}
+    engines = {name: partial(run_layers, model, x) for name, model in models.items()}
     times = interleave(engines, rounds=math.ceil(options.executions / _CALLS), calls=_CALLS)
     return {
         "depth": depth,
@@ -108,11 +103,6 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
         axes.grid(alpha=0.3, which="both")
         axes.legend()
     return figure
-
-
-def _run(model: nn.Module, x: Tensor) -> object:
-    with torch.inference_mode(), layer_by_layer():
-        return model(x)
 
 
 def _line(row: Row) -> str:

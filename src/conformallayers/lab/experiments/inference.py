@@ -25,13 +25,7 @@ FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
 
 
 def measure_alone(path: str, batch: int, **options: Any) -> Row:
-    """Return the row of a path, measured in a new process; on failure, ``failed`` has the reason.
-
-    Args:
-        path: RELU, LAYERS, or FOLDED and a strategy.
-        batch: the number of images.
-        **options: executions, seconds, seed and threads of :func:`measure_here`.
-    """
+    """Return the row of :func:`measure_here` from a new process; ``failed`` has the reason of a failure."""
     wanted = json.dumps({"path": path, "batch": batch, **options})
     command = [sys.executable, "-m", "conformallayers.lab.experiments.inference", wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,7 +52,8 @@ def measure_here(
     image: the batch, the activations between the layers, and the scores.
 
     Args:
-        path, batch: as in :func:`measure_alone`.
+        path: RELU, LAYERS, or FOLDED and a strategy.
+        batch: number of images.
         executions: timed calls.
         seconds: time limit; slow paths are called less often, but at least once.
         seed: of weights and images.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...utils.files import write_json
 from ..checks import command_line, require_folder
 from ..data.batches import as_input
 from ..data.datasets import Dataset, load
+from ..data.files import md5
 from ..report.figures import save
 from ..settings import torch_settings
 from ..training.config import TrainConfig
@@ -65,7 +65,7 @@ def run_inspect(
     require_folder("inspect --out", out)
     config, model, epoch = trained(path)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
-    options: Row = {"dataset": name, "samples": samples, "checkpoint": _checksum(path)}
+    options: Row = {"dataset": name, "samples": samples, "checkpoint": md5(path.read_bytes())}
     record = kept(out / RECORD, options, resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
@@ -105,10 +105,6 @@ def _results(
         ],
         "untrained": [_part_row(part, labels) for part in untrained.parts],
     }
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def _image_count(samples: int | None, available: int) -> int:

@@ -23,12 +23,7 @@ Row = dict[str, Any]
 
 
 def provenance(command: str, before: Row | None = None) -> Row:
-    """Return the command, the commit and the machine of a measurement.
-
-    Args:
-        command: the command line of this process.
-        before: the record that is resumed; its commands and commits come first.
-    """
+    """Return the command, the commit and the machine; those of a resumed record come first."""
     commands, commits = command, commit() or "unknown"
     if before:
         done = before["command"].split(" && ")
@@ -57,13 +52,7 @@ def mean_and_spread(shares: Sequence[float]) -> str:
 
 
 def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
-    """Return the record to resume; empty if there is none or ``resume`` is False.
-
-    Args:
-        path: the JSON file.
-        options: options of the measurement; a record with other options is refused.
-        resume: whether to look for a record.
-    """
+    """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
     remedy = "Give the same options, or start again without --resume."
@@ -98,10 +87,6 @@ def staged_folder(out: Path, where: str) -> Iterator[Path]:
     """Yield a temporary folder beside ``out``, and move its files there at the end, JSON last.
 
     An interrupted command leaves ``out`` unchanged.
-
-    Args:
-        out: the folder; created if it does not exist.
-        where: the option that names it, for the error message.
     """
     require_folder(where, out)
     parent = out.absolute().parent
@@ -120,11 +105,10 @@ class Measurements:
 
     Args:
         words: the command, such as ``("experiment", "3")``.
-        settings: options that every row depends on; a record with other values is not resumed.
-        selection: further options, which choose the rows.
-        out: the folder.
+        options: of the command; their folder ``out`` is written, and ``resume`` keeps its rows.
+        settings: names of options that every row depends on; other values cannot be resumed.
+        selection: names of further options, which choose the rows.
         name: of the files.
-        resume: keep the rows in the folder.
         key: returns the value that identifies a row.
         line: returns the line that reports a new row.
         say: prints a line.
@@ -135,27 +119,27 @@ class Measurements:
     def __init__(
         self,
         words: Sequence[str],
-        settings: Row,
-        selection: Row,
+        options: Any,
         *,
-        out: Path,
+        settings: Sequence[str],
+        selection: Sequence[str],
         name: str,
-        resume: bool,
         key: Callable[[Row], Any],
         line: Callable[[Row], str],
         say: Callable[[str], object],
         sort: bool = False,
         lists: Sequence[str] = (),
     ) -> None:
-        self._out, self._name, self._line, self._sort, self.say = out, name, line, sort, say
-        before = kept(out / f"{name}.json", settings, resume)
+        self._out, self._name, self._line, self._sort = options.out, name, line, sort
+        self.say, self.settings = say, {key: getattr(options, key) for key in settings}
+        before = kept(options.out / f"{name}.json", self.settings, options.resume)
         self.rows: dict[Any, Row] = {key(row): row for row in before.get("rows", [])}
         self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}
-        shown = {**settings, **selection}
-        self._resume = command_line(words, {**shown, "out": out, "resume": True})
-        self._source = {**provenance(command_line(words, shown), before), "options": settings}
-        if settings["threads"] is not None:
-            self._source["machine"]["threads"] = settings["threads"]
+        shown = {key: getattr(options, key) for key in (*settings, *selection)}
+        self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
+        self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
+        if options.threads is not None:
+            self._source["machine"]["threads"] = options.threads
 
     @property
     def record(self) -> Row:

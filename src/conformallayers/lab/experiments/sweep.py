@@ -240,8 +240,7 @@ def _line(trial: FrozenTrial) -> str:
 
 
 def _check(options: SweepOptions) -> None:
-    names = ("trials", "max_epochs", "validation", "timeout")
-    require_positive("sweep", **{name: getattr(options, name) for name in names})
+    require_positive("sweep", options, "trials", "max_epochs", "validation", "timeout")
     most = paper.EPOCHS[1]
     if options.max_epochs > most:
         remedy = "The paper's search space ends there."

@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
+
+from ...nn.container import layer_by_layer
+
 _FEWEST = 3  # rounds, however long they take
 
 
@@ -61,6 +66,13 @@ def interleave(
             run()
             seconds[name] += [call_seconds(run) for _ in range(calls)]
     return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def run_layers(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
+    with torch.inference_mode(), layer_by_layer():
+        y: Tensor = model(x)
+    return y
 
 
 def call_seconds(run: Callable[[], object]) -> float:

@@ -44,12 +44,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def styled(
     width: float, height: float, rows: int = 1, columns: int = 1
 ) -> Iterator[tuple[Figure, Any]]:
-    """Yield a figure and its axes, to be drawn in the common style.
-
-    Args:
-        width, height: in inches.
-        rows, columns: of axes; a single one is no array.
-    """
+    """Yield a figure (in inches) and its axes, an array if several, to be drawn in the common style."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(rows, columns)
@@ -116,13 +111,7 @@ def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figu
 
 
 def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
-    """Draw M (d_out, d_in) and Q (d_in, d_in), each divided by its largest entry.
-
-    Args:
-        matrix: M.
-        form: Q.
-        layers: name of the folded layers, for the title.
-    """
+    """Draw M (d_out, d_in) and Q (d_in, d_in) of some layers, each divided by its largest entry."""
     with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(9, 5), layout="compressed")
         widths = [matrix.shape[1] / matrix.shape[0], 1]  # equal heights

@@ -120,13 +120,9 @@ def read(path: Path, *required: str) -> Record:
         expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
         raise refusal(f"report, {path}", expected, "another file", _REMEDY)
     if "commit" not in record:
-        record["commit"] = _commit_of(path)
+        last = git(path.parent, "log", "-1", "--format=%H", "--", path.name)
+        record["commit"] = last or None
     return record
-
-
-def _commit_of(path: Path) -> str | None:
-    """Return the last commit that changed a file; None outside a repository."""
-    return git(path.parent, "log", "-1", "--format=%H", "--", path.name) or None
 
 
 def _numeric_columns(rows: Sequence[Sequence[object]]) -> list[bool]:

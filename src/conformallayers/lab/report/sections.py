@@ -72,8 +72,7 @@ def depth_section(record: Record, folder: Path) -> Context | None:
         "batch": record.get("options", {}).get("batch", 64),
         "header": ["k", *(f"{name}, ms" for name in names), f"{relu} / folded", "strategy"],
         "lines": lines,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
+        **_source(record, folder),
     }
 
 
@@ -100,13 +99,7 @@ def batch_section(record: Record, folder: Path) -> Context | None:
     limits = [
         [row["path"], row["largest_batch"], size(row["budget_bytes"])] for row in record["limits"]
     ]
-    return {
-        "lines": lines,
-        "failed": failed,
-        "limits": limits,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
-    }
+    return {"lines": lines, "failed": failed, "limits": limits, **_source(record, folder)}
 
 
 def sweep_section(studies: Sequence[tuple[Record, Path]]) -> list[Context]:
@@ -130,8 +123,7 @@ def bench_section(record: Record, folder: Path) -> Context | None:
     return {
         "header": ["network", "batch", *names, "strategy", "times as fast"],
         "lines": lines,
-        "picture": _picture(folder, "bench"),
-        "source": _source(record, "conformallayers bench"),
+        **_source(record, folder, "bench", "conformallayers bench"),
     }
 
 
@@ -146,7 +138,7 @@ def steps_section(record: Record, folder: Path) -> Context | None:
     return {
         "header": ["network", "batch", *_STEP_COLUMNS],
         "lines": lines,
-        "source": _source(record, "python benchmarks/train_step.py"),
+        **_source(record, folder, command="python benchmarks/train_step.py"),
     }
 
 
@@ -256,8 +248,7 @@ def _study(record: Record, folder: Path) -> Context:
         "images": record["images"]["train"],
         "subset": bool(record["options"].get("subset")),
         "lines": lines,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
+        **_source(record, folder),
     }
 
 
@@ -275,16 +266,17 @@ def _matching(records: Sequence[Record], cell: str, variant: str = "") -> list[R
     ]
 
 
-def _source(record: Record, command: str = "unknown") -> Context:
-    """Return the command, the commit and the machine of a record."""
+def _source(
+    record: Record, folder: Path, picture: str = "figure", command: str = "unknown"
+) -> Context:
+    """Return the picture beside a record, and the record's command, commit and machine."""
     machine = record.get("machine", {})
-    return {
+    details = [f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine]
+    source = {
         "command": record.get("command") or command,
-        "details": [
-            f"commit {short_commit(record.get('commit'))}",
-            *(f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine),
-        ],
+        "details": [f"commit {short_commit(record.get('commit'))}", *details],
     }
+    return {"picture": _picture(folder, picture), "source": source}
 
 
 def _picture(folder: Path, name: str) -> str | None:

@@ -33,12 +33,7 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
 
 
 def last_checkpoint(folder: Path, data: str) -> Checkpoint | None:
-    """Return the last checkpoint, None if there is none; refuse that of other training images.
-
-    Args:
-        folder: of the run.
-        data: the md5 of the training images and labels.
-    """
+    """Return the last checkpoint, None if there is none; refuse that of images with another md5."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None

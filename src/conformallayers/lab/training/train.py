@@ -137,13 +137,7 @@ def train(
 def epoch_rows(
     config: TrainConfig, train_set: Dataset, held_out: Dataset
 ) -> Iterator[dict[str, Any]]:
-    """Train without writing anything; yield loss and accuracies of each epoch.
-
-    Args:
-        config: the options; ``validation`` and ``classes`` are ignored.
-        train_set: with the training images.
-        held_out: with the images for the validation accuracy, as its test images.
-    """
+    """Train without writing anything; yield loss and accuracies of each epoch, on held-out test images."""
     config = config.model_copy(update={"classes": train_set.classes})
     with torch_settings(config.threads):
         run = _prepare(config, config.folder, "", train_set, held_out, Ranks())
