@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     # Not TrainConfig itself: a recipe fills in the options that are not given, then all are checked.
     _fields = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
-    del _fields["network"], _fields["dataset"]
+    del _fields["network"], _fields["dataset"], _fields["classes"]
     Options = TypedDict("Options", _fields, total=False)
 
 

@@ -216,12 +216,12 @@ def _train_with_bar(
 
 def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Path) -> None:
     linear_part = model[:3]  # up to the first layer of the head, which folds into M and Q
-    dense: Any = cl.fold(linear_part, SHAPE, strategy="dense").body
+    constants = cl.fold(linear_part, SHAPE, strategy="dense").recipe.constants
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
         "respro": figures.respro_surface(),
         "training": figures.training_curve(history.losses, history.accuracies),
-        "folded": figures.folded_arrays(dense.core.matrix, dense.core.forms[0], title),
+        "folded": figures.folded_arrays(constants["matrix"], constants["form"], title),
     }
     for name, figure in drawn.items():
         figures.save(figure, folder, name)

@@ -154,10 +154,9 @@ def make_scheduler(
     """Return the learning rate schedule of a run.
 
     Args:
-        config: the options of the run.
-        optimizer: whose learning rate is set. It has had a schedule before if ``done`` is not 0.
+        config, optimizer: of the run.
         steps: the optimizer steps of the whole run.
-        done: the steps that an earlier process has taken.
+        done: the steps that an earlier process has taken, with a schedule of the same optimizer.
 
     Examples:
         >>> config = make_config(
@@ -203,10 +202,8 @@ def _prepare(
         data.update(tensor.numpy(force=True).tobytes())
     optimizer = _make_optimizer(config, model)
     scheduler = make_scheduler(config, optimizer, config.epochs * len(batches))
-    digest = data.hexdigest()
-    return _Run(
-        config, folder, command, ranks, model, optimizer, scheduler, batches, held_out, digest
-    )
+    parts = ranks, model, optimizer, scheduler, batches, held_out
+    return _Run(config, folder, command, *parts, data.hexdigest())
 
 
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
