@@ -126,7 +126,7 @@ def fold(
     folded, labels = _folded(loaded, "fold", options or FoldOptions())
     print(folded.explain())
     save(folded, out, labels=labels, about=dict(loaded.about) or None)
-    print(f"Wrote {out}, {_kibibytes(out)}")
+    _print_written(out)
 
 
 def export(
@@ -236,7 +236,7 @@ def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
     from ..recipe.onnx.export import export_onnx
 
     export_onnx(folded, out, opset=options.opset)
-    print(f"Wrote {out}, {_kibibytes(out)}")
+    _print_written(out)
 
 
 def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
@@ -255,7 +255,7 @@ def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
         save(folded, staged)
         y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
         error = relative_error(y, folded(x).double())
-    print(f"Wrote {out}, {_kibibytes(out)}; numpy and torch differ by {error:.1g}")
+    _print_written(out, f"; numpy and torch differ by {error:.1g}")
 
 
 def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
@@ -276,5 +276,5 @@ def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
     return torch.from_numpy(np.stack(rows))
 
 
-def _kibibytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1024:.0f} KiB"
+def _print_written(path: Path, note: str = "") -> None:
+    print(f"Wrote {path}, {path.stat().st_size / 1024:.0f} KiB{note}")

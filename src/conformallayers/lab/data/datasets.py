@@ -110,8 +110,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
     """
     if name == DIGITS:
         found = digits()
-        pixels = [(255 * x).round().byte() for x in (found.train_images, found.test_images)]
-        return Dataset(name, pixels[0], found.train_labels, pixels[1], found.test_labels)
+        train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
+        return replace(found, train_images=train, test_images=test)
     place = files.require(name, files.data_root(root))
     read = {}
     for file, _, result in _read(place, verify):
@@ -171,17 +171,8 @@ def _read(
             yield name, path, error
 
 
-class Digits(NamedTuple):
-    """A fixed split of digits: images (N, 1, 8, 8) with values in [0, 1], and labels (N,)."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-
-def digits() -> Digits:
-    """Load scikit-learn's digits; a quarter of each class, always the same one, is the test set.
+def digits() -> Dataset:
+    """Load scikit-learn's digits as floats in [0, 1]; the test set is a fixed quarter of each class.
 
     Examples:
         >>> data = digits()
@@ -199,4 +190,4 @@ def digits() -> Digits:
     train, test = train_test_split(
         range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
     )
-    return Digits(images[train], labels[train], images[test], labels[test])
+    return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])

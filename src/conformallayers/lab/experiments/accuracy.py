@@ -151,13 +151,12 @@ def accuracy_table(rows: Sequence[Row]) -> str:
         setting = (row["variant"] or "paper's") + ("" if row.get("checked", True) else UNCHECKED)
         key = (row["network"], row["dataset"], setting, str(row["epochs"]))
         lines.setdefault(key, []).append(row)
-    return table(header, [[*key, *_figures(found)] for key, found in lines.items()])
-
-
-def _figures(rows: Sequence[Row]) -> list[str]:
-    shares, published = [row["accuracy"] for row in rows], rows[0]["paper_accuracy"]
-    difference = f"{100 * (fmean(shares) - published):+.2f}"
-    return [f"{100 * published:.2f} %", mean_and_spread(shares), difference]
+    cells = []
+    for names, found in lines.items():
+        shares, published = [row["accuracy"] for row in found], found[0]["paper_accuracy"]
+        difference = f"{100 * (fmean(shares) - published):+.2f}"
+        cells.append([*names, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
+    return table(header, cells)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import conformallayers as cl
 
 from ...utils.files import write_json
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
-from ..data.datasets import Digits, digits
+from ..data.datasets import Dataset, digits
 from ..report import figures
 from ..settings import torch_settings
 from .records import staged_folder
@@ -82,7 +82,7 @@ def build_model(config: DemoConfig) -> nn.Sequential:
 
 def train(
     model: nn.Module,
-    data: Digits,
+    data: Dataset,
     config: DemoConfig,
     after_epoch: Callable[[History], None] | None = None,
 ) -> History:
@@ -126,7 +126,7 @@ def relu_twin(model: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(*layers, *list(model)[1:]).eval()
 
 
-def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, Any]:
+def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> dict[str, Any]:
     """Run both paths on the test images; return accuracies, differences and times."""
     paths = {"layers": model.eval(), "folded": folded, "relu": relu_twin(model)}
     times: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
 
 
 def _train_with_bar(
-    model: nn.Module, data: Digits, config: DemoConfig, console: Console
+    model: nn.Module, data: Dataset, config: DemoConfig, console: Console
 ) -> History:
     columns = (
         TextColumn("training"),

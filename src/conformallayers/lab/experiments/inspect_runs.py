@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...inspection import Form, Inspection, Part, Terms, inspect
+from ...inspection import Form, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ...utils.files import write_json
@@ -72,7 +72,11 @@ def run_inspect(
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    count = _image_count(samples, len(dataset.test_labels))
+    available = len(dataset.test_labels)
+    count = min(_SAMPLES, available) if samples is None else samples
+    if not 1 <= count <= available:
+        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
     with torch_settings(threads):
         x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
         found = inspect(model, IMAGE_SHAPE, x)
@@ -86,33 +90,16 @@ def run_inspect(
             "network": config.network,
             "epoch": epoch,
             "trained": config.command({}),
-            **_results(model, found, untrained, x, labels),
+            "image_frequency": _summary(frequencies(x)),
+            "parts": [
+                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
+                for part in found.parts
+            ],
+            "untrained": [_part_row(part, labels) for part in untrained.parts],
         }
         title = f"{config.network}, {name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
-
-
-def _results(
-    model: nn.Module, found: Inspection, untrained: Inspection, x: Tensor, labels: Tensor
-) -> Row:
-    """Return the numbers of a record: those of the trained and of the untrained network."""
-    return {
-        "image_frequency": _summary(frequencies(x)),
-        "parts": [
-            {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
-            for part in found.parts
-        ],
-        "untrained": [_part_row(part, labels) for part in untrained.parts],
-    }
-
-
-def _image_count(samples: int | None, available: int) -> int:
-    count = min(_SAMPLES, available) if samples is None else samples
-    if not 1 <= count <= available:
-        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
-        raise refusal("inspect --samples", expected, str(samples), remedy)
-    return count
 
 
 def _initial(config: TrainConfig) -> nn.Module:

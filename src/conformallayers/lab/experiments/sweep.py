@@ -51,8 +51,11 @@ def run_sweep(
         say: receives one line per trial.
         **options: fields of :class:`conformallayers.lab.experiments.options.SweepOptions`.
     """
-    chosen = SweepOptions(**options)
-    _check(chosen)
+    chosen, most = SweepOptions(**options), paper.EPOCHS[1]
+    require_positive("sweep", chosen, "trials", "max_epochs", "validation", "timeout")
+    if chosen.max_epochs > most:
+        remedy = "The paper's search space ends there."
+        raise refusal("sweep --max-epochs", f"at most {most}", str(chosen.max_epochs), remedy)
     search = _Search.of(network, dataset, chosen)
 
     def after(study: Study, trial: FrozenTrial) -> None:
@@ -237,11 +240,3 @@ def _line(trial: FrozenTrial) -> str:
     reached = trial.intermediate_values
     shown = f"{100 * reached[max(reached)]:.2f} %" if reached else "no accuracy"
     return f"trial {trial.number}: {trial.state.name.lower()}, {shown} after {len(reached)} epochs; {setting}"
-
-
-def _check(options: SweepOptions) -> None:
-    require_positive("sweep", options, "trials", "max_epochs", "validation", "timeout")
-    most = paper.EPOCHS[1]
-    if options.max_epochs > most:
-        remedy = "The paper's search space ends there."
-        raise refusal("sweep --max-epochs", f"at most {most}", str(options.max_epochs), remedy)

@@ -66,11 +66,17 @@ def template_environment() -> jinja2.Environment:
 
 
 def _render(results: Path) -> str:
+    cells = sorted((results / "accuracy").glob("*.json"))
+    studies = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
     contexts: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: sections.accuracy_section(_accuracy_records(results)),
+        "accuracy": lambda: sections.accuracy_section(
+            [read(path, *sections.CELL_KEYS) for path in cells]
+        ),
         "depth": partial(_measured, results / "experiment3/times.json", sections.depth_section),
         "batch": partial(_measured, results / "experiment4/batches.json", sections.batch_section),
-        "sweep": lambda: sections.sweep_section(_studies(results)),
+        "sweep": lambda: [
+            sections.study_section(read(path), path.parent) for path in sorted(studies)
+        ],
         "bench": partial(_measured, results / "benchmarks/bench.json", sections.bench_section),
         "steps": partial(_measured, results / "benchmarks/train_step.json", sections.steps_section),
     }
@@ -94,19 +100,10 @@ def _checked(heading: str, build: Callable[[], Any]) -> Any:
         raise refusal(f"report, {heading}", expected, got, _REMEDY) from error
 
 
-def _measured(path: Path, build: Callable[[Record, Path], Context | None]) -> Context | None:
-    """Build a section from one file; None if there is no such file."""
-    return build(read(path), path.parent) if path.exists() else None
-
-
-def _accuracy_records(results: Path) -> list[Record]:
-    paths = sorted((results / "accuracy").glob("*.json"))
-    return [read(path, *sections.CELL_KEYS) for path in paths]
-
-
-def _studies(results: Path) -> list[tuple[Record, Path]]:
-    found = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
-    return [(read(path), path.parent) for path in sorted(found)]
+def _measured(path: Path, build: Callable[[Record, Path], Context]) -> Context | None:
+    """Build a section from one file; None if there is no such file, or it has no rows."""
+    record = read(path) if path.exists() else {}
+    return build(record, path.parent) if record.get("rows") else None
 
 
 def read(path: Path, *required: str) -> Record:

@@ -49,11 +49,9 @@ def accuracy_section(records: Sequence[Record]) -> Context:
     }
 
 
-def depth_section(record: Record, folder: Path) -> Context | None:
-    """Compare the times of experiment 3 by depth; None without measurements."""
-    rows = record.get("rows")
-    if not rows:
-        return None
+def depth_section(record: Record, folder: Path) -> Context:
+    """Compare the times of experiment 3 by depth."""
+    rows = record["rows"]
     names = list(rows[0]["milliseconds"])
     relu, folded = names[0], names[-1]
     lines: list[list[object]] = []
@@ -76,10 +74,8 @@ def depth_section(record: Record, folder: Path) -> Context | None:
     }
 
 
-def batch_section(record: Record, folder: Path) -> Context | None:
-    """List the times, memory and limits of experiment 4; None without measurements."""
-    if not record.get("rows"):
-        return None
+def batch_section(record: Record, folder: Path) -> Context:
+    """List the times, memory and limits of experiment 4."""
     lines = [
         [
             row["path"],
@@ -102,16 +98,32 @@ def batch_section(record: Record, folder: Path) -> Context | None:
     return {"lines": lines, "failed": failed, "limits": limits, **_source(record, folder)}
 
 
-def sweep_section(studies: Sequence[tuple[Record, Path]]) -> list[Context]:
-    """Set the best trial of each study beside the supplement's choice."""
-    return [_study(record, folder) for record, folder in studies]
+def study_section(record: Record, folder: Path) -> Context:
+    """Set the best trial of a study beside the supplement's choice."""
+    network, dataset = record["network"], record["dataset"]
+    lines: list[list[str]] = []
+    if record["best"]:
+        accuracy = record["best"]["validation_accuracy"]
+        lines.append(_hyperparameter_line("best here", record["best"], accuracy))
+    for cell in paper.CELLS:
+        if (cell.network, cell.dataset) == (network, dataset):
+            lines.append(_hyperparameter_line("the supplement's", cell.setting, cell.accuracy))
+    states = [row["state"] for row in record["trials"]]
+    return {
+        "network": network,
+        "dataset": _title(dataset),
+        "trials": len(states),
+        "states": ", ".join(f"{states.count(s)} {s.lower()}" for s in dict.fromkeys(states)),
+        "images": record["images"]["train"],
+        "subset": bool(record["options"].get("subset")),
+        "lines": lines,
+        **_source(record, folder),
+    }
 
 
-def bench_section(record: Record, folder: Path) -> Context | None:
-    """Compare engines; None without measurements."""
-    rows = record.get("rows")
-    if not rows:
-        return None
+def bench_section(record: Record, folder: Path) -> Context:
+    """Compare engines."""
+    rows = record["rows"]
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     lines: list[list[object]] = []
     for row in rows:
@@ -127,10 +139,8 @@ def bench_section(record: Record, folder: Path) -> Context | None:
     }
 
 
-def steps_section(record: Record, folder: Path) -> Context | None:
-    """List the time and memory of training steps; None without measurements."""
-    if not record.get("rows"):
-        return None
+def steps_section(record: Record, folder: Path) -> Context:
+    """List the time and memory of training steps."""
     lines = [
         [row["network"], row["batch"], *(row.get(key, "") for key in _STEP_COLUMNS.values())]
         for row in record["rows"]
@@ -228,28 +238,6 @@ def _settings_line(record: Record) -> list[object]:
         short_commit(record.get("commit")),
         record["command"],
     ]
-
-
-def _study(record: Record, folder: Path) -> Context:
-    network, dataset = record["network"], record["dataset"]
-    lines: list[list[str]] = []
-    if record["best"]:
-        accuracy = record["best"]["validation_accuracy"]
-        lines.append(_hyperparameter_line("best here", record["best"], accuracy))
-    for cell in paper.CELLS:
-        if (cell.network, cell.dataset) == (network, dataset):
-            lines.append(_hyperparameter_line("the supplement's", cell.setting, cell.accuracy))
-    states = [row["state"] for row in record["trials"]]
-    return {
-        "network": network,
-        "dataset": _title(dataset),
-        "trials": len(states),
-        "states": ", ".join(f"{states.count(s)} {s.lower()}" for s in dict.fromkeys(states)),
-        "images": record["images"]["train"],
-        "subset": bool(record["options"].get("subset")),
-        "lines": lines,
-        **_source(record, folder),
-    }
 
 
 def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
