@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...inspection import Form, Part, Terms, inspect
+from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ...utils.files import write_json
@@ -90,16 +90,25 @@ def run_inspect(
             "network": config.network,
             "epoch": epoch,
             "trained": config.command({}),
-            "image_frequency": _summary(frequencies(x)),
-            "parts": [
-                {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
-                for part in found.parts
-            ],
-            "untrained": [_part_row(part, labels) for part in untrained.parts],
+            **_results(model, found, untrained, x, labels),
         }
         title = f"{config.network}, {name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
+
+
+def _results(
+    model: nn.Module, found: Inspection, untrained: Inspection, x: Tensor, labels: Tensor
+) -> Row:
+    """Return the numbers of a record: those of the trained and of the untrained network."""
+    return {
+        "image_frequency": _summary(frequencies(x)),
+        "parts": [
+            {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
+            for part in found.parts
+        ],
+        "untrained": [_part_row(part, labels) for part in untrained.parts],
+    }
 
 
 def _initial(config: TrainConfig) -> nn.Module:
