@@ -62,11 +62,10 @@ def test_margins_grey_and_enlarging_fold_away_behind_the_mean(
 ) -> None:
     model = from_images(centred(pictures(shape)), shape)
     folded = cl.fold(model, shape, strategy="dense")
-    assert isinstance(folded.body, nn.Sequential)
-    centre, part = folded.body[0], folded.body[1]
-    assert isinstance(centre, cl.Centre)
-    assert centre.shape == shape
-    assert part.core.matrix.shape[1] == shape[1] * shape[2]
+    recipe = folded.recipe
+    assert [type(one).__name__ for one in recipe.operations[:2]] == ["AddConstant", "Normalize"]
+    assert recipe.constants["mean"].shape == shape
+    assert recipe.constants["matrix"].shape[1] == shape[1] * shape[2]
     assert shape[1] > 8 or bool(cl.verify(folded, model))
     cl.save(folded, tmp_path / "net.safetensors")
     x = pictures(shape).float() / 255
@@ -103,7 +102,7 @@ def test_repeated_pixels_fold_away(upsample: nn.Module, folds: bool) -> None:
     folded = cl.fold(model.double(), (1, 4, 4), strategy="dense")
     x = torch.rand(5, 1, 4, 4, dtype=torch.float64)
     assert cl.fold_error(model, folded, x) < 1e-12
-    assert isinstance(folded.body, nn.Sequential) == (not folds)
+    assert (type(folded.recipe.operations[0]).__name__ == "Normalize") == folds
 
 
 def test_centre_is_refused_inside_and_where_shapes_differ() -> None:
