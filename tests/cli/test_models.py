@@ -203,7 +203,7 @@ def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
 
 
 def test_export_of_a_run_to_onnx(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("conformallayers.export.onnx", reason="not part of this version")
+    pytest.importorskip("conformallayers.recipe.onnx.export", reason="not part of this version")
     pytest.importorskip("onnx", reason="the extra onnx is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     path, saved = tmp_path / "net.onnx", tmp_path / "net.safetensors"

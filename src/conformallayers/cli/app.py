@@ -144,15 +144,10 @@ def _app() -> "App":
     # The options of train are the fields of a model whose module imports torch.
     summary = "Train a network of the paper, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
-    app.command(data)
-    app.command(models.evaluate)
-    app.command(models.fold)
-    app.command(models.export)
-    app.command(models.predict)
-    app.command(experiments.demo)
-    app.command(experiments.bench)
-    app.command(experiments.experiment)
-    app.command(experiments.sweep)
-    app.command(experiments.inspect)
-    app.command(experiments.report)
+    for command in (
+        *(data, models.evaluate, models.fold, models.export, models.predict),
+        *(experiments.demo, experiments.bench, experiments.experiment),
+        *(experiments.sweep, experiments.inspect, experiments.report),
+    ):
+        app.command(command)
     return app

@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 from ..errors import refusal
 from ..lab.experiments.options import DataOptions
+from .models import FLAT
 
 data = App(name="data", help="List, check and download the image data sets.")
 
@@ -30,7 +31,7 @@ def list_(*, data_root: Path | None = None) -> None:
 def check(
     names: tuple[str, ...] = (),
     *,
-    options: Annotated[DataOptions | None, Parameter(name="*")] = None,
+    options: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
     """Check every file; exit with 1 if a file is bad, or if a named data set is missing.
 

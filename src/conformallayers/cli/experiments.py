@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from cyclopts.types import NonNegativeInt, PositiveInt
 
 from ..lab.experiments.options import (
@@ -16,9 +16,7 @@ from ..lab.experiments.options import (
     SweepOptions,
 )
 from ..lab.experiments.paper import ABLATION, ABLATION_CELL
-from .models import given
-
-_FLAT = Parameter(name="*")  # the fields of a class are options of the command
+from .models import FLAT, given
 
 experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
 
@@ -39,7 +37,7 @@ def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativ
 def bench(
     networks: tuple[str, ...] = (),
     *,
-    options: Annotated[BenchOptions | None, _FLAT] = None,
+    options: Annotated[BenchOptions | None, FLAT] = None,
 ) -> None:
     """Time folded networks against their layers and their ReLU counterparts in four engines.
 
@@ -52,19 +50,19 @@ def bench(
 
 
 @experiment.command(name="1")
-def linear_baseline(*, options: Annotated[AccuracyOptions | None, _FLAT] = None) -> None:
+def linear_baseline(*, options: Annotated[AccuracyOptions | None, FLAT] = None) -> None:
     """Train the nine cells of Table I: one convolution without activation, with ReLU, with ReSPro."""
     _train_cells(1, options)
 
 
 @experiment.command(name="2")
-def lenet(*, options: Annotated[AccuracyOptions | None, _FLAT] = None) -> None:
+def lenet(*, options: Annotated[AccuracyOptions | None, FLAT] = None) -> None:
     """Train the six cells of Table II: LeNet and LeNetCL."""
     _train_cells(2, options)
 
 
 @experiment.command
-def ablation(*, options: Annotated[CellOptions | None, _FLAT] = None) -> None:
+def ablation(*, options: Annotated[CellOptions | None, FLAT] = None) -> None:
     """Train LeNetCL on Fashion-MNIST with either form, each α, and with or without a gain."""
     cells, variants = (ABLATION_CELL,), tuple(ABLATION.values())
     _train_cells(2, AccuracyOptions(cells=cells, variant=variants, **given(options)))
@@ -79,7 +77,7 @@ def _train_cells(number: int, options: AccuracyOptions | None) -> None:
 
 
 @experiment.command(name="3")
-def depth(*, options: Annotated[DepthOptions | None, _FLAT] = None) -> None:
+def depth(*, options: Annotated[DepthOptions | None, FLAT] = None) -> None:
     """Time inference against depth: DkNet, and DkNetCL layer by layer and folded."""
     from ..lab.experiments.depth import run_depth
 
@@ -87,7 +85,7 @@ def depth(*, options: Annotated[DepthOptions | None, _FLAT] = None) -> None:
 
 
 @experiment.command(name="4")
-def batch_size(*, options: Annotated[BatchOptions | None, _FLAT] = None) -> None:
+def batch_size(*, options: Annotated[BatchOptions | None, FLAT] = None) -> None:
     """Measure time and memory against batch size: D3ModNet, and all paths of D3ModNetCL."""
     from ..lab.experiments.batchsize import run_batches
 
@@ -95,7 +93,7 @@ def batch_size(*, options: Annotated[BatchOptions | None, _FLAT] = None) -> None
 
 
 def sweep(
-    network: str, dataset: str, *, options: Annotated[SweepOptions | None, _FLAT] = None
+    network: str, dataset: str, *, options: Annotated[SweepOptions | None, FLAT] = None
 ) -> None:
     """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
 
@@ -122,7 +120,7 @@ def inspect(
     out: Path | None = None,
     resume: bool = False,
     threads: int | None = None,
-    data: Annotated[DataOptions | None, _FLAT] = None,
+    data: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 

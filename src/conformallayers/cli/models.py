@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..folding.folded import Folded
     from ..lab.training.saved_models import Loaded
 
+FLAT = Parameter(name="*")  # the fields of a class are options of the command
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _FORMATS = ("c", "onnx", "numpy")
 
@@ -43,7 +44,7 @@ def evaluate(
     dataset: str | None = None,
     threads: PositiveInt | None = None,
     device: str = "cpu",
-    options: Annotated[DataOptions | None, Parameter(name="*")] = None,
+    options: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
@@ -110,7 +111,7 @@ def fold(
     model: Path,
     *,
     out: Path,
-    options: Annotated[FoldOptions | None, Parameter(name="*")] = None,
+    options: Annotated[FoldOptions | None, FLAT] = None,
 ) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
@@ -125,7 +126,7 @@ def fold(
     folded, labels = _folded(loaded, "fold", options or FoldOptions())
     print(folded.explain())
     save(folded, out, labels=labels, about=dict(loaded.about) or None)
-    print(f"Wrote {out}, {_kibibytes(out)}")
+    _print_written(out)
 
 
 def export(
@@ -133,7 +134,7 @@ def export(
     *,
     format: str,
     out: Path,
-    options: Annotated[ExportOptions | None, Parameter(name="*")] = None,
+    options: Annotated[ExportOptions | None, FLAT] = None,
 ) -> None:
     """Export a network to C, ONNX, or numpy.
 
@@ -151,7 +152,9 @@ def export(
     _check_export(format, options)
     folding = options if format != "c" else replace(options, dtype=None)
     loaded = load_model(model, "export")
-    if isinstance(loaded.module, Folded) and not _changes_fold(folding):
+    usual = FoldOptions()
+    changed = any(getattr(folding, f.name) != getattr(usual, f.name) for f in fields(usual))
+    if isinstance(loaded.module, Folded) and not changed:
         folded, labels = loaded.module, loaded.labels
     else:
         folded, labels = _folded(loaded, "export", folding)
@@ -163,7 +166,7 @@ def predict(
     model: Path,
     paths: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)],
     *,
-    options: Annotated[PredictOptions | None, Parameter(name="*")] = None,
+    options: Annotated[PredictOptions | None, FLAT] = None,
 ) -> None:
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 
@@ -195,15 +198,12 @@ def _check_export(format: str, options: ExportOptions) -> None:
             raise refusal(f"export --{name}", expected, got, "Leave it out.")
 
 
-def _changes_fold(options: FoldOptions) -> bool:
-    usual = FoldOptions()
-    return any(getattr(options, f.name) != getattr(usual, f.name) for f in fields(usual))
-
-
 def _folded(
     loaded: "Loaded", command: str, options: FoldOptions
 ) -> "tuple[Folded, tuple[str, ...] | None]":
     """Return the fold of a network and the labels of its outputs."""
+    import torch
+
     from ..lab.training.saved_models import GREY, checked_labels, fold_model, read_labels
 
     shape: tuple[int, ...] | None = options.input_shape or None
@@ -213,23 +213,15 @@ def _folded(
             raise refusal(f"{command} --grey", "--grey or --input-shape", got, remedy)
         shape = GREY if loaded.dataset is None or loaded.shape is None else (1, *loaded.shape[1:])
     chosen = {name: getattr(options, name) for name in ("strategy", "tolerance", "max_norm")}
-    chosen["dtype"] = _torch_dtype(options.dtype, command)
+    if options.dtype is not None:
+        require_choice(f"{command} --dtype", options.dtype, _DTYPES, "Leave it out.")
+        chosen["dtype"] = getattr(torch, options.dtype)
     chosen = {name: value for name, value in chosen.items() if value is not None}
     folded = fold_model(loaded, command, shape, **chosen)
     labels = loaded.labels if options.labels is None else read_labels(options.labels)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     where = f"{command} --labels {options.labels}" if options.labels else str(loaded.path)
     return folded, checked_labels(labels, outputs, where)
-
-
-def _torch_dtype(name: str | None, command: str) -> "torch.dtype | None":
-    import torch
-
-    if name is None:
-        return None
-    require_choice(f"{command} --dtype", name, _DTYPES, "Leave it out.")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
 
 
 def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
@@ -244,7 +236,7 @@ def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
     from ..recipe.onnx.export import export_onnx
 
     export_onnx(folded, out, opset=options.opset)
-    print(f"Wrote {out}, {_kibibytes(out)}")
+    _print_written(out)
 
 
 def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
@@ -263,7 +255,7 @@ def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
         save(folded, staged)
         y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
         error = relative_error(y, folded(x).double())
-    print(f"Wrote {out}, {_kibibytes(out)}; numpy and torch differ by {error:.1g}")
+    _print_written(out, f"; numpy and torch differ by {error:.1g}")
 
 
 def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
@@ -284,5 +276,5 @@ def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
     return torch.from_numpy(np.stack(rows))
 
 
-def _kibibytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1024:.0f} KiB"
+def _print_written(path: Path, note: str = "") -> None:
+    print(f"Wrote {path}, {path.stat().st_size / 1024:.0f} KiB{note}")

@@ -4,13 +4,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from cyclopts import Parameter
-
 from ..lab.experiments.options import DataOptions
 from ..lab.training import train as training
 from ..lab.training.config import TrainConfig
 from ..utils import memory
-from .models import given, print_accuracies
+from .models import FLAT, given, print_accuracies
 
 if TYPE_CHECKING:
     Options = dict[str, Any]
@@ -25,10 +23,10 @@ def train(
     network: str,
     dataset: str,
     *,
-    options: Annotated[Options | None, Parameter(name="*")] = None,
+    options: Annotated[Options | None, FLAT] = None,
     out: Path | None = None,
     resume: bool = False,
-    data: Annotated[DataOptions | None, Parameter(name="*")] = None,
+    data: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
     """Train a network of the paper, and measure it folded and layer by layer.
 

@@ -1,11 +1,19 @@
-"""Checks of option values that several commands share; imports no torch."""
+"""Options of commands: check values, compare them with a record, write the command line; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ..errors import refusal
 from ..utils.text import suggest
+
+
+def flag(option: str) -> str:
+    """Return an option as on the command line: ``--max-epochs`` for ``max_epochs``."""
+    return f"--{option.replace('_', '-')}"
 
 
 def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) -> None:
@@ -23,18 +31,58 @@ def require_choice(where: str, value: str, choices: Iterable[str], remedy: str) 
         raise refusal(where, expected, repr(value), remedy + suggest(value, known))
 
 
-def require_positive(command: str, **values: float | Sequence[float] | None) -> None:
+def require_positive(command: str, options: object, *names: str) -> None:
     """Refuse the first option that has a value of 0 or below; None stands for its default.
 
     Examples:
-        >>> require_positive("sweep", trials=2, timeout=None, max_epochs=0)
+        >>> from types import SimpleNamespace
+        >>> options = SimpleNamespace(trials=2, timeout=None, max_epochs=0)
+        >>> require_positive("sweep", options, "trials", "timeout", "max_epochs")
         Traceback (most recent call last):
         ...
         conformallayers.errors.ConformalError: sweep --max-epochs: expected a value greater than 0, got 0. See conformallayers sweep --help.
     """
-    for name, value in values.items():
+    for name in names:
+        value = getattr(options, name)
         for number in value if isinstance(value, Sequence) else [value]:
             if number is not None and number <= 0:
-                where = f"{command} --{name.replace('_', '-')}"
                 remedy = f"See conformallayers {command} --help."
+                where = f"{command} {flag(name)}"
                 raise refusal(where, "a value greater than 0", str(number), remedy)
+
+
+def require_folder(where: str, path: Path) -> None:
+    """Refuse the path of a file where a folder is written."""
+    if path.exists() and not path.is_dir():
+        raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
+
+
+def require_same(
+    where: str, before: Mapping[str, Any], options: Mapping[str, Any], remedy: str
+) -> None:
+    """Refuse the first option whose value is not that of an earlier run."""
+    for name, value in options.items():
+        if before.get(name) != value:
+            expected = f"{before.get(name)!r} as before"
+            raise refusal(f"{where} {flag(name)}", expected, repr(value), remedy)
+
+
+def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Return a command line without the options that are None, False or empty.
+
+    Examples:
+        >>> command_line(["experiment", "3"], {"depths": (1, 2), "batch": 64, "threads": None})
+        'conformallayers experiment 3 --depths 1 2 --batch 64'
+    """
+    line = ["conformallayers", *words]
+    for name, value in options.items():
+        if value is None or value is False or value == ():
+            continue
+        values = value if isinstance(value, (tuple, list)) else [value]
+        line += [flag(name), *(_text(one) for one in values if one is not True)]
+    return shlex.join(line)
+
+
+def _text(value: Any) -> str:
+    """Write a float as ``%g`` does if that is exact."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

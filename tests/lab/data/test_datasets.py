@@ -74,7 +74,6 @@ def test_digits_need_no_files(tmp_path: Path) -> None:
 
 
 def test_missing_scikit_learn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "conformallayers.lab.data.digits", raising=False)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(cl.MissingExtra, match="the dataset digits needs scikit-learn: pip install"):
         load("digits")

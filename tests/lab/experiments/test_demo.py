@@ -10,8 +10,8 @@ pytest.importorskip("sklearn")
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.data.digits import SHAPE, digits
-from conformallayers.lab.experiments.demo import DemoConfig, build_model, run_demo, train
+from conformallayers.lab.data.datasets import digits
+from conformallayers.lab.experiments.demo import SHAPE, DemoConfig, build_model, run_demo, train
 from conformallayers.lab.report import figures
 from support import run_command
 

@@ -24,14 +24,22 @@ _INSTRUCTIONS = {
 }
 # A batch has one tuple for each file name at most. Hashing deeply nested ones overflows C's stack.
 _MOST_TUPLES = 20_000
+# numpy's arrays, and the call by which Python 3 writes bytes for Python 2.
+_CALLABLE = {
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "_codecs.encode",
+}
 
 
 class PickleRefused(Exception):
     """Raised with the reason why a pickle is not read; the caller names the file."""
 
 
-class _Recorded:
-    """Record a call that a pickle makes, instead of making it.
+class _Call:
+    """Record a call that a pickle makes, and the state that it sets, instead of making the call.
 
     A pickle cannot change the class: where it sets state, ``__setstate__`` is called and not setattr.
     """
@@ -44,33 +52,12 @@ class _Recorded:
         self.state = state
 
 
-class _Array(_Recorded):
-    """A call of numpy's ``_reconstruct``, and the state of the array."""
-
-
-class _Dtype(_Recorded):
-    """A call of ``numpy.dtype``."""
-
-
-class _Encoded(_Recorded):
-    """A call of ``_codecs.encode``, by which Python 3 writes bytes for Python 2."""
-
-
-_CALLABLE = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,  # an argument of _reconstruct
-    ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _Encoded,
-}
-
-
-class _RecordingUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type[_Recorded]:
-        """Return the class that records calls of a function; nothing is imported."""
-        if (module, name) not in _CALLABLE:
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type[_Call]:
+        """Return the class that records calls; nothing is imported."""
+        if f"{module}.{name}" not in _CALLABLE:
             raise PickleRefused(f"it asks for {module}.{name}"[:100])
-        return _CALLABLE[module, name]
+        return _Call
 
 
 def read_pickle(data: bytes) -> dict[str, Any]:
@@ -89,9 +76,9 @@ def read_pickle(data: bytes) -> dict[str, Any]:
     """
     try:
         _check_instructions(data)
-        found = _RecordingUnpickler(io.BytesIO(data), encoding="bytes").load()
+        found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         entries = found.items() if isinstance(found, dict) else ()
-        return {_text(key): _array(v) if isinstance(v, _Array) else v for key, v in entries}
+        return {_text(key): _array(v) if isinstance(v, _Call) else v for key, v in entries}
     except PickleRefused:
         raise
     except Exception as error:  # damaged bytes lead to nearly any exception
@@ -114,19 +101,19 @@ def _check_instructions(data: bytes) -> None:
                 raise PickleRefused(f"it has more than {_MOST_TUPLES} tuples")
 
 
-def _array(recorded: _Array) -> npt.NDArray[np.uint8]:
+def _array(call: _Call) -> npt.NDArray[np.uint8]:
     """Build the array of bytes that numpy would have built."""
-    _version, shape, dtype, by_columns, data = recorded.state
+    _version, shape, dtype, by_columns, data = call.state
     code = _text(dtype.arguments[0])
     if code not in ("u1", "|u1"):
         raise PickleRefused(f"it has an array of type {code[:20]}")
-    content = _text(data).encode("latin-1") if isinstance(data, _Encoded) else data
-    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+    content = np.frombuffer(_text(data).encode("latin-1"), np.uint8)
+    return content.reshape(shape, order="F" if by_columns else "C")
 
 
 def _text(value: Any) -> str:
     """Return text that Python 2 or 3 has written as text, as bytes, or as encoded text."""
-    if isinstance(value, _Encoded):
+    if isinstance(value, _Call):
         value = value.arguments[0]
     text: str = value if isinstance(value, str) else value.decode("latin-1")
     return text

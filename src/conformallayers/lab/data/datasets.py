@@ -109,17 +109,19 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         torch.Size([1347, 1, 8, 8])
     """
     if name == DIGITS:
-        return _digits()
+        found = digits()
+        train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
+        return replace(found, train_images=train, test_images=test)
     place = files.require(name, files.data_root(root))
-    found = {}
+    read = {}
     for file, _, result in _read(place, verify):
         if isinstance(result, ConformalError):
             raise result
-        found[file] = result
+        read[file] = result
     parts: dict[str, list[Bytes]] = {}
     for file in place.layout.checksums:  # in their order, which an archive may not have
         part = "train" if file.startswith(("train", "data")) else "test"
-        for kind, array in found.pop(file).items():
+        for kind, array in read.pop(file).items():
             parts.setdefault(f"{part}_{kind}", []).append(array)
     tensors: list[Any] = []
     for part in ("train", "test"):
@@ -153,7 +155,7 @@ def _read(
     place: files.Place, verify: bool
 ) -> Iterator[tuple[str, Path, dict[str, Bytes] | ConformalError]]:
     """Yield name and path of every file with its arrays, or with the error that it leads to."""
-    for path in place.paths():
+    for path in place.paths:
         name = path.name
         try:
             for name, where, data in files.read_files(place.layout, path):
@@ -169,11 +171,23 @@ def _read(
             yield name, path, error
 
 
-def _digits() -> Dataset:
+def digits() -> Dataset:
+    """Load scikit-learn's digits as floats in [0, 1]; the test set is a fixed quarter of each class.
+
+    Examples:
+        >>> data = digits()
+        >>> tuple(data.train_images.shape), tuple(data.test_images.shape)
+        ((1347, 1, 8, 8), (450, 1, 8, 8))
+    """
     try:
-        from .digits import digits
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise missing_extra("scikit-learn", "experiments", f"the dataset {DIGITS}") from error
-    found = digits()
-    train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
-    return Dataset(DIGITS, train, found.train_labels, test, found.test_labels)
+    bunch = load_digits()
+    images = torch.from_numpy(bunch.images).float().unsqueeze(1) / 16
+    labels = torch.from_numpy(bunch.target).long()
+    train, test = train_test_split(
+        range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
+    )
+    return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])

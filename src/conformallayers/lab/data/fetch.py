@@ -43,7 +43,7 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
     """
     layouts = files.layouts_of(name)
     place = None if name == DIGITS else files.locate(name, root)
-    if name == DIGITS or (place is not None and not place.missing() and not _wrong(place)):
+    if name == DIGITS or (place is not None and not place.missing and not _wrong(place)):
         return []
     if source is None:
         wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"
@@ -51,14 +51,10 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
         expected = "--source with a folder or a web address"
         remedy = f"Or put {' or '.join([wanted, *archives])}."
         raise refusal(f"data get {name}", expected, "none", remedy)
-    if source.startswith(("http://", "https://")):
-        wanted_files = _from_web(layouts, root, source.rstrip("/"))
-    else:
-        wanted_files = _from_folder(name, root, Path(source).expanduser())
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     written = []
     with Progress(*columns, console=console or Console()) as progress:
-        for choices in wanted_files:
+        for choices in _downloads(name, root, source):
             if not any(_correct(layout, target) for layout, target, _ in choices):
                 written.append(_fetch(choices, progress))
     for path in _wrong(files.require(name, root)):
@@ -67,27 +63,26 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
     return written
 
 
-def _from_folder(name: str, root: Path, source: Path) -> Iterator[list[_Download]]:
-    if not source.is_dir():
-        expected, got = "a folder, or an address that starts with http", f"{source}, which is none"
-        raise refusal("data get --source", expected, got, "Name the folder that holds the files.")
-    place = files.require(name, source.resolve())
-    folder = root if place.archived else root / place.layout.folders[0]
-    for path in place.paths():
-        yield [_Download(place.layout, folder / path.name, path.as_uri())]
-
-
-def _from_web(layouts: tuple[Layout, ...], root: Path, base: str) -> Iterator[list[_Download]]:
+def _downloads(name: str, root: Path, source: str) -> Iterator[list[_Download]]:
     """Yield the alternatives for each wanted file, the smallest first."""
+    layouts, base, folder = files.layouts_of(name), source.rstrip("/"), Path(source).expanduser()
     first = layouts[0]
-    if first.archive is not None:
-        yield [
-            _Download(form, root / f"{form.archive}", f"{base}/{form.archive}") for form in layouts
-        ]
-        return
-    for name in first.checksums:
-        names = f"{name}.gz", name
-        yield [_Download(first, root / first.folders[0] / n, f"{base}/{n}") for n in names]
+    if not source.startswith(("http://", "https://")):
+        if not folder.is_dir():
+            expected = "a folder, or an address that starts with http"
+            remedy = "Name the folder that holds the files."
+            raise refusal("data get --source", expected, f"{folder}, which is none", remedy)
+        place = files.require(name, folder.resolve())
+        archived = place.path.name == place.layout.archive
+        target = root if archived else root / place.layout.folders[0]
+        for path in place.paths:
+            yield [_Download(place.layout, target / path.name, path.as_uri())]
+    elif first.archive is not None:
+        yield [_Download(one, root / f"{one.archive}", f"{base}/{one.archive}") for one in layouts]
+    else:
+        for file in first.checksums:
+            names, target = (f"{file}.gz", file), root / first.folders[0]
+            yield [_Download(first, target / name, f"{base}/{name}") for name in names]
 
 
 def _fetch(choices: list[_Download], progress: Progress) -> Path:
@@ -125,7 +120,7 @@ def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
 
 def _wrong(place: files.Place) -> list[Path]:
     """Return the files of a place that differ from the known ones."""
-    return [path for path in place.paths() if not _correct(place.layout, path)]
+    return [path for path in place.paths if not _correct(place.layout, path)]
 
 
 def _correct(layout: Layout, path: Path) -> bool:

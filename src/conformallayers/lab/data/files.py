@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import refusal
-from ...utils.text import suggest
+from ..checks import require_choice
 from .catalogue import DIGITS, LAYOUTS, NAMES, Layout, identify
 
 VARIABLE = "CONFORMALLAYERS_DATA"
@@ -29,72 +29,69 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, or a tar archive, where a data set may be stored in one layout."""
+    """A folder, or a tar archive, where a data set may be stored in one layout.
+
+    Args:
+        layout: of the data set.
+        path: of the folder or archive.
+        found: the existing files by their name in the catalogue.
+    """
 
     layout: Layout
     path: Path
+    found: dict[str, Path]
 
     @property
-    def archived(self) -> bool:
-        """Whether the place is an archive."""
-        return self.path.name == self.layout.archive
-
-    def files(self) -> dict[str, Path]:
-        """Return the existing files by their name in the catalogue."""
-        if self.archived:
-            return dict.fromkeys(self.layout.checksums, self.path) if self.path.is_file() else {}
-        found = {}
-        for name in self.layout.checksums:
-            for spelling in reversed(self.layout.spellings(name)):  # the first one wins
-                if (self.path / spelling).is_file():
-                    found[name] = self.path / spelling
-        return found
-
     def paths(self) -> list[Path]:
-        """Return the existing files, an archive once."""
-        return list(dict.fromkeys(self.files().values()))
+        """The existing files, an archive once."""
+        return list(dict.fromkeys(self.found.values()))
 
+    @property
     def missing(self) -> list[Path]:
-        """Return the paths of the files that do not exist."""
-        found = self.files()
-        return [self.path / name for name in self.layout.checksums if name not in found]
+        """The files that do not exist."""
+        return [self.path / name for name in self.layout.checksums if name not in self.found]
 
 
 def layouts_of(name: str) -> tuple[Layout, ...]:
     """Return the layouts of a known data set; digits has none."""
-    if name not in NAMES:
-        remedy = f"Run conformallayers data list.{suggest(name, NAMES)}"
-        raise refusal("dataset", f"one of {', '.join(NAMES)}", repr(name), remedy)
+    require_choice("dataset", name, NAMES, "Run conformallayers data list.")
     return LAYOUTS.get(name, ())
 
 
 def places(name: str, root: Path) -> list[Place]:
     """Return where a data set is searched for, in this order."""
-    found = []
+    places = []
     for layout in layouts_of(name):
         folders = [root / folder for folder in layout.folders]
-        found += [Place(layout, folder) for folder in folders]
-        if layout.archive is not None:
-            found += [Place(layout, folder / layout.archive) for folder in folders[-2:]]
-    return found
+        for folder in folders:
+            spelt = {
+                name: [folder / spelling for spelling in layout.spellings(name)]
+                for name in layout.checksums
+            }
+            found = {n: next((p for p in paths if p.is_file()), None) for n, paths in spelt.items()}
+            places.append(Place(layout, folder, {n: path for n, path in found.items() if path}))
+        for archive in [folder / layout.archive for folder in folders[-2:] if layout.archive]:
+            there = dict.fromkeys(layout.checksums, archive) if archive.is_file() else {}
+            places.append(Place(layout, archive, there))
+    return places
 
 
 def locate(name: str, root: Path) -> Place | None:
     """Return the first complete place, else the one with most files, else None."""
     # Of equal counts max returns the first; the layouts of a set have equally many files.
-    found = max(places(name, root), key=lambda place: len(place.files()), default=None)
-    return found if found is not None and found.files() else None
+    best = max(places(name, root), key=lambda place: len(place.found), default=None)
+    return best if best is not None and best.found else None
 
 
 def require(name: str, root: Path) -> Place:
     """Return the place of a data set with all its files, or raise an error that names the missing."""
     place = locate(name, root)
     if place is None:
-        candidates = places(name, root)
-        folders = ", ".join(str(place.path) for place in candidates)
-        expected = f"{wanted_files(candidates[0].layout)} in {folders}"
-    elif place.missing():
-        expected = ", ".join(map(str, place.missing()))
+        searched = places(name, root)
+        folders = ", ".join(str(place.path) for place in searched)
+        expected = f"{wanted_files(searched[0].layout)} in {folders}"
+    elif place.missing:
+        expected = ", ".join(map(str, place.missing))
     else:
         return place
     remedy = (
@@ -111,12 +108,12 @@ def wanted_files(layout: Layout) -> str:
 
 def found_where(root: Path) -> dict[str, str]:
     """Return where each known data set is; ``""`` if it was not found."""
-    found = {}
+    where = {DIGITS: "comes with scikit-learn"}
     for name in LAYOUTS:
         place = locate(name, root)
-        missing = len(place.missing()) if place else 0
-        found[name] = f"{place.path}{f' ({missing} missing)' * bool(missing)}" if place else ""
-    return {**found, DIGITS: "comes with scikit-learn"}
+        missing = f" ({len(place.missing)} missing)" if place and place.missing else ""
+        where[name] = f"{place.path}{missing}" if place else ""
+    return {name: where[name] for name in NAMES}
 
 
 def read_files(
@@ -124,21 +121,14 @@ def read_files(
 ) -> Iterator[tuple[str, Path, bytes]]:
     """Read one file, or all files of an archive; nothing is extracted to disk.
 
-    Args:
-        layout: of the data set.
-        path: of the file.
-        called: its name, if the file has a temporary one.
-
     Yields:
         Each file's name in the catalogue, its path, and its decompressed bytes.
     """
     called = called or path.name
     if called != layout.archive:
         name = next(name for name in layout.checksums if called in layout.spellings(name))
-        with (
-            _readable(path),
-            gzip.open(path) if called.endswith(".gz") else path.open("rb") as file,
-        ):
+        opened = gzip.open if called.endswith(".gz") else open
+        with _readable(path), opened(path, "rb") as file:
             data = _read(file, path)
         yield name, path, data
         return

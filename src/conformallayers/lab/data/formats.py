@@ -21,12 +21,7 @@ _PIXELS = math.prod(CIFAR_SHAPE)
 
 
 def read_idx(data: bytes, where: str, item_shape: tuple[int, ...]) -> Bytes:
-    """Return the array of an idx file of unsigned bytes, (N, *item_shape).
-
-    Args:
-        data: the file's bytes.
-        where: the name for error messages.
-        item_shape: of one item: (28, 28) for images, () for labels.
+    """Return the array of an idx file of unsigned bytes, (N, *item_shape); labels have no item shape.
 
     Examples:
         >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), "labels", ())
@@ -79,14 +74,7 @@ def read_cifar_pickle(data: bytes, where: str) -> dict[str, Bytes]:
 
 
 def read_arrays(format: str, file: str, data: bytes, where: str) -> dict[str, Bytes]:
-    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds.
-
-    Args:
-        format: ``"idx"``, ``"binary"`` or ``"pickle"``.
-        file: its name in the catalogue; an idx file has either images or labels.
-        data: its decompressed bytes.
-        where: the name for error messages.
-    """
+    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds."""
     if format == "binary":
         return read_cifar_binary(data, where)
     if format == "pickle":

@@ -151,13 +151,12 @@ def accuracy_table(rows: Sequence[Row]) -> str:
         setting = (row["variant"] or "paper's") + ("" if row.get("checked", True) else UNCHECKED)
         key = (row["network"], row["dataset"], setting, str(row["epochs"]))
         lines.setdefault(key, []).append(row)
-    return table(header, [[*key, *_figures(found)] for key, found in lines.items()])
-
-
-def _figures(rows: Sequence[Row]) -> list[str]:
-    shares, published = [row["accuracy"] for row in rows], rows[0]["paper_accuracy"]
-    difference = f"{100 * (fmean(shares) - published):+.2f}"
-    return [f"{100 * published:.2f} %", mean_and_spread(shares), difference]
+    cells = []
+    for names, found in lines.items():
+        shares, published = [row["accuracy"] for row in found], found[0]["paper_accuracy"]
+        difference = f"{100 * (fmean(shares) - published):+.2f}"
+        cells.append([*names, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
+    return table(header, cells)
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,11 @@ class _Job:
     def train(self, console: Console) -> Row:
         """Train the cell, or continue its run, and write its row."""
         cell, config, verify = self.cell, self.config, self.options.verify
-        console.print(f"{self.name}: {_setting_text(config)}", highlight=False)
+        setting = (
+            f"{config.epochs} epochs, batch size {config.batch_size}, {config.optimizer}, "
+            f"learning rate {config.learning_rate:g}, {config.schedule}"
+        )
+        console.print(f"{self.name}: {setting}", highlight=False)
         result = train(
             cell.network,
             cell.dataset,
@@ -234,10 +237,3 @@ class _Job:
         self.options.out.mkdir(parents=True, exist_ok=True)
         write_json(self.path, row)
         return row
-
-
-def _setting_text(config: TrainConfig) -> str:
-    return (
-        f"{config.epochs} epochs, batch size {config.batch_size}, {config.optimizer}, "
-        f"learning rate {config.learning_rate:g}, {config.schedule}"
-    )

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
-import torch
 from matplotlib.figure import Figure
 
 from ... import networks
@@ -17,18 +15,16 @@ from ...utils.memory import available, parse_size
 from ...utils.text import size
 from ..checks import require_choice, require_positive
 from ..report import figures
+from ..settings import torch_settings
 from .inference import FOLDED, LAYERS, RELU, measure_alone
-from .measurements import Measurements
 from .options import BatchOptions
-from .records import Row
+from .records import Measurements, Row
 
 NAME = "batches"
-_SETTINGS = ("executions", "seconds", "seed", "threads")  # that every row depends on
 _MOST = 2**20  # images per batch
 _SHARE = 0.6  # fraction of the available memory that a batch may be expected to need
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
 _FIRST = 256  # batch size at which the search for the largest batch starts
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def run_batches(
@@ -46,16 +42,13 @@ def run_batches(
     """
     chosen = BatchOptions(**options)
     budget = None if chosen.memory is None else parse_size(chosen.memory, "experiment 4 --memory")
-    numbers = {name: getattr(chosen, name) for name in ("batches", "executions", "seconds")}
-    require_positive("experiment 4", **numbers)
-    settings = {name: getattr(chosen, name) for name in _SETTINGS}
+    require_positive("experiment 4", chosen, "batches", "executions", "seconds")
     measurements = Measurements(
         ("experiment", "4"),
-        settings,
-        {name: getattr(chosen, name) for name in ("batches", "memory", "strategies")},
-        out=chosen.out,
+        chosen,
+        settings=("executions", "seconds", "seed", "threads"),
+        selection=("batches", "memory", "strategies"),
         name=NAME,
-        resume=chosen.resume,
         key=lambda row: (row["path"], row["batch"]),
         line=_line,
         say=say,
@@ -63,10 +56,12 @@ def run_batches(
     )
 
     def row(path: str, batch: int) -> Row:
-        return measurements.row((path, batch), lambda: measure(path, batch, **settings))
+        return measurements.row(
+            (path, batch), lambda: measure(path, batch, **measurements.settings)
+        )
 
-    def draw(rows: list[Row]) -> Figure:
-        return batch_figure(rows, measurements.lists["limits"])
+    def draw(rows: list[Row]) -> None:
+        figures.save(batch_figure(rows, measurements.lists["limits"]), chosen.out, "figure")
 
     paths = (RELU, LAYERS, *_folded(chosen.strategies, chosen.seed))
     with measurements.drawing(draw):
@@ -74,7 +69,9 @@ def run_batches(
             for batch in chosen.batches or powers(partial(row, path)):
                 row(path, batch)
             if budget is not None:
-                _find_limit(path, budget, measurements, partial(measure, path, **settings))
+                _find_limit(
+                    path, budget, measurements, partial(measure, path, **measurements.settings)
+                )
     return measurements.record
 
 
@@ -104,11 +101,7 @@ def _find_limit(
 
 
 def powers(row_of: Callable[[int], Row]) -> Iterator[int]:
-    """Yield powers of two while the next one is expected to fit into the available memory.
-
-    Args:
-        row_of: returns the row of a batch size.
-    """
+    """Yield powers of two while the next one is expected to fit into the available memory."""
     batch, largest = 1, 0
     while batch <= _MOST:
         yield batch
@@ -126,13 +119,7 @@ def powers(row_of: Callable[[int], Row]) -> Iterator[int]:
 def largest_within(
     budget: int, needed: Callable[[int], int | None], first: int = _FIRST, most: int = _MOST
 ) -> int:
-    """Return the largest batch within a budget, to one part in 64; 0 if one image exceeds it.
-
-    Args:
-        budget: bytes.
-        needed: returns the bytes of a batch, or None if it could not be run.
-        first: batch size to start with.
-        most: upper bound of the result.
+    """Return the largest batch whose bytes fit a budget, to one part in 64; 0 if one image exceeds it.
 
     Examples:
         >>> largest_within(100_000, lambda batch: 100 * batch)
@@ -157,11 +144,9 @@ def largest_within(
 
 def batch_figure(rows: Sequence[Row], limits: Sequence[Row] = ()) -> Figure:
     """Plot time and memory against batch size, one line per path."""
-    with matplotlib.rc_context(figures.STYLE):
-        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
-        left, right = figure.subplots(1, 2)
+    with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
         for index, path in enumerate(dict.fromkeys(row["path"] for row in rows)):
-            style: Any = {"color": _COLOURS[index % len(_COLOURS)], "markersize": 4}
+            style: Any = {"color": figures.COLOURS[index % 6], "markersize": 4}
             style |= {"marker": "sovD^<"[index % 6], "label": path}
             chosen = sorted((r for r in rows if r["path"] == path), key=lambda row: row["batch"])
             sizes = [row["batch"] for row in chosen]
@@ -187,8 +172,7 @@ def _folded(strategies: Sequence[str], seed: int) -> list[str]:
     for strategy in strategies:
         require_choice("experiment 4 --strategies", strategy, ("auto", *STRATEGIES), "Try auto.")
         if strategy == "auto":
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with torch_settings(seed=seed):
                 model = networks.D3ModNetCL().eval()
             strategy = fold(model, networks.IMAGE_SHAPE).strategy
         names.append(FOLDED + strategy)

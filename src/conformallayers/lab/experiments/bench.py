@@ -14,29 +14,106 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
 
 from ... import networks
 from ...errors import refusal
 from ...folding.fold import fold
 from ...folding.folded import Folded
-from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
-from ..checks import require_choice, require_positive
+from ..checks import command_line, require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
-from .engines import Engine, relu_engines
 from .options import BenchOptions
-from .records import command_line, provenance
-from .timing import Timing, interleave
+from .records import provenance
+from .timing import interleave, run_layers
 
 SHAPE = networks.IMAGE_SHAPE
 _CALLS = 3  # timed calls per turn
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
 _MAX_NORM = 55.0  # about the norm of a white image, √(3 · 32 · 32)
+# A function without arguments that runs one batch.
+Engine = Callable[[], object]
 Pair = tuple[Callable[[], nn.Module], Callable[[], nn.Module]]
+
+
+def relu_engines(
+    model: nn.Module, x: Tensor, names: tuple[str, ...] = ("eager", "compile", "onnx", "openvino")
+) -> tuple[dict[str, Engine], dict[str, str]]:
+    """Return the engines that are installed and agree, and the reasons why others are skipped.
+
+    All use the same number of threads.
+    """
+    builders = {
+        "eager": _eager,
+        "compile": _compiled,
+        "onnx": _onnxruntime,
+        "openvino": _openvino,
+    }
+    engines: dict[str, Engine] = {}
+    notes: dict[str, str] = {}
+    with torch.no_grad():
+        expected = model(x)
+        for name in names:
+            try:
+                run = builders[name](model, x)
+                actual = torch.as_tensor(run())
+            except Exception as error:  # one broken engine must not stop the comparison
+                notes[name] = f"skipped: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                continue
+            if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-4):
+                notes[name] = "skipped: its output differs"
+                continue
+            engines[name] = run
+    return engines, notes
+
+
+def _eager(model: nn.Module, x: Tensor) -> Engine:
+    return torch.inference_mode()(lambda: model(x).clone())
+
+
+def _compiled(model: nn.Module, x: Tensor) -> Engine:
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+
+    def run() -> object:
+        with torch.no_grad():
+            return compiled(x)
+
+    run()
+    return run
+
+
+def _onnxruntime(model: nn.Module, x: Tensor) -> Engine:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    program: Any = torch.onnx.export(
+        model, (x,), dynamo=True, verbose=False, external_data=False, optimize=True
+    )
+    data = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: x.numpy()}
+    return lambda: session.run(None, feed)[0]
+
+
+def _openvino(model: nn.Module, x: Tensor) -> Engine:
+    import openvino
+
+    settings: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": "f32",  # the default may be bfloat16
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = openvino.Core().compile_model(
+        openvino.convert_model(model, example_input=x, input=[tuple(x.shape)]), "CPU", settings
+    )
+    request = compiled.create_infer_request()
+    array = x.numpy()
+    return lambda: request.infer([array])[0]
 
 
 def pairs(depths: Iterable[int]) -> dict[str, Pair]:
@@ -62,7 +139,7 @@ class Row:
     batch: int
     strategy: str
     error: float
-    times: dict[str, tuple[float, float, float]]
+    times: dict[str, tuple[float, ...]]
     notes: dict[str, str]
     commit: str | None = None  # one file may hold rows of several runs
 
@@ -78,22 +155,13 @@ class Row:
 
 
 def folded_engines(
-    model: nn.Module, x: torch.Tensor, folded: Folded, loose: Folded | None
+    model: nn.Module, x: Tensor, folded: Folded, loose: Folded | None
 ) -> dict[str, Engine]:
     """Return the conformal network layer by layer, folded, and folded with a tolerance."""
-
-    def layers() -> object:
-        with torch.inference_mode(), layer_by_layer():
-            return model(x)
-
-    def run(module: Folded) -> object:
-        with torch.inference_mode():
-            return module(x)
-
-    engines: dict[str, Engine] = {"layers": layers, "folded": partial(run, folded)}
+    modules: dict[str, nn.Module] = {"layers": model, "folded": folded}
     if loose is not None:
-        engines["tolerance"] = partial(run, loose)
-    return engines
+        modules["tolerance"] = loose
+    return {name: partial(run_layers, module, x) for name, module in modules.items()}
 
 
 def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
@@ -110,7 +178,7 @@ def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
         engines, notes = relu_engines(relu, x)
         engines |= folded_engines(conformal, x, folded, loose)
         seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
-        times = {key: _milliseconds(value) for key, value in seconds.items()}
+        times = {key: tuple(value.milliseconds.values()) for key, value in seconds.items()}
         error = fold_error(conformal, folded, x[:8])
         rows.append(Row(name, batch, folded.strategy, error, times, notes, commit()))
     return rows
@@ -131,13 +199,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def save(rows: Sequence[Row], names: Sequence[str], options: BenchOptions) -> None:
-    """Write bench.json and bench.md.
-
-    Args:
-        rows: to write.
-        names: of the networks on the command line.
-        options: of the run.
-    """
+    """Write bench.json and bench.md."""
     options.out.mkdir(parents=True, exist_ok=True)
     shown = {key: value for key, value in vars(options).items() if key != "out"}
     source = provenance(command_line(["bench", *names], shown))
@@ -155,8 +217,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
         **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
     """
     chosen = BenchOptions(**options)
-    checked = ("batch", "depths", "executions", "threads")
-    require_positive("bench", **{key: getattr(chosen, key) for key in checked})
+    require_positive("bench", chosen, "batch", "depths", "executions", "threads")
     known = pairs(chosen.depths)
     for name in names:
         require_choice("bench", name, known, "Name a network; --depths adds depths of DkNet.")
@@ -208,19 +269,13 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
     if depth_count < 2:
         return
     chosen = sorted((r for r in deep if r.batch == batch), key=lambda r: int(r.network[6:]))
-    depths = [int(row.network.split()[1]) for row in chosen]
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for name in dict.fromkeys(name for row in chosen for name in row.times):
-        points = [
-            (k, r.times[name][0]) for k, r in zip(depths, chosen, strict=True) if name in r.times
-        ]
-        bold = name in ("folded", "tolerance")
-        axes.plot(*zip(*points, strict=True), marker="o", label=name, linewidth=2.5 if bold else 1)
-    axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-    axes.legend()
+    with figures.styled(6.4, 4.2) as (figure, axes):
+        for name in dict.fromkeys(name for row in chosen for name in row.times):
+            timed = [row for row in chosen if name in row.times]
+            depths = [int(row.network.split()[1]) for row in timed]
+            width = 2.5 if name in ("folded", "tolerance") else 1
+            medians = [row.times[name][0] for row in timed]
+            axes.plot(depths, medians, marker="o", label=name, linewidth=width)
+        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
+        axes.legend()
     figures.save(figure, folder, "bench")
-
-
-def _milliseconds(timing: Timing) -> tuple[float, float, float]:
-    return tuple(round(1e3 * value, 4) for value in (timing.median, timing.low, timing.high))  # type: ignore[return-value]

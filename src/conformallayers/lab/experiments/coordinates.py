@@ -24,19 +24,12 @@ _BEND = 0.45  # distance of the control points from their axes, as a share of th
 
 
 def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw trials as curves, coloured by accuracy, the best on top.
-
-    Args:
-        trials: rows with the four hyperparameters and ``validation_accuracy``, a share.
-        title: title of the figure.
-    """
+    """Draw trials, rows of study.json, as curves coloured by accuracy, the best on top."""
     rows = sorted(trials, key=lambda row: row["validation_accuracy"])
     scales = {name: _scale(name, rows) for name in _AXES}
     low, high = scales["validation_accuracy"]
     colours = matplotlib.colormaps["cividis"]
-    with matplotlib.rc_context(figures.STYLE):
-        figure = Figure(figsize=(9, 4.2), layout="constrained")
-        axes = figure.subplots()
+    with figures.styled(9, 4.2) as (figure, axes):
         for rank, row in enumerate(rows):
             heights = [_height(name, row, scales[name]) for name in _AXES]
             colour = colours((100 * row["validation_accuracy"] - low) / (high - low))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +19,17 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 
-from ...errors import refusal
-from ..data.digits import CLASSES, SHAPE, Digits, digits
+from ...utils.files import write_json
+from ..data.catalogue import CLASSES, DIGITS, SHAPES
+from ..data.datasets import Dataset, digits
 from ..report import figures
-from .timing import interleaved
+from ..settings import torch_settings
+from .records import staged_folder
+from .timing import interleave
 
+SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)
+_ROUNDS = 41  # of timing
 
 
 class DemoConfig(BaseModel):
@@ -81,7 +82,7 @@ def build_model(config: DemoConfig) -> nn.Sequential:
 
 def train(
     model: nn.Module,
-    data: Digits,
+    data: Dataset,
     config: DemoConfig,
     after_epoch: Callable[[History], None] | None = None,
 ) -> History:
@@ -125,7 +126,7 @@ def relu_twin(model: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(*layers, *list(model)[1:]).eval()
 
 
-def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, Any]:
+def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> dict[str, Any]:
     """Run both paths on the test images; return accuracies, differences and times."""
     paths = {"layers": model.eval(), "folded": folded, "relu": relu_twin(model)}
     times: dict[str, Any] = {}
@@ -133,9 +134,10 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, 
         layered, direct = model(data.test_images), folded(data.test_images)
         for batch in BATCHES:
             x = data.test_images[:batch]
-            seconds = interleaved({name: partial(path, x) for name, path in paths.items()})
-            times[str(batch)] = {name: value / batch for name, value in seconds.items()}
-            times[str(batch)]["ratio"] = seconds["layers"] / seconds["folded"]
+            engines = {name: partial(path, x) for name, path in paths.items()}
+            found = interleave(engines, rounds=_ROUNDS, pause=0.0)
+            seconds = {name: timing.median / batch for name, timing in found.items()}
+            times[str(batch)] = {**seconds, "ratio": seconds["layers"] / seconds["folded"]}
     return {
         "accuracy": {
             "layers": accuracy(layered, data.test_labels),
@@ -151,9 +153,6 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Digits) -> dict[str, 
 def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> dict[str, Any]:
     """Run the demo and write its folder: figures and ``metrics.json``.
 
-    Files are written to a temporary folder and moved at the end, so that an interrupted run leaves
-    the folder unchanged.
-
     Args:
         out: the folder; created if it does not exist.
         config: of the network and its training.
@@ -164,7 +163,8 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
     """
     console = console or Console()
     started = time.monotonic()
-    with _staging(out) as folder, _seeded(config):
+    settings = torch_settings(config.threads, config.seed)
+    with staged_folder(out, "demo --out") as folder, settings:
         data = digits()
         model = build_model(config)
         history = _train_with_bar(model, data, config, console)
@@ -186,15 +186,15 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
             "history": history.model_dump(),
             "seconds": {"training": trained, "total": time.monotonic() - started},
         }
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", "utf-8")
-        names = _publish(folder, out)
+        write_json(folder / "metrics.json", metrics)
+        names = sorted(path.name for path in folder.iterdir())
     console.print(_summary(metrics))
     console.print(f"Wrote {', '.join(names)} to {out}/", highlight=False, soft_wrap=True)
     return metrics
 
 
 def _train_with_bar(
-    model: nn.Module, data: Digits, config: DemoConfig, console: Console
+    model: nn.Module, data: Dataset, config: DemoConfig, console: Console
 ) -> History:
     columns = (
         TextColumn("training"),
@@ -245,35 +245,3 @@ def _summary(metrics: dict[str, Any]) -> Table:
         )
     table.caption = "with ReLU: the time of the same stack with ReLU for ReSPro, untrained"
     return table
-
-
-@contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside ``out``, on the same file system; delete it at the end."""
-    if out.exists() and not out.is_dir():
-        raise refusal("demo --out", "a folder", f"the file {out}", "Name another folder.")
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.absolute().parent) as folder:
-        yield Path(folder)
-
-
-@contextmanager
-def _seeded(config: DemoConfig) -> Iterator[None]:
-    """Set the seed and the number of threads; restore both afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        torch.set_num_threads(config.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
-def _publish(folder: Path, out: Path) -> list[str]:
-    """Move the files to ``out`` and return their names."""
-    out.mkdir(exist_ok=True)
-    names = sorted(path.name for path in folder.iterdir())
-    for name in names:
-        os.replace(folder / name, out / name)
-    return names

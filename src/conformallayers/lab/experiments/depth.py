@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor, nn
+from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
-from ...nn.container import layer_by_layer
 from ...testing import fold_error
 from ..checks import require_positive
 from ..report import figures
-from .measurements import Measurements
+from ..settings import torch_settings
 from .options import DepthOptions
-from .records import Row
-from .timing import Timing, interleave
+from .records import Measurements, Row
+from .timing import interleave, run_layers
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
@@ -43,24 +40,23 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
     """
     chosen = DepthOptions(**options)
     depths = tuple(chosen.depths) or DEPTHS
-    require_positive(
-        "experiment 3", depths=depths, batch=chosen.batch, executions=chosen.executions
-    )
-    names = ("batch", "executions", "seed", "strategy", "threads")
+    require_positive("experiment 3", chosen, "depths", "batch", "executions")
     measurements = Measurements(
         ("experiment", "3"),
-        {name: getattr(chosen, name) for name in names},
-        {"depths": depths if depths != DEPTHS else ()},
-        out=chosen.out,
+        chosen,
+        settings=("batch", "executions", "seed", "strategy", "threads"),
+        selection=("depths",),
         name=NAME,
-        resume=chosen.resume,
         key=lambda row: row["depth"],
         line=_line,
         say=say,
         sort=True,
     )
-    draw = partial(depth_figure, batch=chosen.batch)
-    with _threads(chosen.threads), measurements.drawing(draw):
+
+    def draw(rows: list[Row]) -> None:
+        figures.save(depth_figure(rows, chosen.batch), chosen.out, "figure")
+
+    with torch_settings(chosen.threads), measurements.drawing(draw):
         for depth in depths:
             measurements.row(depth, partial(measured, depth, chosen))
     return measurements.record
@@ -68,37 +64,32 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
 
 def measured(depth: int, options: DepthOptions) -> Row:
     """Return the row of one depth: milliseconds per batch (median and quartiles) by path."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
+    with torch_settings(seed=options.seed):
         relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
         x = torch.rand(options.batch, *networks.IMAGE_SHAPE)
     started = time.perf_counter()
     folded = fold(conformal, networks.IMAGE_SHAPE, strategy=options.strategy)
     seconds = time.perf_counter() - started
-
-    engines = {RELU: partial(_run, relu, x), LAYERS: partial(_run, conformal, x)}
-    engines[FOLDED] = partial(_run, folded, x)
+    models: dict[str, nn.Module] = {RELU: relu, LAYERS: conformal, FOLDED: folded}
+    engines = {name: partial(run_layers, model, x) for name, model in models.items()}
     times = interleave(engines, rounds=math.ceil(options.executions / _CALLS), calls=_CALLS)
     return {
         "depth": depth,
         "strategy": folded.strategy,
         "fold_seconds": round(seconds, 3),
         "fold_error": fold_error(conformal, folded, x[:8]),
-        "milliseconds": {name: milliseconds(timing) for name, timing in times.items()},
+        "milliseconds": {name: timing.milliseconds for name, timing in times.items()},
     }
-
-
-def milliseconds(timing: Timing) -> dict[str, float]:
-    """Return median and quartiles of a timing in milliseconds."""
-    return {key: round(1e3 * getattr(timing, key), 4) for key in ("median", "low", "high")}
 
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
     """Plot the time per batch against depth, with quartiles, one line per path."""
-    styles = {RELU: (figures.ORANGE, "s"), LAYERS: (figures.BLUE, "v"), FOLDED: ("#009E73", "o")}
-    with matplotlib.rc_context(figures.STYLE):
-        figure = Figure(figsize=(6.8, 4.4), layout="constrained")
-        axes = figure.subplots()
+    styles = {
+        RELU: (figures.ORANGE, "s"),
+        LAYERS: (figures.BLUE, "v"),
+        FOLDED: (figures.GREEN, "o"),
+    }
+    with figures.styled(6.8, 4.4) as (figure, axes):
         depths = [row["depth"] for row in rows]
         for name, (colour, marker) in styles.items():
             times = [row["milliseconds"][name] for row in rows]
@@ -112,21 +103,6 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
         axes.grid(alpha=0.3, which="both")
         axes.legend()
     return figure
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _run(model: nn.Module, x: Tensor) -> object:
-    with torch.inference_mode(), layer_by_layer():
-        return model(x)
 
 
 def _line(row: Row) -> str:

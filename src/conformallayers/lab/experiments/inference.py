@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ... import networks
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...utils.memory import peak, settle
-from .timing import quartiles
+from .timing import Timing, call_seconds
 
 Row = dict[str, Any]
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
@@ -26,13 +25,7 @@ FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
 
 
 def measure_alone(path: str, batch: int, **options: Any) -> Row:
-    """Return the row of a path, measured in a new process; on failure, ``failed`` has the reason.
-
-    Args:
-        path: RELU, LAYERS, or FOLDED and a strategy.
-        batch: the number of images.
-        **options: executions, seconds, seed and threads of :func:`measure_here`.
-    """
+    """Return the row of :func:`measure_here` from a new process; ``failed`` has the reason of a failure."""
     wanted = json.dumps({"path": path, "batch": batch, **options})
     command = [sys.executable, "-m", "conformallayers.lab.experiments.inference", wanted]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -59,7 +52,8 @@ def measure_here(
     image: the batch, the activations between the layers, and the scores.
 
     Args:
-        path, batch: as in :func:`measure_alone`.
+        path: RELU, LAYERS, or FOLDED and a strategy.
+        batch: number of images.
         executions: timed calls.
         seconds: time limit; slow paths are called less often, but at least once.
         seed: of weights and images.
@@ -76,15 +70,12 @@ def measure_here(
         model(x)
         times: list[float] = []
         while len(times) < executions and (not times or sum(times) < seconds):
-            started = time.perf_counter()
-            model(x)
-            times.append(time.perf_counter() - started)
+            times.append(call_seconds(lambda: model(x)))
         grown = peak() - before
-    median, low, high = (round(1e3 * value, 4) for value in quartiles(times))
     return {
         "path": path,
         "batch": batch,
-        "milliseconds": {"median": median, "low": low, "high": high},
+        "milliseconds": Timing.of(times).milliseconds,
         "executions": len(times),
         "peak_bytes": grown,
     }

@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ...inspection import Form, Inspection, Terms
-from ..report.figures import BLUE, ORANGE, STYLE, plain_ticks
+from ..report.figures import BLUE, COLOURS, ORANGE, STYLE, plain_ticks, styled
 
-_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_SIZE = (6.4, 4.2)
 _COLUMNS = 8  # images in a row
 _IMAGES = 16  # most images in a figure, per form
 
@@ -47,8 +47,7 @@ def inspection_figures(
 
 def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str) -> Figure:
     """Draw the eigenvalues of each form before and after training, on a logarithmic axis."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _axes()
+    with styled(*_SIZE) as (figure, axes):
         for pair, colour in zip(
             zip(forms, untrained, strict=True), _colours(len(forms)), strict=True
         ):
@@ -68,8 +67,7 @@ def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str
 def terms_figure(terms: Terms, title: str) -> Figure:
     """Draw the mean share of each term of the denominator, and its standard deviation."""
     shares = 100 * terms.shares.cpu()
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _axes()
+    with styled(*_SIZE) as (figure, axes):
         places = range(len(terms.names))
         mean, spread = shares.mean(0).numpy(), shares.std(0, correction=0).numpy()
         colours = [ORANGE, *[BLUE] * (len(terms.names) - 1)]
@@ -84,8 +82,7 @@ def terms_figure(terms: Terms, title: str) -> Figure:
 
 def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
     """Draw the energy of Q's rows by distance, on a logarithmic axis."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _axes()
+    with styled(*_SIZE) as (figure, axes):
         for form, colour in zip(forms, _colours(len(forms)), strict=True):
             if form.falloff is None:
                 continue
@@ -124,14 +121,9 @@ def image_figure(images: Sequence[Tensor], labels: Sequence[str], title: str) ->
     return figure
 
 
-def _axes() -> tuple[Figure, Any]:
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    return figure, figure.subplots()
-
-
 def _colours(count: int) -> list[Any]:
-    if count <= len(_COLOURS):
-        return list(_COLOURS[:count])
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
     return list(matplotlib.colormaps["cividis"](np.linspace(0, 0.9, count)))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,16 @@ from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ...utils.files import write_json
+from ..checks import command_line, require_folder
 from ..data.batches import as_input
 from ..data.datasets import Dataset, load
+from ..data.files import md5
 from ..report.figures import save
+from ..settings import torch_settings
 from ..training.config import TrainConfig
 from ..training.evaluate import checkpoint_of, trained
 from .insights import inspection_figures
-from .records import Row, command_line, kept, provenance
+from .records import Row, kept, provenance, staged_folder
 
 RECORD = "inspect.json"
 _SAMPLES = 1000  # default number of images
@@ -60,20 +61,23 @@ def run_inspect(
         say: receives the lines of output.
     """
     path = checkpoint_of(run, "inspect")
-    out = _checked_folder(out or Path("results/inspect") / path.absolute().parent.name)
+    out = out or Path("results/inspect") / path.absolute().parent.name
+    require_folder("inspect --out", out)
     config, model, epoch = trained(path)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
-    options: Row = {"dataset": name, "samples": samples, "checkpoint": _checksum(path)}
+    options: Row = {"dataset": name, "samples": samples, "checkpoint": md5(path.read_bytes())}
     record = kept(out / RECORD, options, resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    count = _image_count(samples, len(dataset.test_labels))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
+    available = len(dataset.test_labels)
+    count = min(_SAMPLES, available) if samples is None else samples
+    if not 1 <= count <= available:
+        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
+    with torch_settings(threads):
         x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
         found = inspect(model, IMAGE_SHAPE, x)
         untrained = inspect(_initial(config), IMAGE_SHAPE, x)
@@ -90,8 +94,6 @@ def run_inspect(
         }
         title = f"{config.network}, {name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
-    finally:
-        torch.set_num_threads(before)
     return record
 
 
@@ -109,40 +111,17 @@ def _results(
     }
 
 
-def _checked_folder(out: Path) -> Path:
-    if out.exists() and not out.is_dir():
-        raise refusal("inspect --out", "a folder", f"the file {out}", "Give another folder.")
-    return out
-
-
-def _checksum(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-
-
-def _image_count(samples: int | None, available: int) -> int:
-    count = min(_SAMPLES, available) if samples is None else samples
-    if not 1 <= count <= available:
-        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
-        raise refusal("inspect --samples", expected, str(samples), remedy)
-    return count
-
-
 def _initial(config: TrainConfig) -> nn.Module:
     """Return the network as it was before training."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+    with torch_settings(seed=config.seed):
         return config.build()
 
 
 def _write(out: Path, figures: dict[str, Figure], record: Row) -> None:
-    out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.absolute().parent) as staging:
-        folder = Path(staging)
-        written = [path for name, figure in figures.items() for path in save(figure, folder, name)]
+    with staged_folder(out, "inspect --out") as folder:
+        for name, figure in figures.items():
+            save(figure, folder, name)
         write_json(folder / RECORD, record)
-        out.mkdir(exist_ok=True)
-        for path in [*written, folder / RECORD]:
-            os.replace(path, out / path.name)
 
 
 def _part_row(part: Part, labels: Tensor) -> Row:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shlex
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,34 +16,14 @@ import torch
 
 from ...errors import refusal
 from ...utils.files import write_csv, write_json
+from ..checks import command_line, require_folder, require_same
 from ..training.runs import commit
 
 Row = dict[str, Any]
 
 
-def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Return a command line without the options that are None, False or empty.
-
-    Examples:
-        >>> command_line(["experiment", "3"], {"depths": (1, 2), "batch": 64, "threads": None})
-        'conformallayers experiment 3 --depths 1 2 --batch 64'
-    """
-    line = ["conformallayers", *words]
-    for name, value in options.items():
-        if value is None or value is False or value == ():
-            continue
-        values = value if isinstance(value, (tuple, list)) else [value]
-        line += [f"--{name.replace('_', '-')}", *(str(v) for v in values if v is not True)]
-    return shlex.join(line)
-
-
 def provenance(command: str, before: Row | None = None) -> Row:
-    """Return the command, the commit and the machine of a measurement.
-
-    Args:
-        command: the command line of this process.
-        before: the record that is resumed; its commands and commits come first.
-    """
+    """Return the command, the commit and the machine; those of a resumed record come first."""
     commands, commits = command, commit() or "unknown"
     if before:
         done = before["command"].split(" && ")
@@ -71,13 +52,7 @@ def mean_and_spread(shares: Sequence[float]) -> str:
 
 
 def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
-    """Return the record to resume; empty if there is none or ``resume`` is False.
-
-    Args:
-        path: the JSON file.
-        options: options of the measurement; a record with other options is refused.
-        resume: whether to look for a record.
-    """
+    """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
     remedy = "Give the same options, or start again without --resume."
@@ -86,10 +61,7 @@ def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
         before = dict(record["options"])
     except (ValueError, KeyError, TypeError) as error:
         raise refusal(f"--resume, {path}", "a record", "another file", remedy) from error
-    for name, value in json.loads(json.dumps(dict(options))).items():
-        if before.get(name) != value:
-            where = f"--resume, --{name.replace('_', '-')}"
-            raise refusal(where, f"{before.get(name)!r} as before", repr(value), remedy)
+    require_same("--resume,", before, json.loads(json.dumps(dict(options))), remedy)
     return record
 
 
@@ -108,3 +80,95 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
         else:
             found[prefix + key] = value
     return found
+
+
+@contextmanager
+def staged_folder(out: Path, where: str) -> Iterator[Path]:
+    """Yield a temporary folder beside ``out``, and move its files there at the end, JSON last.
+
+    An interrupted command leaves ``out`` unchanged.
+    """
+    require_folder(where, out)
+    parent = out.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=parent) as folder:
+        yield Path(folder)
+        out.mkdir(exist_ok=True)
+        for path in sorted(Path(folder).iterdir(), key=lambda path: path.suffix == ".json"):
+            os.replace(path, out / path.name)
+
+
+class Measurements:
+    """Rows on disk are kept, missing rows are measured, and every new row is written at once.
+
+    Writes NAME.json with the rows and their provenance, NAME.csv with the rows.
+
+    Args:
+        words: the command, such as ``("experiment", "3")``.
+        options: of the command; their folder ``out`` is written, and ``resume`` keeps its rows.
+        settings: names of options that every row depends on; other values cannot be resumed.
+        selection: names of further options, which choose the rows.
+        name: of the files.
+        key: returns the value that identifies a row.
+        line: returns the line that reports a new row.
+        say: prints a line.
+        sort: keep the rows sorted by their keys.
+        lists: names of further lists of rows in the record.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        options: Any,
+        *,
+        settings: Sequence[str],
+        selection: Sequence[str],
+        name: str,
+        key: Callable[[Row], Any],
+        line: Callable[[Row], str],
+        say: Callable[[str], object],
+        sort: bool = False,
+        lists: Sequence[str] = (),
+    ) -> None:
+        self._out, self._name, self._line, self._sort = options.out, name, line, sort
+        self.say, self.settings = say, {key: getattr(options, key) for key in settings}
+        before = kept(options.out / f"{name}.json", self.settings, options.resume)
+        self.rows: dict[Any, Row] = {key(row): row for row in before.get("rows", [])}
+        self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}
+        shown = {key: getattr(options, key) for key in (*settings, *selection)}
+        self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
+        self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
+        if options.threads is not None:
+            self._source["machine"]["threads"] = options.threads
+
+    @property
+    def record(self) -> Row:
+        """The contents of the JSON file."""
+        return {**self._source, "rows": list(self.rows.values()), **self.lists}
+
+    def row(self, key: Hashable, measure: Callable[[], Row]) -> Row:
+        """Return the row of a key, measured now if it is missing."""
+        if key not in self.rows:
+            self.rows[key] = measure()
+            if self._sort:
+                self.rows = dict(sorted(self.rows.items()))
+            self.say(self._line(self.rows[key]))
+            self.write()
+        return self.rows[key]
+
+    def write(self) -> None:
+        """Write the JSON and the CSV file."""
+        write_record(self._out, self._name, self.record, list(self.rows.values()))
+
+    @contextmanager
+    def drawing(self, draw: Callable[[list[Row]], object]) -> Iterator[None]:
+        """Draw the measured rows at the end, also after an interrupt, which then says how to resume."""
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            done = f"Interrupted: {len(self.rows)} rows kept."
+            raise KeyboardInterrupt(f"{done} To go on: {self._resume}") from stop
+        finally:
+            measured = [row for row in self.rows.values() if "failed" not in row]
+            if measured:
+                draw(measured)

@@ -17,7 +17,7 @@ from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...errors import ConformalError, refusal
-from ..checks import require_positive
+from ..checks import command_line, require_positive, require_same
 from ..data.datasets import Dataset, load
 from ..report import figures
 from ..training.config import TrainConfig, make_config
@@ -25,7 +25,7 @@ from ..training.train import epoch_rows
 from . import paper
 from .coordinates import parallel_coordinates
 from .options import SweepOptions
-from .records import Row, command_line, provenance, write_record
+from .records import Row, provenance, write_record
 
 NAME = "study"
 BEST = 10  # trials in the figure
@@ -51,8 +51,11 @@ def run_sweep(
         say: receives one line per trial.
         **options: fields of :class:`conformallayers.lab.experiments.options.SweepOptions`.
     """
-    chosen = SweepOptions(**options)
-    _check(chosen)
+    chosen, most = SweepOptions(**options), paper.EPOCHS[1]
+    require_positive("sweep", chosen, "trials", "max_epochs", "validation", "timeout")
+    if chosen.max_epochs > most:
+        remedy = "The paper's search space ends there."
+        raise refusal("sweep --max-epochs", f"at most {most}", str(chosen.max_epochs), remedy)
     search = _Search.of(network, dataset, chosen)
 
     def after(study: Study, trial: FrozenTrial) -> None:
@@ -178,11 +181,9 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
     before = study.user_attrs.get(_OPTIONS)
     if before is None:
         study.set_user_attr(_OPTIONS, dict(options))
-    for key, value in options.items():
-        if before is not None and before.get(key) != value:
-            where = f"sweep --{key.replace('_', '-')}"
-            remedy = f"Give the options of the study {name}, or name another by --study and --out."
-            raise refusal(where, f"{before.get(key)!r} as before", repr(value), remedy)
+    else:
+        remedy = f"Give the options of the study {name}, or name another by --study and --out."
+        require_same("sweep", before, options, remedy)
     return study
 
 
@@ -239,12 +240,3 @@ def _line(trial: FrozenTrial) -> str:
     reached = trial.intermediate_values
     shown = f"{100 * reached[max(reached)]:.2f} %" if reached else "no accuracy"
     return f"trial {trial.number}: {trial.state.name.lower()}, {shown} after {len(reached)} epochs; {setting}"
-
-
-def _check(options: SweepOptions) -> None:
-    names = ("trials", "max_epochs", "validation", "timeout")
-    require_positive("sweep", **{name: getattr(options, name) for name in names})
-    most = paper.EPOCHS[1]
-    if options.max_epochs > most:
-        remedy = "The paper's search space ends there."
-        raise refusal("sweep --max-epochs", f"at most {most}", str(options.max_epochs), remedy)

@@ -5,49 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor, nn
 
-def interleaved(
-    functions: Mapping[str, Callable[[], object]], *, rounds: int = 41, block: float = 0.005
-) -> dict[str, float]:
-    """Return the median seconds of one call of each function.
-
-    Every round times each function once, so that a slow moment of the machine meets them all.
-
-    Args:
-        functions: by name.
-        rounds: how many times each function has its turn.
-        block: least seconds of a turn; a fast function is called many times in it.
-
-    Examples:
-        >>> times = interleaved({"few": lambda: sum(range(9)), "many": lambda: sum(range(9999))})
-        >>> times["few"] < times["many"]
-        True
-    """
-    calls = {name: _calls_for(function, block) for name, function in functions.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            seconds[name].append(_turn(function, calls[name]) / calls[name])
-    return {name: statistics.median(values) for name, values in seconds.items()}
-
-
-def _calls_for(function: Callable[[], object], block: float) -> int:
-    function()  # the first call may prepare something
-    calls = 1
-    while (elapsed := _turn(function, calls)) < block / 2 and calls < 10**6:
-        calls = min(4 * calls, max(calls + 1, int(calls * block / max(elapsed, 1e-9))))
-    return calls
-
-
-def _turn(function: Callable[[], object], calls: int) -> float:
-    started = time.perf_counter()
-    for _ in range(calls):
-        function()
-    return time.perf_counter() - started
-
+from ...nn.container import layer_by_layer
 
 _FEWEST = 3  # rounds, however long they take
 
@@ -59,6 +23,19 @@ class Timing:
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Summarise the seconds of several calls."""
+        if len(seconds) < 2:
+            return cls(seconds[0], seconds[0], seconds[0])
+        low, median, high = statistics.quantiles(seconds, n=4)
+        return cls(median, low, high)
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """The median and the quartiles in milliseconds, by name."""
+        return {name: round(1e3 * value, 4) for name, value in vars(self).items()}
 
 
 def interleave(
@@ -87,13 +64,19 @@ def interleave(
         for name, run in engines.items():
             time.sleep(pause)
             run()
-            seconds[name] += [_turn(run, 1) for _ in range(calls)]
-    return {name: Timing(*quartiles(values)) for name, values in seconds.items()}
+            seconds[name] += [call_seconds(run) for _ in range(calls)]
+    return {name: Timing.of(values) for name, values in seconds.items()}
 
 
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return the median, the lower and the upper quartile."""
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4)
-    return median, low, high
+def run_layers(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
+    with torch.inference_mode(), layer_by_layer():
+        y: Tensor = model(x)
+    return y
+
+
+def call_seconds(run: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started

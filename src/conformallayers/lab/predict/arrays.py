@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -16,13 +16,6 @@ _WHITE = 255
 
 class Unreadable(Exception):
     """Raised with the reason why a sample cannot be read."""
-
-
-class Stream(Protocol):
-    """A source of bytes."""
-
-    def read(self, size: int = ..., /) -> bytes:
-        """Return ``size`` bytes, fewer at the end."""
 
 
 def count_rows(path: str, shape: tuple[int, ...]) -> int:
@@ -41,7 +34,7 @@ def as_sample(values: Array, shape: tuple[int, ...], white: float) -> Array:
     return sample / np.float32(_WHITE) * np.float32(white) if values.dtype == np.uint8 else sample
 
 
-def row_layout(stream: Stream, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], bool]:
+def row_layout(stream: Any, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], bool]:
     """Read the header of an array; return its row count, its dtype, and whether rows are contiguous."""
     try:
         version = npy.read_magic(stream)

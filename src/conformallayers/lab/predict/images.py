@@ -14,7 +14,7 @@ from ...errors import missing_extra, shape_text
 from .arrays import Array, Unreadable, first_line
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from PIL.Image import Image as Picture
 
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"),
@@ -96,9 +96,9 @@ def _checked(path: str) -> str:
     raise Unreadable("no regular file" if os.path.exists(path) else "no such file")
 
 
-def _pixels(image: Image, shape: tuple[int, ...], resize: bool) -> Array:
+def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
     """Return the pixels, (C, H, W), in [0, 1]."""
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
 
     channels, height, width = shape
     if image.format != "MPO" and getattr(image, "is_animated", False):
@@ -113,27 +113,22 @@ def _pixels(image: Image, shape: tuple[int, ...], resize: bool) -> Array:
         raise Unreadable(f"pixels of mode {image.mode}, whose white is not known")
     upright = ImageOps.exif_transpose(image)
     if upright.mode in _SIXTEEN:
-        grey = _resized(_floats(np.asarray(upright)), (width, height))
+        values = np.asarray(upright).astype(np.float32) / np.float32(65535)
+        grey = _resized(Image.fromarray(values), (width, height))
         return np.repeat(np.asarray(grey, np.float32)[None], channels, 0)
     plain = _resized(_opaque(upright).convert("L" if channels == 1 else "RGB"), (width, height))
     values = np.asarray(plain, np.float32).reshape(height, width, channels)
     return np.ascontiguousarray(values.transpose(2, 0, 1)) / np.float32(255)
 
 
-def _floats(values: Array) -> Image:
-    from PIL import Image
-
-    return Image.fromarray(values.astype(np.float32) / np.float32(65535))
-
-
-def _resized(image: Image, size: tuple[int, int]) -> Image:
+def _resized(image: Picture, size: tuple[int, int]) -> Picture:
     """Scale with an antialiasing filter."""
     from PIL.Image import Resampling
 
     return image if image.size == size else image.resize(size, Resampling.BILINEAR)
 
 
-def _opaque(image: Image) -> Image:
+def _opaque(image: Picture) -> Picture:
     """Return an image without its alpha channel; refuse transparent pixels."""
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")

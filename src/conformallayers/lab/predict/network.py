@@ -47,12 +47,7 @@ class Network:
 
 
 def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Network:
-    """Load a model, and fold it unless it is folded.
-
-    Args:
-        model: a file of :func:`conformallayers.save`, a run folder, or a checkpoint.
-        options: engine, threads and labels.
-    """
+    """Load a model as :func:`run_predict` takes it, and fold it unless it is folded."""
     require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
     use_torch = options.engine == "torch"
     if options.engine == "auto":

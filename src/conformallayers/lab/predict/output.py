@@ -7,16 +7,18 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import astuple, dataclass
 from typing import Any, TextIO
 
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ...errors import ClosedPipe
 from .arrays import Array
 
 FORMATS = ("table", "csv", "jsonl")
+_FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
 _WIDEST = 60  # most characters of the column of names
 
 
@@ -61,13 +63,7 @@ def _digits(value: Any) -> float:
 
 
 class Writer:
-    """Write predictions in one of the formats.
-
-    Args:
-        stream: to write to.
-        format: ``"table"``, ``"csv"`` or ``"jsonl"``.
-        top: classes per row.
-    """
+    """Write predictions in one of the formats."""
 
     def __init__(self, stream: TextIO, format: str, top: int) -> None:
         self._stream, self._format, self._top = stream, format, top
@@ -89,7 +85,7 @@ class Writer:
             rows = csv.writer(self._stream, lineterminator="\n")
             if not self._begun:
                 rows.writerow(self._header())
-            rows.writerows([p.name, *self._fields(p)] for p in predictions)
+            rows.writerows([p.name, *_csv_cells(p)] for p in predictions)
         else:
             for prediction in predictions:
                 self._stream.write(_json(prediction) + "\n")
@@ -97,13 +93,7 @@ class Writer:
 
     def _header(self) -> list[str]:
         ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
-        names = ("label", "class", "probability", "score")
-        return ["path", *(f"{name}{rank}" for rank in ranks for name in names)]
-
-    def _fields(self, prediction: Prediction) -> Iterator[str]:
-        for choice in prediction.choices:
-            yield from (choice.label, str(choice.index))
-            yield from (f"{choice.probability:.6g}", f"{choice.score:.6g}")
+        return ["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)]
 
     def _table(self, predictions: Sequence[Prediction]) -> None:
         rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
@@ -118,15 +108,18 @@ class Writer:
             self._stream.write("  ".join(cells).rstrip() + "\n")
 
 
+def _csv_cells(prediction: Prediction) -> Iterator[str]:
+    for choice in prediction.choices:
+        for value in astuple(choice):
+            yield f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _cell(choice: Choice) -> str:
     return f"{printable(choice.label)} {100 * choice.probability:.1f} % ({choice.score:.2f})"
 
 
 def _json(prediction: Prediction) -> str:
-    choices = [
-        {"label": c.label, "class": c.index, "probability": c.probability, "score": c.score}
-        for c in prediction.choices
-    ]
+    choices = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in prediction.choices]
     return json.dumps({"path": prediction.name, "top": choices})
 
 
@@ -144,51 +137,16 @@ def printable(text: str) -> str:
     )
 
 
-class Bar:
-    """A progress bar on standard error, if that is a terminal and the rows go elsewhere.
-
-    Args:
-        stream: of the rows.
-        count: returns the number of samples, None if it is unknown.
-    """
-
-    def __init__(self, stream: TextIO, count: Callable[[], int | None]) -> None:
-        self._progress: Any = None
-        self._task: Any = None
-        if not sys.stderr.isatty() or stream.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        console = Console(stderr=True)
-        quiet: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-        self._progress = Progress(*columns, console=console, transient=True, **quiet)
-        self._task = self._progress.add_task("", total=count())
-
-    def __enter__(self) -> Bar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def advance(self, count: int) -> None:
-        """Advance by a number of samples."""
-        if self._progress is not None:
-            self._progress.advance(self._task, count)
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        if self._progress is None:
-            print(f"conformallayers: {line}", file=sys.stderr)
-        else:
-            plain = {"markup": False, "highlight": False, "soft_wrap": True}
-            self._progress.console.print(f"conformallayers: {line}", **plain)
+def progress_bar(stream: TextIO, count: Callable[[], int | None]) -> Progress:
+    """Return a bar on standard error, shown if that is a terminal and the rows go elsewhere."""
+    shown = sys.stderr.isatty() and not stream.isatty()
+    bar = Progress(
+        *(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not shown,
+    )
+    bar.add_task("", total=count() if shown else None)
+    return bar

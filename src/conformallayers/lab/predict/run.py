@@ -10,6 +10,7 @@ from itertools import islice
 from typing import BinaryIO, TextIO, TypeVar
 
 import numpy as np
+from rich.progress import Progress
 
 from ...errors import refusal
 from ...utils.files import staged_files
@@ -18,7 +19,7 @@ from .arrays import Array, Unreadable
 from .images import need_pillow
 from .network import Network, open_network
 from .options import PredictOptions
-from .output import FORMATS, Bar, Prediction, Writer, likeliest, printable
+from .output import FORMATS, Prediction, Writer, likeliest, printable, progress_bar
 from .samples import STANDARD_INPUT, Broken, Sample, find_samples
 
 T = TypeVar("T")
@@ -65,10 +66,10 @@ def run_predict(
             batches = (score(batch, network, options) for batch in in_batches(found, options.batch))
         if options.out is None:
             stream = sys.stdout if stdout is None else stdout
-            return _write(batches, stream, network, options, Bar(stream, count))
+            return _write(batches, stream, network, options, progress_bar(stream, count))
         (staged,) = stack.enter_context(staged_files(options.out))
         with open(staged, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return _write(batches, file, network, options, Bar(file, count))
+            return _write(batches, file, network, options, progress_bar(file, count))
 
 
 def score(
@@ -113,7 +114,7 @@ def _write(
     stream: TextIO,
     network: Network,
     options: PredictOptions,
-    bar: Bar,
+    bar: Progress,
 ) -> int:
     """Write every batch as soon as it is predicted; return the number of broken samples."""
     writer = Writer(stream, options.format, min(options.top, network.classes))
@@ -123,11 +124,14 @@ def _write(
             rows = [entry for entry in batch if isinstance(entry, Prediction)]
             for entry in batch:
                 if isinstance(entry, Broken):
-                    bar.say(f"{printable(entry.name)}: {printable(entry.reason)}")
+                    line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
+                    bar.console.print(
+                        line, markup=False, emoji=False, highlight=False, soft_wrap=True
+                    )
             good, broken = good + len(rows), broken + len(batch) - len(rows)
             if rows:
                 writer.write(rows)
-            bar.advance(len(batch))
+            bar.advance(bar.task_ids[0], len(batch))
     if not good:
         got = f"none that could be read ({broken} broken)" if broken else "none"
         remedy = "Name images, .npy files, folders with them, or - for standard input."
@@ -140,7 +144,7 @@ def _check(options: PredictOptions) -> None:
     for name in ("workers", "address"):
         if getattr(options, name) is not None and not options.ray:
             raise refusal(f"predict --{name}", "--ray beside it", "none", "Add --ray.")
-    require_positive("predict", top=options.top, batch=options.batch, workers=options.workers)
+    require_positive("predict", options, "top", "batch", "workers")
     require_choice("predict --format", options.format, FORMATS, "Leave it out for a table.")
     if options.out is not None and options.out.is_dir():
         got = f"the folder {options.out}"

@@ -195,8 +195,6 @@ class _Prefixed:
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
         self._head, self._stream = head, stream
 
-    def read(self, size: int = -1, /) -> bytes:
-        if size < 0:
-            return self._head + self._stream.read()
+    def read(self, size: int) -> bytes:
         first, self._head = self._head[:size], self._head[size:]
         return first + self._stream.read(size - len(first)) if len(first) < size else first

@@ -36,13 +36,7 @@ _QUIET = {
 def shards(
     samples: Iterable[Sample | Broken], model: str | os.PathLike[str], options: PredictOptions
 ) -> Iterator[Iterator[list[Prediction | Broken]]]:
-    """Yield an iterator over the predictions, batch by batch, in order; then leave the cluster.
-
-    Args:
-        samples: to predict.
-        model: that every process opens.
-        options: as without Ray, and the workers and the address.
-    """
+    """Yield an iterator over the predictions, batch by batch, in order; then leave the cluster."""
     ray = _import_ray()
     workers = options.workers or _WORKERS
     with _cluster(ray, workers, options.address):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from ...nn.activations import ReSPro
 from ...utils.files import staged_files
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 _FLOOR = -1.7  # height of the contour lines below a surface
 STYLE: Any = {
     "font.size": 10,
@@ -36,6 +38,16 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
             with staged_files(path) as (staged,):
                 figure.savefig(staged, format=path.suffix[1:], **options)
     return paths
+
+
+@contextmanager
+def styled(
+    width: float, height: float, rows: int = 1, columns: int = 1
+) -> Iterator[tuple[Figure, Any]]:
+    """Yield a figure (in inches) and its axes, an array if several, to be drawn in the common style."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots(rows, columns)
 
 
 def plain_ticks(*axes: Any) -> None:
@@ -77,9 +89,9 @@ def respro_surface(alpha: float = 3.0) -> Figure:
 def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
     """Draw the training loss above the test accuracy (0 to 1) of each epoch."""
     epochs = range(1, len(losses) + 1)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 4.6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
+    with styled(6.4, 4.6, rows=2) as (figure, (above, below)):
+        below.sharex(above)
+        above.tick_params(labelbottom=False)
         above.plot(epochs, losses, color=BLUE, marker="o", markersize=4)
         above.set(ylabel="training loss\n(smoothed labels)")
         below.plot(epochs, [100 * a for a in accuracies], color=ORANGE, marker="s", markersize=4)
@@ -99,13 +111,7 @@ def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figu
 
 
 def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
-    """Draw M (d_out, d_in) and Q (d_in, d_in), each divided by its largest entry.
-
-    Args:
-        matrix: M.
-        form: Q.
-        layers: name of the folded layers, for the title.
-    """
+    """Draw M (d_out, d_in) and Q (d_in, d_in) of some layers, each divided by its largest entry."""
     with matplotlib.rc_context({**STYLE, "axes.spines.top": True, "axes.spines.right": True}):
         figure = Figure(figsize=(9, 5), layout="compressed")
         widths = [matrix.shape[1] / matrix.shape[0], 1]  # equal heights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
 from ..experiments import paper
-from ..training.runs import commit
+from ..training.runs import commit, git
 from . import sections
 from .sections import Context, Record
 
@@ -67,11 +66,17 @@ def template_environment() -> jinja2.Environment:
 
 
 def _render(results: Path) -> str:
+    cells = sorted((results / "accuracy").glob("*.json"))
+    studies = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
     contexts: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: sections.accuracy_section(_accuracy_records(results)),
+        "accuracy": lambda: sections.accuracy_section(
+            [read(path, *sections.CELL_KEYS) for path in cells]
+        ),
         "depth": partial(_measured, results / "experiment3/times.json", sections.depth_section),
         "batch": partial(_measured, results / "experiment4/batches.json", sections.batch_section),
-        "sweep": lambda: sections.sweep_section(_studies(results)),
+        "sweep": lambda: [
+            sections.study_section(read(path), path.parent) for path in sorted(studies)
+        ],
         "bench": partial(_measured, results / "benchmarks/bench.json", sections.bench_section),
         "steps": partial(_measured, results / "benchmarks/train_step.json", sections.steps_section),
     }
@@ -95,19 +100,10 @@ def _checked(heading: str, build: Callable[[], Any]) -> Any:
         raise refusal(f"report, {heading}", expected, got, _REMEDY) from error
 
 
-def _measured(path: Path, build: Callable[[Record, Path], Context | None]) -> Context | None:
-    """Build a section from one file; None if there is no such file."""
-    return build(read(path), path.parent) if path.exists() else None
-
-
-def _accuracy_records(results: Path) -> list[Record]:
-    paths = sorted((results / "accuracy").glob("*.json"))
-    return [read(path, *sections.CELL_KEYS) for path in paths]
-
-
-def _studies(results: Path) -> list[tuple[Record, Path]]:
-    found = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
-    return [(read(path), path.parent) for path in sorted(found)]
+def _measured(path: Path, build: Callable[[Record, Path], Context]) -> Context | None:
+    """Build a section from one file; None if there is no such file, or it has no rows."""
+    record = read(path) if path.exists() else {}
+    return build(record, path.parent) if record.get("rows") else None
 
 
 def read(path: Path, *required: str) -> Record:
@@ -121,18 +117,9 @@ def read(path: Path, *required: str) -> Record:
         expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
         raise refusal(f"report, {path}", expected, "another file", _REMEDY)
     if "commit" not in record:
-        record["commit"] = _commit_of(path)
+        last = git(path.parent, "log", "-1", "--format=%H", "--", path.name)
+        record["commit"] = last or None
     return record
-
-
-def _commit_of(path: Path) -> str | None:
-    """Return the last commit that changed a file; None outside a repository."""
-    command = ["git", "-C", str(path.parent), "log", "-1", "--format=%H", "--", path.name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
 
 
 def _numeric_columns(rows: Sequence[Sequence[object]]) -> list[bool]:

@@ -49,11 +49,9 @@ def accuracy_section(records: Sequence[Record]) -> Context:
     }
 
 
-def depth_section(record: Record, folder: Path) -> Context | None:
-    """Compare the times of experiment 3 by depth; None without measurements."""
-    rows = record.get("rows")
-    if not rows:
-        return None
+def depth_section(record: Record, folder: Path) -> Context:
+    """Compare the times of experiment 3 by depth."""
+    rows = record["rows"]
     names = list(rows[0]["milliseconds"])
     relu, folded = names[0], names[-1]
     lines: list[list[object]] = []
@@ -72,15 +70,12 @@ def depth_section(record: Record, folder: Path) -> Context | None:
         "batch": record.get("options", {}).get("batch", 64),
         "header": ["k", *(f"{name}, ms" for name in names), f"{relu} / folded", "strategy"],
         "lines": lines,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
+        **_source(record, folder),
     }
 
 
-def batch_section(record: Record, folder: Path) -> Context | None:
-    """List the times, memory and limits of experiment 4; None without measurements."""
-    if not record.get("rows"):
-        return None
+def batch_section(record: Record, folder: Path) -> Context:
+    """List the times, memory and limits of experiment 4."""
     lines = [
         [
             row["path"],
@@ -100,25 +95,35 @@ def batch_section(record: Record, folder: Path) -> Context | None:
     limits = [
         [row["path"], row["largest_batch"], size(row["budget_bytes"])] for row in record["limits"]
     ]
+    return {"lines": lines, "failed": failed, "limits": limits, **_source(record, folder)}
+
+
+def study_section(record: Record, folder: Path) -> Context:
+    """Set the best trial of a study beside the supplement's choice."""
+    network, dataset = record["network"], record["dataset"]
+    lines: list[list[str]] = []
+    if record["best"]:
+        accuracy = record["best"]["validation_accuracy"]
+        lines.append(_hyperparameter_line("best here", record["best"], accuracy))
+    for cell in paper.CELLS:
+        if (cell.network, cell.dataset) == (network, dataset):
+            lines.append(_hyperparameter_line("the supplement's", cell.setting, cell.accuracy))
+    states = [row["state"] for row in record["trials"]]
     return {
+        "network": network,
+        "dataset": _title(dataset),
+        "trials": len(states),
+        "states": ", ".join(f"{states.count(s)} {s.lower()}" for s in dict.fromkeys(states)),
+        "images": record["images"]["train"],
+        "subset": bool(record["options"].get("subset")),
         "lines": lines,
-        "failed": failed,
-        "limits": limits,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
+        **_source(record, folder),
     }
 
 
-def sweep_section(studies: Sequence[tuple[Record, Path]]) -> list[Context]:
-    """Set the best trial of each study beside the supplement's choice."""
-    return [_study(record, folder) for record, folder in studies]
-
-
-def bench_section(record: Record, folder: Path) -> Context | None:
-    """Compare engines; None without measurements."""
-    rows = record.get("rows")
-    if not rows:
-        return None
+def bench_section(record: Record, folder: Path) -> Context:
+    """Compare engines."""
+    rows = record["rows"]
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     lines: list[list[object]] = []
     for row in rows:
@@ -130,15 +135,12 @@ def bench_section(record: Record, folder: Path) -> Context | None:
     return {
         "header": ["network", "batch", *names, "strategy", "times as fast"],
         "lines": lines,
-        "picture": _picture(folder, "bench"),
-        "source": _source(record, "conformallayers bench"),
+        **_source(record, folder, "bench", "conformallayers bench"),
     }
 
 
-def steps_section(record: Record, folder: Path) -> Context | None:
-    """List the time and memory of training steps; None without measurements."""
-    if not record.get("rows"):
-        return None
+def steps_section(record: Record, folder: Path) -> Context:
+    """List the time and memory of training steps."""
     lines = [
         [row["network"], row["batch"], *(row.get(key, "") for key in _STEP_COLUMNS.values())]
         for row in record["rows"]
@@ -146,7 +148,7 @@ def steps_section(record: Record, folder: Path) -> Context | None:
     return {
         "header": ["network", "batch", *_STEP_COLUMNS],
         "lines": lines,
-        "source": _source(record, "python benchmarks/train_step.py"),
+        **_source(record, folder, command="python benchmarks/train_step.py"),
     }
 
 
@@ -238,29 +240,6 @@ def _settings_line(record: Record) -> list[object]:
     ]
 
 
-def _study(record: Record, folder: Path) -> Context:
-    network, dataset = record["network"], record["dataset"]
-    lines: list[list[str]] = []
-    if record["best"]:
-        accuracy = record["best"]["validation_accuracy"]
-        lines.append(_hyperparameter_line("best here", record["best"], accuracy))
-    for cell in paper.CELLS:
-        if (cell.network, cell.dataset) == (network, dataset):
-            lines.append(_hyperparameter_line("the supplement's", cell.setting, cell.accuracy))
-    states = [row["state"] for row in record["trials"]]
-    return {
-        "network": network,
-        "dataset": _title(dataset),
-        "trials": len(states),
-        "states": ", ".join(f"{states.count(s)} {s.lower()}" for s in dict.fromkeys(states)),
-        "images": record["images"]["train"],
-        "subset": bool(record["options"].get("subset")),
-        "lines": lines,
-        "picture": _picture(folder, "figure"),
-        "source": _source(record),
-    }
-
-
 def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
     return [name, *(_number(setting[key]) for key in _HYPERPARAMETERS), _percent(accuracy)]
 
@@ -275,16 +254,17 @@ def _matching(records: Sequence[Record], cell: str, variant: str = "") -> list[R
     ]
 
 
-def _source(record: Record, command: str = "unknown") -> Context:
-    """Return the command, the commit and the machine of a record."""
+def _source(
+    record: Record, folder: Path, picture: str = "figure", command: str = "unknown"
+) -> Context:
+    """Return the picture beside a record, and the record's command, commit and machine."""
     machine = record.get("machine", {})
-    return {
+    details = [f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine]
+    source = {
         "command": record.get("command") or command,
-        "details": [
-            f"commit {short_commit(record.get('commit'))}",
-            *(f"{key} {machine[key]}" for key in ("threads", "torch", "python") if key in machine),
-        ],
+        "details": [f"commit {short_commit(record.get('commit'))}", *details],
     }
+    return {"picture": _picture(folder, picture), "source": source}
 
 
 def _picture(folder: Path, name: str) -> str | None:

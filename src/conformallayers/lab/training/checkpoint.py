@@ -30,14 +30,7 @@ class Checkpoint:
 def save(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
 ) -> None:
-    """Write a checkpoint.
-
-    Args:
-        path: of the file.
-        model: whose parameters and buffers are stored, non-persistent buffers included.
-        optimizer: over all of ``model.parameters()``, in their order.
-        state: JSON values.
-    """
+    """Write a checkpoint of a model, its optimizer, and a state of JSON values."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
         if f"model.{name}" not in tensors:

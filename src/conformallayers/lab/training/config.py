@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import shlex
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from ... import networks
 from ...errors import ConformalError, refusal
 from ...nn.extra_layers import Centre
 from ...utils.text import suggest
+from ..checks import command_line, flag
 from ..data.catalogue import CLASSES
 from .recipes import recipe
 
@@ -132,20 +132,16 @@ class TrainConfig(BaseModel):
 
     def command(self, extra: Mapping[str, Any]) -> str:
         """Return the command line of the run; ``extra`` has options that do not change its result."""
-        words = ["conformallayers", "train", self.network, self.dataset]
         usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
         if self.recipe:
             usual |= recipe(self.recipe, self.network, self.dataset)
         options = self.model_dump(exclude={*_REQUIRED, "classes"})
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
-        options |= {key: value for key, value in extra.items() if not _unset(value)}
-        for name, value in options.items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", _option_text(value)]
-        return shlex.join(words)
+        given = {
+            f"no_{key}" if value is False else key: True if value is False else value
+            for key, value in options.items()
+        }
+        return command_line(["train", self.network, self.dataset], {**given, **extra})
 
     @property
     def folder(self) -> Path:
@@ -202,13 +198,9 @@ def _one_line(error: ValidationError) -> ConformalError:
 
 
 def _refused(option: str, expected: str, got: str, suggestion: str = "") -> ConformalError:
-    flag = f"train --{option.replace('_', '-')}"
-    return refusal(flag, expected, got, f"See conformallayers train --help.{suggestion}")
+    where = f"train {flag(option)}"
+    return refusal(where, expected, got, f"See conformallayers train --help.{suggestion}")
 
 
 def _unset(value: Any) -> bool:
     return value is None or value is False
-
-
-def _option_text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

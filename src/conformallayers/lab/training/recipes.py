@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import refusal
 from ...utils.text import suggest
+from ..checks import require_choice
 from ..data.catalogue import NAMES
 
 Options = Mapping[str, Any]
@@ -55,9 +56,7 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         ...
         conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet on digits, mnist, fashion-mnist, cifar10, got DkNetCL on mnist. Leave --recipe out and give the options.
     """
-    if name not in RECIPES:
-        remedy = f"See docs/training.md.{suggest(name, RECIPES)}"
-        raise refusal("train --recipe", f"one of {', '.join(RECIPES)}", repr(name), remedy)
+    require_choice("train --recipe", name, RECIPES, "See docs/training.md.")
     table = RECIPES[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     if (family, dataset) not in table:

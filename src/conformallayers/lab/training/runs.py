@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import refusal
 from ...utils.files import is_unfinished, write_csv, write_json
+from ..checks import require_folder, require_same
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .config import DEFAULTS, TrainConfig
@@ -20,8 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
     """Create the folder with its config.json, or check that its run can be resumed."""
-    if folder.exists() and not folder.is_dir():
-        raise refusal("train --out", "a folder", f"the file {folder}", "Name another folder.")
+    require_folder("train --out", folder)
     # A killed process may have left temporary files, and nothing else.
     if folder.is_dir() and not all(is_unfinished(path.name) for path in folder.iterdir()):
         if not resume:
@@ -33,12 +33,7 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
 
 
 def last_checkpoint(folder: Path, data: str) -> Checkpoint | None:
-    """Return the last checkpoint, None if there is none; refuse that of other training images.
-
-    Args:
-        folder: of the run.
-        data: the md5 of the training images and labels.
-    """
+    """Return the last checkpoint, None if there is none; refuse that of images with another md5."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -57,11 +52,12 @@ def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:
 
 def commit() -> str | None:
     """Return the git commit of the package, marked if files have changed; None outside a checkout."""
-    tracked = _git("ls-files", "--error-unmatch", "__init__.py")
-    head = _git("rev-parse", "HEAD") if tracked else None
+    tracked = git(_PACKAGE, "ls-files", "--error-unmatch", "__init__.py")
+    head = git(_PACKAGE, "rev-parse", "HEAD") if tracked else None
     if head is None:
         return None
-    return head + ("-changed" if _git("status", "--porcelain", "--untracked-files=no", ".") else "")
+    changed = git(_PACKAGE, "status", "--porcelain", "--untracked-files=no", ".")
+    return head + ("-changed" if changed else "")
 
 
 def _check_same_options(folder: Path, config: TrainConfig) -> None:
@@ -71,22 +67,17 @@ def _check_same_options(folder: Path, config: TrainConfig) -> None:
     except (OSError, ValueError, TypeError) as error:
         remedy = "Name the folder of a run with --out."
         raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
-    for name, value in config.model_dump().items():
-        if before.get(name) != value:
-            # A constant learning rate does not depend on the number of epochs.
-            if (
-                name == "epochs"
-                and config.schedule == "constant"
-                and before.get(name, value) < value
-            ):
-                continue
-            flag = f"train --resume, --{name.replace('_', '-')}"
-            remedy = f"Give the options of the run in {folder}, or start another one with --out."
-            raise refusal(flag, f"{before.get(name)!r} as before", repr(value), remedy)
+    options = config.model_dump()
+    # A constant learning rate does not depend on the number of epochs.
+    if config.schedule == "constant" and before.get("epochs", 0) < config.epochs:
+        del options["epochs"]
+    remedy = f"Give the options of the run in {folder}, or start another one with --out."
+    require_same("train --resume,", before, options, remedy)
 
 
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(_PACKAGE), *arguments]
+def git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of a git command in a folder; None if it fails."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

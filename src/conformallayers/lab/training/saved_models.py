@@ -77,12 +77,7 @@ class Loaded:
 
 
 def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
-    """Return the file of a model, and its kind: ``"saved"`` or ``"checkpoint"``.
-
-    Args:
-        model: the path that the user gave.
-        command: the command that the user called, for error messages.
-    """
+    """Return the file of a model, and its kind: ``"saved"`` or ``"checkpoint"``."""
     path = Path(model)
     if path.is_dir():
         path = path / CHECKPOINT
@@ -142,14 +137,7 @@ def ready(model: Loaded, command: str) -> nn.Module:
 def fold_model(
     model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
 ) -> Folded:
-    """Fold a model for images of a shape.
-
-    Args:
-        model: to fold.
-        command: the command that the user called, for error messages.
-        shape: of one sample; None takes that of the training images.
-        **options: of :func:`conformallayers.fold`.
-    """
+    """Fold a model for images of a shape, by default that of the training images."""
     from ...folding.fold import fold
     from ..data.image_adapter import from_images
 

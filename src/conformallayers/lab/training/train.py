@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
 from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
+from ..settings import torch_settings
 from . import checkpoint, runs
 from .config import TrainConfig, make_config
 from .distributed import Ranks, process_group
@@ -115,7 +115,7 @@ def train(
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
-    with _settings(config), process_group(config.device) as ranks:
+    with torch_settings(config.threads), process_group(config.device) as ranks:
         source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
         train_set, held_out = source, None
         if config.validation:
@@ -137,15 +137,9 @@ def train(
 def epoch_rows(
     config: TrainConfig, train_set: Dataset, held_out: Dataset
 ) -> Iterator[dict[str, Any]]:
-    """Train without writing anything; yield loss and accuracies of each epoch.
-
-    Args:
-        config: the options; ``validation`` and ``classes`` are ignored.
-        train_set: with the training images.
-        held_out: with the images for the validation accuracy, as its test images.
-    """
+    """Train without writing anything; yield loss and accuracies of each epoch, on held-out test images."""
     config = config.model_copy(update={"classes": train_set.classes})
-    with _settings(config):
+    with torch_settings(config.threads):
         run = _prepare(config, config.folder, "", train_set, held_out, Ranks())
         for epoch in range(config.epochs):
             row: dict[str, Any] = {"epoch": epoch + 1}
@@ -160,10 +154,9 @@ def make_scheduler(
     """Return the learning rate schedule of a run.
 
     Args:
-        config: the options of the run.
-        optimizer: whose learning rate is set. It has had a schedule before if ``done`` is not 0.
+        config, optimizer: of the run.
         steps: the optimizer steps of the whole run.
-        done: the steps that an earlier process has taken.
+        done: the steps that an earlier process has taken, with a schedule of the same optimizer.
 
     Examples:
         >>> config = make_config(
@@ -209,10 +202,8 @@ def _prepare(
         data.update(tensor.numpy(force=True).tobytes())
     optimizer = _make_optimizer(config, model)
     scheduler = make_scheduler(config, optimizer, config.epochs * len(batches))
-    digest = data.hexdigest()
-    return _Run(
-        config, folder, command, ranks, model, optimizer, scheduler, batches, held_out, digest
-    )
+    parts = ranks, model, optimizer, scheduler, batches, held_out
+    return _Run(config, folder, command, *parts, data.hexdigest())
 
 
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -354,15 +345,3 @@ def _finish(run: _Run, source: Dataset) -> TrainResult:
         runs.write_metrics(run.folder, run.history)
         write_json(run.folder / runs.RESULT, row)
     return TrainResult(row, run.history, run.folder, run.model)
-
-
-@contextmanager
-def _settings(config: TrainConfig) -> Iterator[None]:
-    """Set the number of threads; restore it and torch's random state afterwards."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.set_num_threads(config.threads or threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
