@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.networks import LeNetCL
+from conformallayers.recipe.torch.module import RecipeModule
+from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from nets import SHAPE, circular_net, conv_stack
 from oracle import exact_output, relative_error
-from support import folds, samples
+from support import DTYPES, folds, samples
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -222,3 +225,64 @@ def test_channels_last_and_strided_inputs() -> None:
             assert relative_error(module(layout), target) <= 5e-6, name
     model = model[:4].to(memory_format=torch.channels_last)
     assert model(layouts["channels_last"]).is_contiguous(memory_format=torch.channels_last)
+
+
+every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
+
+
+def module_of(case: RecipeCase, dtype: torch.dtype) -> RecipeModule:
+    recipe = case.build()
+    wide = recipe.wide
+    return RecipeModule(
+        recipe.with_constants(lambda name, array: array if name in wide else array.to(dtype)), dtype
+    )
+
+
+@every_case
+def test_every_operation_runs_in_both_dtypes(case: RecipeCase) -> None:
+    results = {}
+    for dtype in DTYPES:
+        run = module_of(case, dtype)
+        assert run.dtype == dtype
+        x = samples(run.input_shape, dtype, batch=3)
+        results[dtype] = run(x)
+        assert results[dtype].dtype == dtype
+        assert results[dtype].shape == (3, *run.output_shape)
+        assert run(x[:0]).shape == (0, *run.output_shape)
+        assert torch.equal(copy.deepcopy(run)(x), results[dtype])
+        assert torch.equal(pickle.loads(pickle.dumps(run))(x), results[dtype])
+    assert relative_error(results[torch.float32], results[torch.float64]) <= 1e-4
+
+
+@every_case
+def test_wide_constants_stay_wide(case: RecipeCase) -> None:
+    run = module_of(case, torch.float64).to(torch.float32)
+    assert run.dtype == torch.float32
+    for name, array in run.recipe.constants.items():
+        assert array.dtype == (torch.float64 if name in run.recipe.wide else torch.float32)
+    x = samples(run.input_shape, torch.float32, batch=3)
+    assert torch.equal(run(x), module_of(case, torch.float32)(x))
+
+
+@every_case
+def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
+    run, other = (module_of(case, torch.float64) for _ in range(2))
+    with torch.no_grad():
+        for array in other.constants.buffers():
+            array.mul_(0.5)
+    assert not list(run.parameters())
+    other.load_state_dict(run.state_dict(), strict=True)
+    x = samples(run.input_shape, torch.float64, batch=3)
+    assert torch.equal(other(x), run(x))
+    assert str(other.recipe) == str(run.recipe)
+
+
+@every_case
+def test_the_state_of_another_recipe_is_refused(case: RecipeCase) -> None:
+    run = module_of(case, torch.float64)
+    other = next(c for c in RECIPE_CASES if c.name in ("slice", "reshape") and c != case)
+    states = [module_of(other, torch.float64).get_extra_state()]
+    states += [torch.tensor(list(text), dtype=torch.uint8) for text in (b"", b"[]", b"{", b"null")]
+    for state in states:
+        with pytest.raises(cl.ConformalError, match="Fold the model again"):
+            run.set_extra_state(state)
