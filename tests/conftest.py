@@ -21,6 +21,12 @@ os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
 
 
 @pytest.fixture
+def seeded() -> None:
+    """Start a test from the same random numbers, whichever tests ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[RecipeModule]:
     """Collect every fold that a ConformalLayers keeps or that cl.fold returns."""
     found: list[RecipeModule] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,6 +14,7 @@ from oracle import randomise
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SHAPE = (2, 6, 6)
+POOLED_SHAPE = (1, 8, 8)  # of pooled_net
 
 
 class Called(nn.Module):
@@ -46,6 +48,48 @@ OFFSETS = {
     "number": Offset,
     "added": lambda: Offset(2, 1, 1, add=True),
 }
+
+
+def conv_stack(
+    depth: int, channels: int = 6, *, inputs: int = 3, projective: bool = False, **options: object
+) -> cl.ConformalLayers:
+    """Build convolutions of 3 × 3 with an activation behind each; options are those of the convolutions."""
+    layers: list[nn.Module] = []
+    for index in range(depth):
+        layers.append(cl.Conv2d(channels if index else inputs, channels, 3, **options))
+        layers.append(cl.ReSPro(projective=projective))
+    return cl.ConformalLayers(*layers)
+
+
+def with_linear_head(part: cl.ConformalLayers, shape: tuple[int, ...]) -> nn.Sequential:
+    size = math.prod(cl.trace(part, shape).output_shape)
+    return nn.Sequential(part, nn.Flatten(), nn.Linear(size, 7))
+
+
+def pooled_net(alpha: str | float | None = None, **factory: object) -> cl.ConformalLayers:
+    """Build a convolution, a pool and a linear layer with published and projective activations."""
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 3, 3, **factory),
+        cl.ReSPro(alpha, **factory),
+        cl.AvgPool2d(2),
+        cl.Flatten(),
+        cl.Linear(27, 4, **factory),
+        cl.ReSPro(alpha, projective=True, **factory),
+    )
+    return model if factory.get("device") == "meta" else randomise(model, 4)
+
+
+def circular_net(alpha: str | float | None = None) -> cl.ConformalLayers:
+    """Build a circular convolution, a plain one and a linear layer."""
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3, padding=1, padding_mode="circular"),
+        cl.ReSPro(alpha),
+        cl.Conv2d(4, 3, 3),
+        cl.ReSPro(alpha, projective=True),
+        cl.Flatten(),
+        cl.Linear(48, 4),
+    )
+    return randomise(model, 4)
 
 
 def features(*, bias: bool = False, **options: object) -> cl.ConformalLayers:

@@ -125,6 +125,11 @@ def exact(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).double()
 
 
+def exact_output(model: nn.Module, x: Tensor) -> Tensor:
+    """Return what a model gives in evaluation mode, in float64."""
+    return oracle(exact(model).eval(), x.double()).detach()
+
+
 def leaves(model: nn.Module) -> Iterator[nn.Module]:
     """Walk through nested containers."""
     for child in model.children():

@@ -73,3 +73,50 @@ def test_own_layers_can_be_derived_from() -> None:
     assert Padded(2).bias is None
     assert Padded(2, bias=True).bias is not None
     cl.testing.assert_folds(cl.ConformalLayers(Padded(2), cl.ReSPro()), (2, 5, 5))
+
+
+def arguments(layer: nn.Module) -> tuple[object, ...]:
+    """Return the positional arguments that build the same layer again."""
+    if isinstance(layer, (cl.Scale, cl.ReSPro)):
+        return (getattr(layer, "initial", None) or layer.alpha,)
+    return (2, 3) if isinstance(layer, nn.Linear) else (2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **f: cl.Conv1d(2, 3, 1, **f),
+        lambda **f: cl.Conv2d(2, 3, 1, **f),
+        lambda **f: cl.Conv3d(2, 3, 1, **f),
+        lambda **f: cl.ConvTranspose1d(2, 3, 1, **f),
+        lambda **f: cl.ConvTranspose2d(2, 3, 1, **f),
+        lambda **f: cl.ConvTranspose3d(2, 3, 1, **f),
+        lambda **f: cl.Linear(2, 3, **f),
+        lambda **f: cl.Scale(2.0, **f),
+        lambda **f: cl.ReSPro("learned", **f),
+        lambda **f: cl.ReSPro("spectral", **f),
+    ],
+)
+def test_factory_keywords_and_skip_init(build: Callable[..., nn.Module]) -> None:
+    state = build(device="meta", dtype=torch.float64).state_dict()
+    assert len(state) == 1
+    assert all(t.is_meta and t.dtype == torch.float64 for t in state.values())
+    kept = nn.utils.skip_init(type(build()), *arguments(build())).state_dict()
+    assert {k: v.shape for k, v in kept.items()} == {k: v.shape for k, v in state.items()}
+
+
+def test_repr_takes_one_line_and_equals_that_of_torch() -> None:
+    for case in cl.testing.LINEAR_CASES:
+        layer = case.build()
+        if type(layer) in (cl.Residual, cl.Parallel):
+            continue  # they show what they hold, as nn.Sequential does
+        assert "\n" not in repr(layer)
+        namesake = getattr(nn, type(layer).__name__, None)
+        if case.name.startswith("cl.") and namesake is not None:
+            plain = copy.deepcopy(layer)
+            plain.__class__ = namesake
+            assert repr(layer) == repr(plain)
+    assert repr(cl.ReSPro()) == "ReSPro()"
+    assert repr(cl.ReSPro(2.5, projective=True)) == "ReSPro(alpha=2.5, projective=True)"
+    assert repr(cl.ReSPro("learned")) == "ReSPro(alpha='learned')"
+    assert repr(cl.Scale()) == "Scale()"

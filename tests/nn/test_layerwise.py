@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from support import samples
+from oracle import exact, oracle, relative_error
+from support import folds, samples
 
 SHAPE = (2, 7, 6)
 LAYERS = {
@@ -163,3 +164,40 @@ def test_refusals_in_training_name_the_layer() -> None:
         cl.ConformalLayers(nn.BatchNorm1d(2), cl.ReSPro(1.0))(torch.rand(3, 2, 4, 4))
     with pytest.raises(cl.ConformalError, match="growth"):
         cl.ConformalLayers(cl.RadialActivation())
+
+
+@pytest.mark.parametrize("act", [cl.ReSPro, cl.Gnomonic, cl.RadialTanh])
+def test_batch_normalisation_trains_on_points_and_folds(act: type) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3), nn.BatchNorm2d(4), act(), cl.AvgPool2d(2), nn.BatchNorm2d(4), act()
+    ).double()
+    x = samples((2, 8, 7), torch.float64, 16)
+    points = nn.functional.conv2d(
+        x / x.flatten(1).norm(dim=1)[:, None, None, None], model[0].weight
+    )
+    model(x)
+    assert torch.allclose(model[1].running_mean, 0.1 * points.mean((0, 2, 3)))
+    cl.testing.assert_folds(model, (2, 8, 7))
+    model.eval()
+    expected = oracle(exact(model), x)
+    for name, folded in folds(model, (2, 8, 7)).items():
+        assert relative_error(folded(x), expected) <= 1e-12, name
+
+
+@pytest.mark.parametrize("alpha", [None, "spectral", "learned"])
+def test_alpha_does_not_follow_running_statistics(alpha: str | None) -> None:
+    """It would change the scale of what comes next, whose statistics lag: evaluation fell to chance."""
+    torch.manual_seed(0)
+    normalisation = nn.BatchNorm2d(4)
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), normalisation, cl.Gnomonic(alpha)).double()
+    x = samples((2, 8, 7), torch.float64, 16)
+    before = model(x)
+    with torch.no_grad():
+        normalisation.running_var.mul_(100)
+    for _ in range(30):  # the power iteration goes on
+        after = model(x)
+    if alpha != "spectral":
+        assert torch.equal(before, after)
+    else:
+        assert (before - after).norm() < 0.05 * before.norm()

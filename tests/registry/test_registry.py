@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.registry.registry import _SPECS, find_spec
-from support import assert_says, samples
+from support import (
+    assert_says,
+    samples,
+)
 
 SHAPE = (2, 7, 6)
 
@@ -98,3 +101,8 @@ def test_a_registered_class_may_stand_in_a_stack() -> None:
     model = cl.ConformalLayers(layer, cl.ReSPro())
     assert cl.trace(model, (3,)).steps[1].alpha == 2.0
     cl.testing.assert_folds(model, (3,))
+
+
+def test_without_running_statistics_it_is_refused() -> None:
+    with pytest.raises(cl.ConformalError, match="track_running_stats"):
+        cl.ConformalLayers(nn.BatchNorm2d(3, track_running_stats=False))

@@ -69,3 +69,10 @@ def test_a_large_image_takes_it() -> None:
     folded = cl.fold(model, (3, 128, 128))
     assert folded.strategy == "spectral"
     assert cl.fold_error(model, folded, torch.rand(2, 3, 128, 128)) < 5e-6
+
+
+def test_float64_keeps_away_from_differences() -> None:
+    layers = [layer for i in range(3) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
+    model = nn.Sequential(cl.ConformalLayers(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert cl.fold(model, (3, 128, 128)).strategy == "spectral"
+    assert cl.fold(model.double(), (3, 128, 128)).strategy != "spectral"

@@ -329,3 +329,24 @@ def test_inference_tensors_are_compared_by_identity(x: Tensor, made: Made) -> No
         assert len(made) == 2
     wanted = oracle(exact(model), data.double())
     assert relative_error(second, wanted) <= 5e-6
+
+
+def test_dropout_left_in_training_keeps_the_layers() -> None:
+    model = cl.ConformalLayers(cl.Linear(32, 32), cl.Dropout(0.5), cl.ReSPro()).eval()
+    x = torch.rand(2, 32)
+    with torch.no_grad():
+        model(x)
+        model[1].train()
+        assert not torch.equal(model(x), model(x))
+
+
+def test_a_normalisation_that_still_learns_is_not_folded_away() -> None:
+    model = cl.ConformalLayers(cl.Linear(6, 5), nn.BatchNorm1d(5), cl.Gnomonic(1.0)).eval()
+    x = torch.randn(8, 6) + 3
+    with torch.no_grad():
+        model(x)
+        model[1].train()
+        y = model(x)
+        assert model[1].running_mean.abs().max() > 0
+        with cl.layer_by_layer():
+            assert torch.allclose(model(x), y)

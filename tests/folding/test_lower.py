@@ -1,0 +1,159 @@
+"""Modules as operations: each gives the numbers of its torch module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
+from conformallayers.nn.extra_layers import ChannelScale
+from conformallayers.recipe.layer_operations import Call
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
+from conformallayers.recipe.torch.module import RecipeModule
+from conformallayers.testing import LINEAR_CASES
+from conformallayers.testing.cases import Case
+from oracle import randomise, relative_error
+from support import samples
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+SPATIAL = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # image sizes by number of axes
+
+
+def centre() -> cl.Centre:
+    module = cl.Centre((4, 6))
+    module.fit(torch.rand(3, 4, 6))
+    return module
+
+
+def pools() -> list[Case]:
+    options = {"stride": 1, "padding": 1, "ceil_mode": True}
+    return [
+        Case(f"MaxPool{axes}d {chosen}", lambda p=pool, c=chosen: p(3, **c), (2, *SPATIAL[axes]))
+        for axes, pool in enumerate(by_axis("MaxPool"), start=1)
+        for chosen in ({}, options, {"stride": 2, "dilation": 1, "ceil_mode": True})
+    ]
+
+
+FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    lambda: nn.LeakyReLU(0.3),
+    lambda: nn.ELU(0.7),
+    lambda: nn.CELU(0.7),
+    nn.SELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Tanh,
+    lambda: nn.Softplus(2.0, 0.5),
+    lambda: nn.Hardtanh(-0.3, 0.6),
+    nn.Hardswish,
+    nn.Hardsigmoid,
+    nn.GELU,
+    lambda: nn.GELU(approximate="tanh"),
+    nn.PReLU,
+    lambda: nn.PReLU(4),
+    lambda: nn.Softmax(dim=1),
+    lambda: nn.Softmax(dim=-1),
+    lambda: nn.LogSoftmax(dim=2),
+    lambda: nn.LayerNorm(6),
+    lambda: nn.LayerNorm((4, 6), eps=1e-3, elementwise_affine=False),
+    lambda: nn.GroupNorm(2, 4),
+    lambda: nn.GroupNorm(1, 4, eps=1e-3, affine=False),
+    lambda: nn.Linear(6, 3),
+    lambda: nn.Conv1d(4, 3, 3, padding=1),
+    lambda: nn.ConvTranspose1d(4, 3, 3),
+    lambda: nn.ConstantPad1d((1, 2), 0.7),
+    lambda: nn.BatchNorm1d(4),
+    lambda: nn.AlphaDropout(0.3),
+    lambda: ChannelScale(torch.rand(4)),
+    centre,
+)
+HEAD_CASES = [Case(str(build()), build, (4, 6)) for build in FUNCTIONS] + pools()
+CASES: dict[str, list[Case]] = {}  # by the class of the module
+for case in (*LINEAR_CASES, *HEAD_CASES):
+    CASES.setdefault(type(case.build()).__name__, []).append(case)
+
+
+def module_of(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    return randomise(case.build()).double().eval().requires_grad_(False)
+
+
+def lowered(
+    module: nn.Module, x: Tensor, factor: float = 1.0, bias: Tensor | None = None
+) -> RecipeModule:
+    builder = RecipeBuilder(tuple(x.shape[1:]))
+    shape = tuple(module(x).shape[1:])
+    return RecipeModule(
+        builder.recipe(Lowering(builder).module(INPUT, module, shape, factor, bias)), x.dtype
+    )
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_numbers_are_those_of_the_module(kind: str) -> None:
+    for case in CASES[kind]:
+        module = module_of(case)
+        x = samples(case.input_shape, torch.float64)
+        y = module(x)
+        run = lowered(module, x)
+        assert not run.calls, case.name
+        assert relative_error(run(x), y) <= 1e-12, case.name
+        # A layer that adds something of its own is split into a linear part and a bias before.
+        factor = 1.0 if module(torch.zeros_like(x)).any() else 0.7
+        channels = torch.rand(y.shape[1], dtype=torch.float64)
+        for bias in (
+            torch.rand(y.shape[1:], dtype=torch.float64),
+            channels.view(-1, *[1] * (y.dim() - 2)).expand(y.shape[1:]),
+        ):
+            run = lowered(module, x, factor, bias)
+            assert relative_error(run(x), factor * y + bias) <= 1e-12, case.name
+
+
+def test_every_lowering_has_a_case() -> None:
+    modules = [case.build() for cases in CASES.values() for case in cases]
+    missing = [kind for kind in LOWER if not any(isinstance(m, kind) for m in modules)]
+    assert not missing
+
+
+def test_a_forward_of_its_own_is_called() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    patched = nn.ReLU()
+    patched.forward = torch.tanh  # type: ignore[method-assign]
+    x = samples((4,), torch.float64)
+    for module in (Doubled(4, 3).double().requires_grad_(False), patched, nn.Softmax(dim=0)):
+        run = lowered(module, x)
+        (operation,) = run.recipe.operations
+        assert isinstance(operation, Call)
+        assert operation.what == type(module).__name__
+        assert torch.equal(run(x), module(x))
+    assert find_lowering(Doubled(4, 3)) is None
+    assert find_lowering(patched) is None
+    assert find_lowering(cl.Linear(4, 3)) is find_lowering(nn.Linear(4, 3)) is LOWER[nn.Linear]
+
+
+def test_a_function_of_samples_is_known_as_one() -> None:
+    assert by_sample(nn.ReLU())
+    assert by_sample(nn.BatchNorm2d(3))
+    assert by_sample(nn.ConstantPad2d(1, 2.0))
+    assert not by_sample(nn.BatchNorm2d(3, track_running_stats=False))
+    assert not by_sample(nn.Flatten(0))
+    assert not by_sample(nn.Module())
+
+
+def test_the_module_is_left_alone() -> None:
+    module = nn.Conv1d(4, 3, 3)
+    before = copy.deepcopy(module.state_dict())
+    x = samples((4, 6), torch.float32)
+    run = lowered(module, x, 0.5, torch.rand(3, 4))
+    assert not any(array.requires_grad for array in run.buffers())
+    assert all(torch.equal(before[name], array) for name, array in module.state_dict().items())

@@ -1,0 +1,409 @@
+"""ConformalLayers: whatever works on an nn.Sequential works on it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import pickle
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.flop_counter import FlopCounterMode
+
+import conformallayers as cl
+from conformallayers.nn import container
+from conformallayers.recipe.torch.module import RecipeModule
+from nets import POOLED_SHAPE, SHAPE, circular_net, conv_stack, pooled_net
+from oracle import exact_output, oracle, randomise, relative_error
+from support import folds, samples
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+def twin() -> nn.Sequential:
+    """Return the plain torch.nn modules of the same sizes."""
+    convolution, linear = nn.Conv2d(1, 3, 3, bias=False), nn.Linear(27, 4, bias=False)
+    return nn.Sequential(convolution, nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), linear, nn.ReLU())
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return samples(POOLED_SHAPE, torch.float32, batch=5).abs()
+
+
+def test_reading_as_nn_sequential() -> None:
+    layers = [cl.Linear(3, 3), cl.ReSPro(), cl.Linear(3, 2), cl.ReSPro()]
+    model, plain = cl.ConformalLayers(*layers), nn.Sequential(*layers)
+    assert len(model) == len(plain) == 4
+    assert list(model) == list(plain) == layers
+    assert model[1] is plain[1]
+    assert model[-1] is plain[-1]
+    for piece in (slice(2), slice(1, None), slice(None, None, 2), slice(0, 0)):
+        assert isinstance(model[piece], cl.ConformalLayers)
+        assert list(model[piece].named_children()) == list(plain[piece].named_children())
+    assert layers[2] in list(model)
+    named = OrderedDict([("first", layers[0]), ("second", layers[1])])
+    model = cl.ConformalLayers(named)
+    assert list(model.state_dict()) == ["first.weight"]
+    assert model.first is layers[0]
+    with pytest.raises(IndexError):
+        model[7]
+
+
+def test_changing_as_nn_sequential() -> None:
+    a, b, c, d = (cl.Linear(2, 2) for _ in range(4))
+    model, plain = cl.ConformalLayers(a), nn.Sequential(a)
+    for stack in (model, plain):
+        assert stack.append(b) is stack
+        assert stack.insert(1, c) is stack
+        assert stack.extend([d]) is stack
+        assert stack.pop(0) is a
+        del stack[0]
+        stack[0] = c
+        stack += nn.Sequential(a)
+    assert list(model) == list(plain) == [c, d, a]
+    assert list(model.named_children()) == list(plain.named_children())
+    for result, wanted in (
+        (model + [b], plain + nn.Sequential(b)),  # noqa: RUF005
+        (model * 2, plain * 2),
+        (2 * model, 2 * plain),
+    ):
+        assert isinstance(result, cl.ConformalLayers)
+        assert list(result) == list(wanted)
+        assert [name for name, _ in result.named_modules()] == [
+            name for name, _ in wanted.named_modules()
+        ]
+
+
+def test_state_dict_is_that_of_the_plain_twin(x: Tensor) -> None:
+    model, plain = pooled_net(), twin()
+    assert list(model.state_dict()) == list(plain.state_dict()) == ["0.weight", "4.weight"]
+    model.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(model[0].weight, plain[0].weight)
+    assert relative_error(model(x), exact_output(model, x)) <= 5e-6
+
+
+@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+def test_strict_round_trip_through_a_file(alpha: str | float | None, x: Tensor) -> None:
+    model, other = pooled_net(alpha), pooled_net(alpha)
+    model(x)  # gives a spectral activation its norm
+    nn.init.normal_(other[0].weight)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), other.eval()(x))
+
+
+def test_load_by_assignment_from_meta(x: Tensor) -> None:
+    model, empty = pooled_net("learned"), pooled_net("learned", device="meta")
+    assert empty(x.to("meta")).shape == (5, 4)
+    assert empty.eval()(x.to("meta")).is_meta
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert relative_error(empty(x), exact_output(model, x)) <= 5e-6
+    with torch.no_grad():
+        assert relative_error(empty(x), exact_output(model, x)) <= 5e-6
+
+
+def test_to_meta(x: Tensor) -> None:
+    for alpha in cl.testing.ALPHAS:
+        assert pooled_net(alpha).to("meta")(x.to("meta")).is_meta
+    for folded in folds(pooled_net(), POOLED_SHAPE).values():
+        assert folded.to("meta")(x.to("meta")).shape == (5, 4)
+
+
+@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+def test_copies(alpha: str | float | None, x: Tensor) -> None:
+    model = pooled_net(alpha)
+    model(x)
+    model.eval()
+    wanted = exact_output(model, x)
+    with torch.no_grad():
+        model(x)  # so that there is a fold that must not be copied
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert relative_error(other(x), wanted) <= 5e-6
+            nn.init.normal_(other[0].weight)
+            assert relative_error(model(x), wanted) <= 5e-6
+            assert relative_error(other(x), exact_output(other, x)) <= 5e-6
+
+
+def test_averaged_model(x: Tensor) -> None:
+    model = pooled_net()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+    randomise(model, 9)
+    averaged.update_parameters(model)
+    mean = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in mean.named_parameters():
+            parameter.copy_((dict(pooled_net().named_parameters())[name] + parameter) / 2)
+        assert relative_error(averaged.eval()(x), exact_output(mean, x)) <= 5e-6
+
+
+COMPUTED: dict[str, Callable[[nn.Module], object]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "old weight_norm": nn.utils.weight_norm,
+    "old spectral_norm": nn.utils.spectral_norm,
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "own": lambda layer: parametrize.register_parametrization(layer, "weight", nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("name", list(COMPUTED))
+def test_computed_weights_fold(name: str, x: Tensor) -> None:
+    model = pooled_net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the old forms announce their end
+        for layer in (model[0], model[4]):
+            COMPUTED[name](layer)
+    model.train()(x)
+    for _ in range(2):  # the second time shows what the first one did to the model
+        model.eval()
+        with torch.enable_grad(), cl.layer_by_layer():
+            wanted = model(x).detach().double()
+        plain = pooled_net()
+        with torch.no_grad():
+            plain[0].weight.copy_(model[0].weight)
+            plain[4].weight.copy_(model[4].weight)
+        assert relative_error(wanted, exact_output(plain, x)) <= 5e-6
+        with torch.no_grad():
+            assert relative_error(model(x), wanted) <= 5e-6
+            for folded in folds(model, POOLED_SHAPE).values():
+                assert relative_error(folded(x), wanted) <= 5e-6
+        model.train()(x).sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_functional_call(x: Tensor) -> None:
+    model, other = pooled_net("learned"), randomise(pooled_net("learned"), 8)
+    for mode in (True, False):
+        result = functional_call(model.train(mode), dict(other.named_parameters()), (x,))
+        assert relative_error(result, exact_output(other, x)) <= 5e-6
+        with torch.no_grad():
+            result = functional_call(model, dict(other.named_parameters()), (x,))
+            assert relative_error(result, exact_output(other, x)) <= 5e-6
+            assert relative_error(model(x), exact_output(model, x)) <= 5e-6
+
+
+@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+def test_gradients_of_each_sample(alpha: str | float | None, x: Tensor) -> None:
+    model = pooled_net(alpha).double().eval()
+    x = x.double()
+    names = dict(model.named_parameters())
+
+    def loss(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return functional_call(model, parameters, (sample.unsqueeze(0),)).square().sum()
+
+    found = vmap(grad(loss), (None, 0))(names, x)
+    for index, sample in enumerate(x):
+        single = oracle(model, sample.unsqueeze(0)).square().sum()
+        for name, wanted in zip(names, torch.autograd.grad(single, names.values()), strict=True):
+            assert torch.allclose(found[name][index], wanted, rtol=1e-9, atol=1e-12)
+
+
+# Views of overlapping rows (strategy "banded") run under vmap, one by one.
+@pytest.mark.filterwarnings("ignore:There is a performance drop.*unfold_backward")
+def test_jacobians(x: Tensor) -> None:
+    model, x = pooled_net().double(), x.double()[:2]
+    (wanted,) = (torch.autograd.functional.jacobian(lambda v: oracle(model, v), x),)
+    frozen = copy.deepcopy(model).requires_grad_(False).eval()
+    for function in (model, frozen, *folds(model, POOLED_SHAPE).values()):
+        assert torch.allclose(jacrev(function)(x), wanted, rtol=1e-9, atol=1e-12)
+        rows = torch.autograd.functional.jacobian(function, x, vectorize=True)
+        assert torch.allclose(rows, wanted, rtol=1e-9, atol=1e-12)
+        columns = vmap(lambda v, function=function: function(v.unsqueeze(0)))(x)
+        assert torch.allclose(columns[:, 0], oracle(model, x), rtol=1e-9, atol=1e-12)
+
+
+def test_a_bias_that_comes_later_counts_everywhere() -> None:
+    model = conv_stack(2, channels=8, padding=1).eval()
+    x = torch.rand(2, 3, 8, 8)
+    with torch.no_grad():
+        before = model(x)
+        model[0].bias = nn.Parameter(torch.ones(8))
+        after = model(x)
+    assert not torch.allclose(after, before, rtol=1e-3)
+    assert cl.fold_error(model, cl.fold(model, (3, 8, 8)), x) < 5e-6
+    assert torch.allclose(model.train()(x), after, rtol=1e-4)
+
+
+def test_a_spectral_activation_stands_once() -> None:
+    shared = cl.ReSPro("spectral")
+    with pytest.raises(cl.ConformalError, match="of its own"):
+        cl.ConformalLayers(cl.Linear(8, 8), shared, cl.Linear(8, 8), shared)
+
+
+def test_a_write_during_a_fold_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(), cl.Linear(8, 3), cl.ReSPro()).eval()
+    original = container.make_plan
+
+    def slow(*arguments, **options):
+        with torch.no_grad():
+            model[0].weight[0] *= 3
+        monkeypatch.setattr(container, "make_plan", original)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(container, "make_plan", slow)
+    x = torch.rand(2, 8)
+    with torch.no_grad():
+        model(x)
+        with cl.layer_by_layer():
+            expected = model(x)
+        assert cl.testing.relative_error(model(x), expected) < 5e-6
+
+
+def test_backward_hooks_run() -> None:
+    model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), cl.Linear(4, 2), cl.ReSPro())
+    fired = []
+    for index in (0, 2):
+        model[index].register_full_backward_hook(lambda *_, index=index: fired.append(index))
+    model(torch.rand(2, 4, requires_grad=True)).sum().backward()
+    assert fired == [2, 0]
+
+
+def test_a_cached_fold_needs_no_lock() -> None:
+    model = conv_stack(2, channels=8, padding=1).eval()
+    x = torch.rand(2, 3, 8, 8)
+    done = []
+
+    def read() -> None:
+        with torch.no_grad():  # the mode belongs to the thread
+            done.append(model(x))
+
+    read()
+    with model._lock:  # another thread folds for another shape
+        worker = threading.Thread(target=read)
+        worker.start()
+        worker.join(timeout=30)
+    assert len(done) == 2
+
+
+def test_eval_does_not_build_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [layer for i in range(6) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
+    model = cl.ConformalLayers(*layers, cl.AdaptiveAvgPool2d(1)).eval()
+    module = importlib.import_module("conformallayers.folding.forms")
+    monkeypatch.setattr(module, "dense_matrix", lambda *_: pytest.fail("built a large matrix"))
+    with torch.no_grad():
+        model(torch.rand(1, 3, 224, 224))
+
+
+def inputs(batch: int = 5, seed: int = 0) -> Tensor:
+    return samples(SHAPE, torch.float32, batch, seed).abs()
+
+
+def test_threads_evaluate_one_model_at_once() -> None:
+    model = circular_net().eval()
+    batches = [inputs(3 + index % 3, index) for index in range(12)]
+    wanted = [exact_output(model, x) for x in batches]
+    errors: list[float] = []
+    start = threading.Barrier(len(batches))
+
+    def work(index: int) -> None:
+        start.wait()
+        with torch.no_grad():
+            for _ in range(5):
+                errors.append(relative_error(model(batches[index]), wanted[index]))
+                model.unfold()  # let the others fold again in the middle of things
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 5 * len(batches)
+    assert max(errors) <= 5e-6
+
+
+def test_threads_fold_once(made: list[RecipeModule]) -> None:
+    model, x = circular_net().eval(), inputs()
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        start.wait()
+        with torch.no_grad():
+            model(x)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_shared_memory() -> None:
+    model, x = circular_net(), inputs()
+    wanted = exact_output(model, x)
+    model.share_memory()
+    assert all(p.is_shared() for p in model.parameters())
+    assert relative_error(model(x), wanted) <= 5e-6
+    with torch.no_grad():
+        assert relative_error(model.eval()(x), wanted) <= 5e-6
+
+
+@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+def test_equal_seeds_equal_runs(alpha: str | float | None) -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(alpha), cl.Dropout(0.2))
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(3):
+                optimiser.zero_grad()
+                model(inputs(4, step)).square().sum().backward()
+                optimiser.step()
+            with torch.no_grad():
+                runs.append([*model.state_dict().values(), model.eval()(inputs())])
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_seed_is_left_alone() -> None:
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    model = circular_net("spectral")
+    torch.manual_seed(5)
+    model(inputs())
+    cl.fold(model, SHAPE)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    model, other, x = circular_net("learned"), randomise(circular_net("learned"), 9), inputs()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
+    assert relative_error(other(x), exact_output(model, x)) <= 5e-6
+
+
+def test_floating_point_operations_are_counted() -> None:
+    model = circular_net()
+    # 2·4·9 multiplications for each of 36 pixels, 4·3·9 for 16, and a 4 × 48 matrix; 5 samples
+    layers = 2 * 5 * (4 * 2 * 9 * 36 + 3 * 4 * 9 * 16 + 4 * 48)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(inputs())
+    assert counter.get_total_flops() == layers
+    folded = cl.fold(model, SHAPE, strategy="dense")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        folded(inputs())
+    assert counter.get_total_flops() >= 2 * 5 * (4 + 2) * 72  # M, and a row of each form

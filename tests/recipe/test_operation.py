@@ -1,0 +1,87 @@
+"""Operations: their stored names, settings and constants."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.operation import (
+    OPERATIONS,
+    Operation,
+    expect,
+    expect_shape,
+    read_settings,
+)
+
+every_operation = pytest.mark.parametrize("kind", list(OPERATIONS))
+CONV = {"stride": (1, 2), "padding": (0, 1), "dilation": (1, 1)}
+
+
+@every_operation
+def test_every_field_of_an_operation_is_stored(kind: str) -> None:
+    cls = OPERATIONS[kind]
+    assert cls.kind == kind
+    declared = [item for item in fields(cls) if item.name not in ("inputs", "outputs")]
+    stored = [item.metadata.get("setting", item.metadata.get("constant")) for item in declared]
+    assert None not in stored
+    assert len(set(stored)) == len(stored)
+
+
+@every_operation
+def test_an_unknown_setting_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind} has no setting 'surprise'"):
+        read_settings(OPERATIONS[kind], {"surprise": 1})
+
+
+def test_settings_that_equal_their_default_are_left_out() -> None:
+    plain = layer.Conv(("x",), ("y",), weight="w", **CONV)
+    grouped = layer.Conv(("x",), ("y",), weight="w", bias="b", groups=2, **CONV)
+    assert dict(plain.constants()) == {"weight": "w"}
+    assert dict(grouped.constants()) == {"weight": "w", "bias": "b"}
+    assert dict(grouped.settings()) == {**dict(plain.settings()), "groups": 2}
+    for operation in (plain, grouped):
+        read = read_settings(layer.Conv, dict(operation.settings()))
+        again = layer.Conv(
+            operation.inputs, operation.outputs, weight="w", bias=operation.bias, **read
+        )
+        assert again == operation
+
+
+def test_settings_are_checked_by_their_readers() -> None:
+    stored = {"axis": 1, "start": 1, "stop": 3}
+    assert read_settings(layer.Slice, stored) == stored
+    with pytest.raises(ValueError, match="slice lacks its setting stop"):
+        read_settings(layer.Slice, {"axis": 1, "start": 1})
+    for name in stored:
+        for bad in (-1, "1", None, 1.0, True, [1]):
+            with pytest.raises(ValueError, match="whole number"):
+                read_settings(layer.Slice, {**stored, name: bad})
+
+
+def test_operations_are_values() -> None:
+    one, two = (layer.Reshape(("x",), ("y",), shape=(6,)) for _ in range(2))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one != layer.Reshape(("x",), ("y",), shape=(2, 3))
+    with pytest.raises(AttributeError):
+        one.shape = (7,)  # type: ignore[misc]
+
+
+def test_an_operation_without_shapes_says_so() -> None:
+    class Silent(Operation):
+        kind = "silent"
+
+    with pytest.raises(TypeError, match="Silent does not say what shapes it gives"):
+        Silent(("x",), ("y",)).shapes([(3,)], lambda _: ())
+    assert Silent(("x",), ("y",)).scratch([(3,)], lambda _: ()) == 0
+
+
+def test_expectations() -> None:
+    expect(1, "never said")
+    expect_shape((2, 3), (2, 3), "x")
+    with pytest.raises(ValueError, match=r"^two inputs$"):
+        expect([], "two inputs")
+    with pytest.raises(ValueError, match=r"^x has shape \(2,\) instead of \(3,\)$"):
+        expect_shape((2,), (3,), "x")

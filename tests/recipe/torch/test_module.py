@@ -1,0 +1,288 @@
+"""The torch runtime: chunks, states, precisions and layouts."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.networks import LeNetCL
+from conformallayers.recipe.torch.module import RecipeModule
+from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
+from nets import SHAPE, circular_net, conv_stack
+from oracle import exact_output, relative_error
+from support import DTYPES, folds, samples
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+@pytest.mark.parametrize("name", ["dense", "banded", "conv", "layers"])
+def test_large_batches_run_in_chunks_with_the_same_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = conv_stack(2, channels=4)
+    folded = cl.fold(model, (3, 12, 12), strategy=name)
+    x = torch.rand(50, 3, 12, 12)
+    expected = folded(x)
+    sizes = []
+    run = folded._run
+    monkeypatch.setattr(folded, "_run", lambda x: sizes.append(len(x)) or run(x))
+    folded.chunk_size = 8
+    assert cl.testing.relative_error(folded(x), expected) < 5e-6
+    assert sizes == [8] * 6 + [2]
+    x.requires_grad_()
+    folded(x).sum().backward()
+    assert x.grad is not None
+    assert bool((x.grad != 0).flatten(1).any(1).all())
+
+
+@pytest.mark.parametrize("strategy", ["dense", "banded", "layers"])
+def test_a_folded_state_carries_its_factors(strategy: str) -> None:
+    first, second = conv_stack(2, channels=8, padding=1), conv_stack(2, channels=8, padding=1)
+    with torch.no_grad():
+        second[0].weight *= 3
+    folded = cl.fold(first, (3, 8, 8), strategy=strategy)
+    other = cl.fold(second, (3, 8, 8), strategy=strategy)
+    other.load_state_dict(folded.state_dict())
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.equal(other(x), folded(x))
+
+
+def test_autocast_gives_one_dtype_whatever_the_strategy() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), cl.ReSPro())
+    x = torch.rand(2, 1, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        for strategy in ("spectral", "dense", "banded", "layers"):
+            assert cl.fold(model, (1, 6, 6), strategy=strategy)(x).dtype == torch.bfloat16
+
+
+class Bent(cl.RadialActivation):
+    """A growth with a parameter."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__(1.0)
+        self.power = nn.Parameter(torch.tensor(power))
+
+    def growth(self, q: Tensor) -> Tensor:
+        return (1 + q) ** self.power
+
+
+def pair(act: nn.Module, bias: bool = False) -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    return cl.ConformalLayers(cl.Linear(4, 4, bias=bias), act, cl.Linear(4, 3), act)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "strategy"),
+    [
+        (pair(cl.Gnomonic(1.0)), pair(cl.ReSPro(1.0)), "dense"),
+        (pair(cl.Gnomonic(1.0), True), pair(cl.RadialTanh(1.0), True), "dense"),
+        (pair(cl.Gnomonic(1.0), True), pair(cl.RadialTanh(1.0), True), "layers"),
+    ],
+    ids=["rules", "rules with biases", "layers"],
+)
+def test_the_state_of_another_fold_is_refused(
+    one: nn.Module, other: nn.Module, strategy: str
+) -> None:
+    folded = cl.fold(one, (4,), strategy=strategy)
+    with pytest.raises((cl.ConformalError, RuntimeError)):
+        folded.load_state_dict(cl.fold(other, (4,), strategy=strategy).state_dict())
+
+
+@pytest.mark.parametrize("strategy", ["dense", "layers"])
+def test_parameters_of_an_own_activation_are_part_of_the_state(strategy: str) -> None:
+    one, other = (cl.fold(pair(Bent(power)), (4,), strategy=strategy) for power in (0.3, 0.9))
+    x = torch.rand(5, 4)
+    assert not torch.allclose(one(x), other(x))
+    one.load_state_dict(other.state_dict())
+    assert torch.equal(one(x), other(x))
+
+
+def test_radii_are_part_of_the_state_of_layers() -> None:
+    one, other = (
+        cl.fold(
+            cl.ConformalLayers(cl.Residual(cl.Linear(4, 4), cl.Gnomonic(alpha))),
+            (4,),
+            strategy="layers",
+        )
+        for alpha in (0.5, 2.0)
+    )
+    x = samples((4,), torch.float32)
+    one.load_state_dict(other.state_dict())
+    assert torch.equal(one(x), other(x))
+
+
+def test_folds_with_biases_compile_as_one_graph_and_follow_autocast() -> None:
+    model = pair(cl.Gnomonic(1.0), bias=True)
+    folded = cl.fold(model, (4,), strategy="dense")
+    x = samples((4,), torch.float32)
+    compiled = torch.compile(folded, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(x), folded(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert folded(x).dtype == torch.bfloat16
+    assert folded.half()(x.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers", "spectral"])
+def test_autocast_to_float16_at_any_scale(strategy: str, scale: float) -> None:
+    model = nn.Sequential(
+        cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro()),
+        nn.Flatten(),
+        nn.Linear(384, 10, bias=False),
+    ).eval()
+    folded = cl.fold(model, (3, 12, 12), strategy=strategy)
+    x = scale * torch.rand(3, 3, 12, 12)
+    with torch.no_grad():
+        expected = folded(x)
+        with torch.autocast("cpu", torch.float16):
+            y = folded(x)
+    assert bool(torch.isfinite(y).all())
+    if scale < 1e6:  # beyond, the outputs themselves are below what float16 resolves
+        assert float((y - expected).norm() / expected.norm()) < 5e-3
+
+
+def test_the_output_can_be_viewed() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features = LeNetCL().features
+            self.head = nn.Linear(400, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.features(x)
+            return self.head(x.view(x.size(0), -1))
+
+    model, x = Net().eval(), torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        y = model(x)
+        with cl.layer_by_layer():
+            torch.testing.assert_close(y, model(x))
+    assert cl.fold_error(model, cl.fold(model, (3, 32, 32)), x) < 5e-6
+
+
+def inputs(batch: int = 5, seed: int = 0) -> Tensor:
+    return samples(SHAPE, torch.float32, batch, seed).abs()
+
+
+@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+def test_autocast_to_bfloat16(alpha: str | float | None) -> None:
+    model, x = circular_net(alpha), inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        trained = model(x)
+        trained.float().square().sum().backward()
+        wanted = exact_output(model, x)
+        with torch.no_grad():
+            evaluated = model.eval()(x)
+            results = {name: folded(x) for name, folded in folds(model, SHAPE).items()}
+    assert all(
+        p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters()
+    )
+    for name, y in {"train": trained, "eval": evaluated, **results}.items():
+        assert relative_error(y.reshape(1, -1), wanted.reshape(1, -1)) <= 1e-2, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_dtypes_on_pixels_of_0_to_255(dtype: torch.dtype) -> None:
+    model = circular_net().to(dtype)
+    x = (inputs() * 100).clamp(0, 255).to(dtype)
+    assert x.double().flatten(1).norm(dim=1).square().min() > torch.finfo(torch.float16).max
+    assert cl.functional.embed(x)[1].dtype == torch.float32
+    wanted, tolerance = exact_output(model, x), 1e-2 if dtype == torch.float16 else 2e-2
+    assert relative_error(model(x), wanted) <= tolerance
+    with torch.no_grad():
+        assert relative_error(model.eval()(x), wanted) <= tolerance
+        for name, folded in folds(model, SHAPE).items():
+            y = folded(x)
+            assert y.dtype == dtype
+            assert relative_error(y, wanted) <= tolerance, name
+        single = cl.fold(circular_net(), SHAPE).to(dtype)
+        assert relative_error(single(x), wanted) <= 2 * tolerance
+
+
+def test_channels_last_and_strided_inputs() -> None:
+    model, x = circular_net(), inputs()
+    wanted = exact_output(model, x)
+    wide = torch.zeros(5, 4, 6, 12)
+    wide[:, ::2, :, ::2] = x
+    layouts = {
+        "channels_last": x.contiguous(memory_format=torch.channels_last),
+        "permuted": x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+        "sliced": wide[:, ::2, :, ::2],
+        "expanded": x[:1].expand(5, -1, -1, -1),
+    }
+    for name, layout in layouts.items():
+        target = wanted if name != "expanded" else wanted[:1].expand(5, -1)
+        for module in (
+            copy.deepcopy(model),
+            copy.deepcopy(model).requires_grad_(False).eval(),
+            *folds(model, SHAPE).values(),
+        ):
+            assert relative_error(module(layout), target) <= 5e-6, name
+    model = model[:4].to(memory_format=torch.channels_last)
+    assert model(layouts["channels_last"]).is_contiguous(memory_format=torch.channels_last)
+
+
+every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
+
+
+def module_of(case: RecipeCase, dtype: torch.dtype) -> RecipeModule:
+    recipe = case.build()
+    wide = recipe.wide
+    return RecipeModule(
+        recipe.with_constants(lambda name, array: array if name in wide else array.to(dtype)), dtype
+    )
+
+
+@every_case
+def test_every_operation_runs_in_both_dtypes(case: RecipeCase) -> None:
+    results = {}
+    for dtype in DTYPES:
+        run = module_of(case, dtype)
+        assert run.dtype == dtype
+        x = samples(run.input_shape, dtype, batch=3)
+        results[dtype] = run(x)
+        assert results[dtype].dtype == dtype
+        assert results[dtype].shape == (3, *run.output_shape)
+        assert run(x[:0]).shape == (0, *run.output_shape)
+        assert torch.equal(copy.deepcopy(run)(x), results[dtype])
+        assert torch.equal(pickle.loads(pickle.dumps(run))(x), results[dtype])
+    assert relative_error(results[torch.float32], results[torch.float64]) <= 1e-4
+
+
+@every_case
+def test_wide_constants_stay_wide(case: RecipeCase) -> None:
+    run = module_of(case, torch.float64).to(torch.float32)
+    assert run.dtype == torch.float32
+    for name, array in run.recipe.constants.items():
+        assert array.dtype == (torch.float64 if name in run.recipe.wide else torch.float32)
+    x = samples(run.input_shape, torch.float32, batch=3)
+    assert torch.equal(run(x), module_of(case, torch.float32)(x))
+
+
+@every_case
+def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
+    run, other = (module_of(case, torch.float64) for _ in range(2))
+    with torch.no_grad():
+        for array in other.constants.buffers():
+            array.mul_(0.5)
+    assert not list(run.parameters())
+    other.load_state_dict(run.state_dict(), strict=True)
+    x = samples(run.input_shape, torch.float64, batch=3)
+    assert torch.equal(other(x), run(x))
+    assert str(other.recipe) == str(run.recipe)
+
+
+@every_case
+def test_the_state_of_another_recipe_is_refused(case: RecipeCase) -> None:
+    run = module_of(case, torch.float64)
+    other = next(c for c in RECIPE_CASES if c.name in ("slice", "reshape") and c != case)
+    states = [module_of(other, torch.float64).get_extra_state()]
+    states += [torch.tensor(list(text), dtype=torch.uint8) for text in (b"", b"[]", b"{", b"null")]
+    for state in states:
+        with pytest.raises(cl.ConformalError, match="Fold the model again"):
+            run.set_extra_state(state)
