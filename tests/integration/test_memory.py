@@ -63,7 +63,6 @@ def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
                 ("LeNetCL", "layers", 16384, 32),
                 ("D3ModNetCL", "conv", 16384, 32),
                 ("DkNetCL", "banded", 8192, 32),
-                ("DkNetCL", "sparse", 8192, 32),
                 ("DkNetCL", "layers", 8192, 32),
                 ("wide", "spectral", 128, 128),
             )
