@@ -47,7 +47,8 @@ def resampled(
         else:
             found = [interpolated(*axis, op.mode, op.align_corners, dtype) for axis in axes]
     for axis, (table, weights) in enumerate(found, len(shape) - len(found)):
-        if not (len(table) == 1 and np.array_equal(table[0], np.arange(shape[axis]))):
+        same = len(table) == 1 and np.array_equal(table[0], np.arange(shape[axis]))
+        if not (same and np.all(weights == 1)):
             yield axis, table, weights
 
 
