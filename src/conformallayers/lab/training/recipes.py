@@ -60,11 +60,13 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
     table = RECIPES[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     if (family, dataset) not in table:
+        from ... import networks  # which imports torch: the help of a command does without
+
         members = [name for names in FAMILIES.values() for name in names]
         expected = (
             f"one of {', '.join(members)} on {', '.join(dict.fromkeys(key[1] for key in table))}"
         )
-        suggestions = suggest(network, members) + suggest(dataset, NAMES)
+        suggestions = suggest(network, networks.__all__) + suggest(dataset, NAMES)
         remedy = f"Leave --recipe out and give the options.{suggestions}"
         raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
