@@ -25,7 +25,8 @@ class Network(RecipeModule):
     """A recipe with what a fold says of itself."""
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
-        casted = recipe.with_constants(lambda n, a: a if n in recipe.wide else a.to(dtype))
+        kept = recipe.wide | recipe.index_constants()
+        casted = recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype))
         super().__init__(casted, dtype)
         self.strategy, self.origin = "conv", "a test"
         self.certificate: Any = None

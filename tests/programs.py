@@ -39,9 +39,8 @@ class Fold(RecipeModule):
         dtype: torch.dtype = torch.float32,
         certificates: tuple[Certificate | None, ...] = (),
     ) -> None:
-        super().__init__(
-            recipe.with_constants(lambda n, a: a if n in recipe.wide else a.to(dtype)), dtype
-        )
+        kept = recipe.wide | recipe.index_constants()
+        super().__init__(recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype)), dtype)
         self.strategy, self.origin = "dense", "sha256:00"
         self.plans = {str(i): SimpleNamespace(certificate=c) for i, c in enumerate(certificates)}
 

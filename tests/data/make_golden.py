@@ -57,6 +57,7 @@ def strategies() -> Iterator[tuple[str, Folded]]:
     for name, model, strategy in (
         ("dense", plain, "dense"),
         ("banded", plain, "banded"),
+        ("sparse", plain, "sparse"),
         ("conv", plain, "conv"),
         ("spectral-circular", padded, "spectral"),
         ("spectral-torus", plain, "spectral"),

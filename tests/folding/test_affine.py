@@ -36,7 +36,7 @@ def test_a_bias_anywhere(places: str, projective: bool) -> None:
         with torch.no_grad(), cl.layer_by_layer():
             assert relative_error(model(x), expected) <= TOLERANCES[dtype]
         found = folds(model, SHAPE)
-        assert {"dense", "banded", "layers"} <= set(found)
+        assert {"dense", "banded", "sparse", "layers"} <= set(found)
         for name, folded in found.items():
             assert relative_error(folded(x), expected) <= TOLERANCES[dtype], name
             assert not folded(x)[2].any()

@@ -97,7 +97,7 @@ def written_out(folded: RecipeModule, shape: tuple[int, ...]) -> torch.Tensor:
     return (gradient.flatten(1) + gradient.flatten(1).T) / 2
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse"])
 @pytest.mark.parametrize(
     "slack",
     [
@@ -144,7 +144,7 @@ def test_a_projective_certificate_does_not_trust_a_small_norm() -> None:
     assert cl.verify(folded, model)
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded", "layers", "auto"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "layers", "auto"])
 def test_every_strategy_carries_the_certificate_that_was_asked_for(strategy: str) -> None:
     layers = [m for i in range(8) for m in (cl.Conv2d(8 if i else 1, 8, 3, padding=1), cl.ReSPro())]
     model = cl.ConformalLayers(*layers, cl.Flatten(), cl.Linear(2048, 4))
@@ -155,7 +155,7 @@ def test_every_strategy_carries_the_certificate_that_was_asked_for(strategy: str
     assert cl.verify(folded, model)
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse"])
 @pytest.mark.parametrize("norm", [1e-3, 1.0, 1e3, None])
 def test_proofs_of_gnomonic_do_not_depend_on_the_norm(strategy: str, norm: float | None) -> None:
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
     projective=st.booleans(),
     training=st.booleans(),
     double=st.booleans(),
-    strategy=st.sampled_from(["auto", "dense", "banded", "conv", "layers"]),
+    strategy=st.sampled_from(["auto", "dense", "banded", "sparse", "conv", "layers"]),
     tolerance=st.sampled_from([None, 1e-2]),
 )
 def test_folding_never_changes_the_model(
@@ -64,7 +64,7 @@ def test_folding_changes_nothing_in_the_model() -> None:
     model = with_linear_head(conv_stack(3, padding=1), (3, 8, 8)).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     versions = [p._version for p in model.parameters()]
-    for name in ("auto", "dense", "banded", "layers"):
+    for name in ("auto", "dense", "banded", "sparse", "layers"):
         cl.fold(model, (3, 8, 8), strategy=name)
     assert model.training
     assert all(module.training for module in model.modules())

@@ -61,7 +61,7 @@ def test_verify_knows_where_a_prefix_belongs() -> None:
         assert cl.verify(cl.fold(model, (1, 6, 6), strategy=strategy), model)
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "auto"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "conv", "auto"])
 def test_verify_knows_what_was_absorbed(strategy: str) -> None:
     features = cl.ConformalLayers(cl.Conv2d(1, 1, 3, padding=1), cl.ReSPro())
     model = nn.Sequential(features, nn.Flatten(), nn.Linear(100, 100))

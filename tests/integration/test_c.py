@@ -252,7 +252,7 @@ def test_the_network_of_the_recipe(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "conv", "layers"])
 def test_errors_of_int8_are_those_of_the_program(strategy: str, tmp_path: Path) -> None:
     folded = cl.fold(net("calls"), SHAPE, strategy=strategy)
     x = samples(SHAPE, torch.float32, batch=40)
@@ -294,7 +294,7 @@ def lenet(*, head: bool, **options: Any) -> nn.Module:
         *(
             pytest.param(head, strategy, marks=pytest.mark.slow)
             for head in (True, False)
-            for strategy in ("dense", "banded", "conv", "layers")
+            for strategy in ("dense", "banded", "sparse", "conv", "layers")
         ),
     ],
 )

@@ -74,7 +74,7 @@ class FoldOptions:
         input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not
             given.
         grey: Take grey images though it was trained on others; 1 28 28 if the data set is unknown.
-        strategy: auto, dense, banded, conv, spectral or layers.
+        strategy: auto, dense, banded, sparse, conv, spectral or layers.
         tolerance: Relative error allowed in the denominator, with proof.
         max_norm: Largest norm of a sample for which the tolerance must hold; any if not given.
         dtype: float64, float32, float16 or bfloat16; that of the network if not given.

@@ -182,6 +182,7 @@ def _read_fold(archive: Archive) -> Folded:
     """Read the arrays of a fold that has been checked, and run an empty batch through it."""
     document = read_fold(archive)
     recipe = document.recipe.with_constants(lambda name, _: _stored(archive, name))
+    recipe.check_values()
     folded = Folded(recipe, getattr(torch, document.dtype), _plans(document), document.origin)
     folded.labels, folded.about = document.labels, document.about
     claimed = document.certificate

@@ -46,7 +46,7 @@ def fold(
         model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
         input_shape: of one sample, without the batch axis.
         strategy: ``"auto"`` takes the fastest accurate one, by a cost model of this machine. By name:
-            ``"dense"``, ``"banded"`` (image rows as blocks), ``"conv"`` (composed kernels along the
+            ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed kernels along the
             cheapest route), ``"spectral"`` (Fourier transform, for stride 1 with circular padding
             or none), ``"layers"`` (no folding, only α and factors resolved).
         tolerance: None drops only what is proven to be below the rounding of the dtype. A number

@@ -64,6 +64,8 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
     """Cast the constants and modules of a recipe, wide ones to the widest dtype of the device."""
 
     def convert(name: str, array: Tensor) -> Tensor:
+        if not array.is_floating_point():  # indices
+            return array.to(device)
         return array.to(device, wide_dtype(device) if name in recipe.wide else dtype)
 
     modules = {

@@ -19,6 +19,7 @@ from .layer_operations import AdaptiveAvgPool, Call, ConvTranspose, Pad, Upsampl
 from .operation import Operation, Shape, expect
 from .point_operations import (
     Advance,
+    Combine,
     Divide,
     Fourier,
     Grow,
@@ -29,10 +30,11 @@ from .point_operations import (
     SpectralForm,
     SpectralProduct,
 )
-from .recipe import Recipe
+from .recipe import INPUT, Recipe
 
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 WIDE_DTYPE = "F64"  # of constants that keep it whatever the dtype of the fold
+INDEX_DTYPE = "I32"
 # A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
@@ -133,14 +135,17 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
     expect(count <= OPERATIONS_LIMIT, f"{count} operations, and {OPERATIONS_LIMIT} are the most")
     recipe = read_recipe(document, archive.entries)
     expect(recipe.input_shape, "samples without a coefficient")
+    indices = recipe.index_constants()
     for name, entry in archive.entries.items():
         expected = WIDE_DTYPE if name in recipe.wide else DTYPES[dtype]
+        expected = INDEX_DTYPE if name in indices else expected
         expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
     for operation in recipe.operations:
         if isinstance(operation, Call) or getattr(operation, "module", None) is not None:
             raise ValueError(f"{operation.kind} of a module, which no file holds")
     _check_kinds(recipe)
+    _check_scales(recipe)
     _check_sizes(recipe)
     return recipe
 
@@ -154,13 +159,33 @@ def _check_kinds(recipe: Recipe) -> None:
         for place, name in enumerate(operation.inputs):
             takes_peak = _READS_PEAK.get(kind) == place
             takes_spectrum = _READS_SPECTRUM.get(kind) == place
-            fits = (takes_peak or name not in peaks) and takes_spectrum == (name in spectra)
+            fits = takes_peak == (name in peaks) and takes_spectrum == (name in spectra)
             expect(fits, f"{operation.kind} reads {name!r:.60}, which is something else")
         if kind in _WRITES_PEAK:
             peaks.add(operation.outputs[_WRITES_PEAK[kind]])
         if kind in _WRITES_SPECTRUM:
             spectra.add(operation.outputs[_WRITES_SPECTRUM[kind]])
     expect(recipe.output not in peaks | spectra, "an output that is no batch of numbers")
+
+
+def _check_scales(recipe: Recipe) -> None:
+    """Refuse operations that mix values of different scales.
+
+    Between its ``normalize`` and its division a part computes up to a factor, the peak, that each runtime
+    may choose; other values would not be scaled with it.
+    """
+    parts: dict[str, int | None] = {INPUT: None}  # the part that a value belongs to
+    for index, operation in enumerate(recipe.operations):
+        found = {parts[name] for name in operation.inputs}
+        expect(len(found) == 1, f"{operation.kind} reads values of different scales")
+        (part,) = found
+        if isinstance(operation, Normalize):
+            expect(part is None, "a part inside of another")
+            part = index
+        elif isinstance(operation, (Combine, Divide)):
+            part = None
+        parts.update(dict.fromkeys(operation.outputs, part))
+    expect(parts[recipe.output] is None, "an output without its scale")
 
 
 def _check_sizes(recipe: Recipe) -> None:

@@ -20,7 +20,7 @@ from .fields import (
     whole,
     word,
 )
-from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
+from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape, operation
 
 # name → how many parameters it has
 FUNCTIONS = {
@@ -59,6 +59,39 @@ class Matmul(Operation):
         if self.bias is not None:
             expect_shape(constant(self.bias), weight[:1], "the bias")
         return ((*x[:-1], weight[0]),)
+
+
+@operation("sparse_matmul")
+@dataclass(frozen=True, kw_only=True)
+class SparseMatmul(Operation):
+    """``y = W x``: (n,) → (m,) with W in compressed rows.
+
+    The entries of row i are ``value[rows[i]:rows[i + 1]]`` in the columns ``column[...]``; ``rows`` (m + 1,)
+    and ``column`` are int32.
+    """
+
+    rows: str = constant("rows")
+    column: str = constant("column")
+    value: str = constant("value")
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        (x,), rows, column = inputs, constant(self.rows), constant(self.column)
+        expect(len(x) == 1 and len(rows) == len(column) == 1, f"compressed rows for {x}")
+        expect(rows[0] > 1, "compressed rows without a row")
+        expect_shape(constant(self.value), column, "the entries")
+        return ((rows[0] - 1,),)
+
+    def index_constants(self) -> tuple[str, ...]:
+        return self.rows, self.column
+
+    def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
+        rows, column = constant(self.rows), constant(self.column)
+        inside = not len(column) or bool(0 <= column.min() <= column.max() < inputs[0][0])
+        counted = bool(rows[0] == 0) and bool(rows[-1] == len(column))
+        expect(
+            inside and counted and bool((rows[1:] >= rows[:-1]).all()),
+            "indices outside of a matrix",
+        )
 
 
 @operation("conv")

@@ -15,6 +15,7 @@ from ..errors import refusal
 
 Shape = tuple[int, ...]  # of one sample
 ShapeOf = Callable[[str], Shape]  # the shape of a constant by its name
+ArrayOf = Callable[[str], Any]  # a constant by its name
 OPERATIONS: dict[str, type[Operation]] = {}
 Class = TypeVar("Class", bound="type[Operation]")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -38,6 +39,13 @@ class Operation:
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shapes of the outputs; raise ValueError where inputs or constants do not fit."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
+
+    def index_constants(self) -> tuple[str, ...]:
+        """Return the names of constants that are int32 indices."""
+        return ()
+
+    def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
+        """Raise ValueError where the values of constants, not only their shapes, make no sense."""
 
     def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
         """Return the number of temporary elements that one sample needs."""

@@ -240,3 +240,11 @@ def _cubic_weights(t: Array) -> Array:
         return ((_CUBIC * d - 5 * _CUBIC) * d + 8 * _CUBIC) * d - 4 * _CUBIC
 
     return np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)])
+
+
+def written_out(rows: Array, column: Array, value: Array, columns: int) -> Array:
+    """Return a matrix in compressed rows with its zeros."""
+    matrix = np.zeros((len(rows) - 1, columns), value.dtype)
+    index = np.repeat(np.arange(len(rows) - 1), np.diff(rows.astype(int)))
+    matrix[index, column.astype(int)] = value
+    return matrix

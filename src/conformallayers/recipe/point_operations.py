@@ -71,6 +71,22 @@ class Rescale(Operation):
         return (inputs[0], SCALAR, SCALAR, SCALAR)
 
 
+@operation("dot")
+@dataclass(frozen=True, kw_only=True)
+class Dot(Operation):
+    """a, b → ``weight·Σ a_i·b_i``."""
+
+    weight: float = setting("weight", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        a, b = inputs
+        expect_shape(a, b, "a factor of a dot product")
+        return (SCALAR,)
+
+    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
+        return prod(inputs[0])
+
+
 @operation("quadratic_form")
 @dataclass(frozen=True, kw_only=True)
 class QuadraticForm(Operation):
@@ -229,20 +245,6 @@ class Rebase(Operation):
         _expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not z, m and τ")
         return (inputs[0], SCALAR, SCALAR)
-
-
-@operation("add_bias")
-@dataclass(frozen=True, kw_only=True)
-class AddBias(Operation):
-    """z, τ → ``z + τ·b`` with a constant b that broadcasts to the sample."""
-
-    bias: str = constant("bias")
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        expect(len(inputs) == 2, "not z and τ")
-        _expect_scalars(inputs[1:])
-        expect_shape(constant(self.bias), inputs[0], "the bias")
-        return (inputs[0],)
 
 
 @operation("grow")

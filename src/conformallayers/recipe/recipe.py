@@ -79,6 +79,17 @@ class Recipe:
         """Return the shape of a constant."""
         return tuple(int(n) for n in self.constants[name].shape)
 
+    def index_constants(self) -> frozenset[str]:
+        """Return the names of constants that are int32 indices, whatever the dtype of the fold."""
+        return frozenset(name for op in self.operations for name in op.index_constants())
+
+    def check_values(self) -> None:
+        """Raise ValueError where values of constants make no sense: nobody looks when they are used."""
+        shapes = self.shapes()
+        for operation in self.operations:
+            given = [shapes[name] for name in operation.inputs]
+            operation.check_values(given, self.constants.__getitem__)
+
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return, for each operation, the values that nobody reads behind it."""
         last = {INPUT: -1}

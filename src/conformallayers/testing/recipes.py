@@ -222,6 +222,22 @@ def _form(kind: type[Operation], **settings: Any) -> Recipe:
     return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=0.7))
 
 
+def _sparse() -> Recipe:
+    """Embed, evaluate a form in compressed rows, one of them empty, advance, divide."""
+    builder = RecipeBuilder((6,))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    arrays = {
+        "rows": builder.constant("rows", torch.tensor([0, 2, 2, 3, 5, 6, 6], dtype=torch.int32)),
+        "column": builder.constant("column", torch.tensor([0, 3, 1, 2, 5, 4], dtype=torch.int32)),
+        "value": _constant(builder, "value", 6),
+    }
+    image = builder.add(layer.SparseMatmul, unit, name="image", **arrays)
+    n = builder.add(point.Dot, image, image, name="n", weight=0.4)
+    more = builder.add(point.Dot, unit, unit, name="n", weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, more, name="tau", rule="published")
+    return builder.recipe(builder.add(point.Divide, image, tau, m, name="y", scale=0.7))
+
+
 def _spectrum(axes: int, *, wide: bool = False) -> Recipe:
     """Embed, transform, take a form and a product of the spectrum, transform back, divide."""
     spatial = _SPATIAL[axes]
@@ -294,7 +310,7 @@ def _rebased() -> Recipe:
     z, m, tau = builder.add_many(
         point.Rebase, unit, m, tau, names=("z", "peak", "tau"), scale=0.6, coordinate=1.4
     )
-    z = builder.add(point.AddBias, z, tau, bias=_constant(builder, "bias", 5))
+    z = builder.add(layer.AddConstant, z, value=_constant(builder, "bias", 5))
     n = builder.add(point.SumSquares, z, name="n", weight=0.5)
     tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
@@ -311,6 +327,7 @@ def _point_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
     for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
         name = f"banded_form {size} {width}"
         yield name, partial(_form, point.BandedForm, size=size, width=width)
+    yield "sparse_matmul and dot", _sparse
     for axes in (1, 2, 3):
         yield f"spectrum {axes}d", partial(_spectrum, axes)
     yield "spectrum wide", partial(_spectrum, 2, wide=True)

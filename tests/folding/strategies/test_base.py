@@ -24,7 +24,7 @@ STACKS = {
 @pytest.mark.parametrize("kind", STACKS)
 def test_all_strategies_agree(kind: str, projective: bool) -> None:
     shape = (3, 11, 9)
-    expected = {"dense", "banded", "layers"}
+    expected = {"dense", "banded", "sparse", "layers"}
     expected |= {"spectral"} if kind in ("circular", "unpadded") else set()
     expected |= {"conv"} if kind != "circular" else set()
     for model in (
@@ -43,7 +43,7 @@ def test_empty_batches_pass_every_strategy() -> None:
     circular = cl.ConformalLayers(
         cl.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), cl.ReSPro()
     )
-    for strategy in ("spectral", "dense", "banded", "layers"):
+    for strategy in ("spectral", "dense", "banded", "sparse", "layers"):
         assert cl.fold(circular, (1, 6, 6), strategy=strategy)(torch.rand(0, 1, 6, 6)).shape == (
             0,
             2,

@@ -33,6 +33,8 @@ def runtimes(recipe: Recipe, dtype: torch.dtype) -> tuple[Network, RecipeModule]
     """Return a recipe with equal constants in numpy and in torch."""
 
     def cast(name: str, array: Tensor) -> Tensor:
+        if not array.is_floating_point():  # indices
+            return array
         return array.double() if name in recipe.wide else array.to(dtype)
 
     tensors = recipe.with_constants(cast)

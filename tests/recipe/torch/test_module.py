@@ -20,7 +20,7 @@ from support import DTYPES, folds, samples
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-@pytest.mark.parametrize("name", ["dense", "banded", "conv", "layers"])
+@pytest.mark.parametrize("name", ["dense", "banded", "sparse", "conv", "layers"])
 def test_large_batches_run_in_chunks_with_the_same_numbers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +40,7 @@ def test_large_batches_run_in_chunks_with_the_same_numbers(
     assert bool((x.grad != 0).flatten(1).any(1).all())
 
 
-@pytest.mark.parametrize("strategy", ["dense", "banded", "layers"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "layers"])
 def test_a_folded_state_carries_its_factors(strategy: str) -> None:
     first, second = conv_stack(2, channels=8, padding=1), conv_stack(2, channels=8, padding=1)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def test_autocast_gives_one_dtype_whatever_the_strategy() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), cl.ReSPro())
     x = torch.rand(2, 1, 6, 6)
     with torch.autocast("cpu", torch.bfloat16):
-        for strategy in ("spectral", "dense", "banded", "layers"):
+        for strategy in ("spectral", "dense", "banded", "sparse", "layers"):
             assert cl.fold(model, (1, 6, 6), strategy=strategy)(x).dtype == torch.bfloat16
 
 
@@ -128,7 +128,7 @@ def test_folds_with_biases_compile_as_one_graph_and_follow_autocast() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
-@pytest.mark.parametrize("strategy", ["dense", "banded", "conv", "layers", "spectral"])
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "conv", "layers", "spectral"])
 def test_autocast_to_float16_at_any_scale(strategy: str, scale: float) -> None:
     model = nn.Sequential(
         cl.ConformalLayers(cl.Conv2d(3, 6, 5), cl.ReSPro()),
@@ -232,7 +232,7 @@ every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case
 
 def module_of(case: RecipeCase, dtype: torch.dtype) -> RecipeModule:
     recipe = case.build()
-    wide = recipe.wide
+    wide = recipe.wide | recipe.index_constants()
     return RecipeModule(
         recipe.with_constants(lambda name, array: array if name in wide else array.to(dtype)), dtype
     )
@@ -259,7 +259,9 @@ def test_wide_constants_stay_wide(case: RecipeCase) -> None:
     run = module_of(case, torch.float64).to(torch.float32)
     assert run.dtype == torch.float32
     for name, array in run.recipe.constants.items():
-        assert array.dtype == (torch.float64 if name in run.recipe.wide else torch.float32)
+        expected = torch.float64 if name in run.recipe.wide else torch.float32
+        if name not in run.recipe.index_constants():
+            assert array.dtype == expected
     x = samples(run.input_shape, torch.float32, batch=3)
     assert torch.equal(run(x), module_of(case, torch.float32)(x))
 
@@ -269,7 +271,7 @@ def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
     run, other = (module_of(case, torch.float64) for _ in range(2))
     with torch.no_grad():
         for array in other.constants.buffers():
-            array.mul_(0.5)
+            array.copy_(array / 2)
     assert not list(run.parameters())
     other.load_state_dict(run.state_dict(), strict=True)
     x = samples(run.input_shape, torch.float64, batch=3)

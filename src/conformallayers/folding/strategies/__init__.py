@@ -7,10 +7,12 @@ from .base import Strategy
 from .conv import Conv
 from .dense import Dense
 from .layers import Layers
+from .sparse import Sparse
 from .spectral import Spectral
 
 STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy for strategy in (Dense(), Banded(), Conv(), Spectral(), Layers())
+    strategy.name: strategy
+    for strategy in (Dense(), Banded(), Sparse(), Conv(), Spectral(), Layers())
 }
 
 __all__ = ["STRATEGIES", "Strategy"]

@@ -34,6 +34,14 @@ def _sum_squares(op: point.SumSquares, program: Program) -> None:
     program.multiply_adds += program.count(z)
 
 
+@WRITE.runs(point.Dot)
+def _dot(op: point.Dot, program: Program) -> None:
+    a, b = op.inputs
+    call = f"inner{program.suffix(a)}({program.read(a)}, {program.read(b)}, {program.count(a)})"
+    program.define(op.outputs[0], f"{number(op.weight)} * {call}")
+    program.multiply_adds += program.count(a)
+
+
 @WRITE.runs(point.Rescale)
 def _rescale(op: point.Rescale, program: Program) -> None:
     (z, m, tau), (scaled, m_next, tau_next, n) = op.inputs, op.outputs
@@ -97,14 +105,6 @@ def _rebase(op: point.Rebase, program: Program) -> None:
     _scale(program, z, scaled, f"ratio({number(op.scale)}, {t})")
     program.define(coordinate, f"limited({old_m} * {number(op.coordinate)} * {t})")
     program.define(alive, f"{t} != {t} ? {t} : {t} != 0 ? 1.0 : 0.0")
-
-
-@WRITE.runs(point.AddBias)
-def _add_bias(op: point.AddBias, program: Program) -> None:
-    (z, tau), (y,) = op.inputs, op.outputs
-    bias, t = program.exact(op.bias, program.ctype(z)), program.factor(program.scalar(tau), z)
-    source, target = program.read(z), program.write(y, over=z)
-    program.call("add_scaled", z, source, t, bias, target, program.count(z))
 
 
 @WRITE.runs(point.Grow)

@@ -18,6 +18,7 @@ from ..layer_operations import (
     Matmul,
     Permute,
     Reshape,
+    SparseMatmul,
     Upsample,
 )
 from ..operation import Operation
@@ -66,6 +67,12 @@ class _Rewriter:
             half = self.constants[op.form]
             self.constants[op.form] = (half + half.T) / 2
             self.operations.append(op)
+        elif isinstance(op, SparseMatmul):
+            rows, column, value = (self.constants[name] for name in (op.rows, op.column, op.value))
+            columns = self._shapes[op.inputs[0]][0]
+            matrix = places.written_out(rows, column, value, columns)
+            held = self._constant(op, "weight", matrix)
+            self.operations.append(Matmul(op.inputs, op.outputs, weight=held))
         elif isinstance(op, ConvTranspose):
             self._convolve(op)
         elif isinstance(op, (AdaptiveAvgPool, AvgPool)) or (

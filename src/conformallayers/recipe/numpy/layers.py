@@ -50,6 +50,18 @@ def _matmul(op: layer.Matmul, net: Holder, x: Array) -> Array:
     return _affine(net, x @ net.constant(op.weight).T, None, op.bias)
 
 
+@RUN.runs(layer.SparseMatmul)
+def _sparse_matmul(op: layer.SparseMatmul, net: Holder, x: Array) -> Array:
+    """Add up the entries of each row, one sample at a time; reduceat has no empty sums."""
+    rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
+    y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
+    for sample, result in zip(x, y, strict=True):
+        if filled.any():
+            products = value * sample[column]
+            result[filled] = np.add.reduceat(products, rows[:-1][filled], dtype=np.float64)
+    return y
+
+
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
     """Multiply all windows by one matrix for each group."""

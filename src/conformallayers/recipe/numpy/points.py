@@ -51,6 +51,11 @@ def _sum_squares(op: point.SumSquares, net: Holder, z: Array) -> Array:
     return _squared_norm(z) * op.weight
 
 
+@RUN.runs(point.Dot)
+def _dot(op: point.Dot, net: Holder, a: Array, b: Array) -> Array:
+    return np.asarray(flat(a * b).sum(1, dtype=np.float64) * op.weight)
+
+
 @RUN.runs(point.Rescale)
 def _rescale(
     op: point.Rescale, net: Holder, z: Array, m: Array, tau: Array
@@ -139,11 +144,6 @@ def _rebase(
     coordinate = np.minimum(m * op.coordinate * tau, _LARGEST)
     alive = np.where(np.isnan(tau), tau, tau != 0)
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
-
-
-@RUN.runs(point.AddBias)
-def _add_bias(op: point.AddBias, net: Holder, z: Array, tau: Array) -> Array:
-    return np.add(z, _scaled(np.broadcast_to(net.constant(op.bias), z.shape), tau))
 
 
 @RUN.runs(point.Grow)

@@ -39,6 +39,14 @@ def _matmul(op: layer.Matmul, graph: Graph, x: Value) -> Value:
     return _affine(graph, graph.add("MatMul", x, weight.T, shape=shape), None, op.bias)
 
 
+@RUN.runs(layer.SparseMatmul)
+def _sparse_matmul(op: layer.SparseMatmul, graph: Graph, x: Value) -> Value:
+    """Multiply by the matrix with its zeros: ONNX Runtime has no sparse products."""
+    rows, column, value = (graph.constant(name) for name in (op.rows, op.column, op.value))
+    weight = places.written_out(rows, column, value, x.shape[0])
+    return graph.add("MatMul", x, weight.T, shape=graph.result_shape(op))
+
+
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, graph: Graph, x: Value) -> Value:
     if x.dtype == WIDE:

@@ -44,6 +44,12 @@ def _sum_squares(op: point.SumSquares, graph: Graph, z: Value) -> Value:
     return _weighted(graph, _squared_norm(graph, z), op.weight)
 
 
+@RUN.runs(point.Dot)
+def _dot(op: point.Dot, graph: Graph, a: Value, b: Value) -> Value:
+    product = graph.add("Mul", a, b)
+    return _weighted(graph, graph.scalar(graph.reduce_sample("ReduceSum", product)), op.weight)
+
+
 @RUN.runs(point.Rescale)
 def _rescale(
     op: point.Rescale, graph: Graph, z: Value, m: Value, tau: Value
@@ -207,12 +213,6 @@ def _rebase(
     t = _weighted(graph, graph.add("Mul", m, tau), op.coordinate)
     z = graph.scale(z, _inverse(graph, tau, op.scale))
     return z, graph.add("Min", t, LARGEST), graph.add("Sign", tau)
-
-
-@RUN.runs(point.AddBias)
-def _add_bias(op: point.AddBias, graph: Graph, z: Value, tau: Value) -> Value:
-    factor = graph.reshape(graph.cast(tau, z.dtype), (1,) * len(z.shape))
-    return graph.add("Add", z, graph.add("Mul", factor, graph.constant(op.bias), shape=z.shape))
 
 
 @RUN.runs(point.Grow)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...functional import autocasts, transformed, wide_dtype
+from ...functional import autocasts, full_precision, transformed, wide_dtype
 from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..operation import Runtime
 from ..point_operations import Advance, Grow
+from . import sparse
 
 RUN = Runtime("torch")
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -67,6 +68,15 @@ class Holder(Protocol):
 def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
     bias = None if op.bias is None else module.constant(op.bias)
     return F.linear(x, module.constant(op.weight), bias)
+
+
+@RUN.runs(layer.SparseMatmul)
+def _sparse_matmul(op: layer.SparseMatmul, module: Holder, x: Tensor) -> Tensor:
+    with full_precision(x):
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        value = module.constant(op.value).to(exact.dtype)
+        y = sparse.multiply(module.constant(op.rows), module.constant(op.column), value, exact)
+    return y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype)
 
 
 @RUN.runs(layer.Conv)

@@ -60,6 +60,13 @@ def _rescale(
     return z, m, tau, n * op.weight
 
 
+@RUN.runs(point.Dot)
+def _dot(op: point.Dot, module: Holder, a: Tensor, b: Tensor) -> Tensor:
+    with full_precision(a):
+        a, b = _at_least_float32(a), _at_least_float32(b)
+        return _wide((a * b).flatten(1).sum(1)) * op.weight
+
+
 @RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tensor:
     with full_precision(x):
@@ -143,11 +150,6 @@ def _rebase(
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
     return scale_samples(z, guarded_ratio(op.scale, tau)), coordinate, alive
-
-
-@RUN.runs(point.AddBias)
-def _add_bias(op: point.AddBias, module: Holder, z: Tensor, tau: Tensor) -> Tensor:
-    return z + scale_samples(module.constant(op.bias).to(z.dtype).expand_as(z), tau)
 
 
 @RUN.runs(point.Grow)

@@ -315,6 +315,17 @@ static double squares$s(const float *x, int32_t n)
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
+//: inner
+/* The dot product of two maps. */
+static double inner$s(const float *a, const float *b, int32_t n)
+{
+    double sum = 0;
+    int32_t i;
+    for (i = 0; i < n; i++)
+        sum += (double)$get(a, i) * (double)$get(b, i);
+    return sum;
+}
+
 //: nearer
 /* A power of two that brings a sum of squares near 1, where it is far from it. */
 static double nearer(double squares)

@@ -1,0 +1,93 @@
+"""Strategy "sparse": M and every Q in compressed rows, for small windows without a dense head."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ...recipe import layer_operations as layer
+from ...recipe import point_operations as point
+from ..cost import Cost
+from ..problem import Problem
+from ..stages import Chain
+from .base import (
+    Evaluation,
+    Strategy,
+    Values,
+    add_reshape,
+    image_shape,
+    normalised,
+    not_a_chain,
+    out_of_range,
+    reach,
+)
+from .dense import too_large
+
+_LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
+_EXPECTED = 0.05  # density of M that is assumed before anything is built
+
+
+class Sparse(Strategy):
+    """Multiply by the entries that are not zero."""
+
+    name = "sparse"
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Refuse branches, and what cannot be written out while it is built."""
+        return not_a_chain(problem) or too_large(problem) or out_of_range(problem)
+
+    def cost(self, problem: Problem, *, built: bool) -> Cost:
+        """Count the entries that are not zero, or assume few before they are known."""
+        chain, count = problem.stage.chain, problem.form_count
+        d_in, d_out = math.prod(chain.input_shape), math.prod(chain.output_shape)
+        if built and d_in * d_out <= _LARGEST_MATRIX:
+            forms = problem.forms.values
+            half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
+            entries = int(problem.matrix.count_nonzero() + half)
+        else:
+            dense = any(isinstance(op.module, nn.Linear) for op in chain.trailing)
+            entries = int((1 if dense else _EXPECTED) * d_out * d_in)
+            entries += count * _least_entries(chain)
+        stream = 2 * d_in * (1 + count) + 2 * d_out
+        size = entries * (problem.itemsize + 4)
+        return Cost(sparse=entries, stream=stream, calls=4 + 5 * count, bytes=size)
+
+    def evaluate(self, problem: Problem, values: Values) -> Evaluation:
+        """Append a product and a dot product for each Q, and the product with M."""
+        builder, energies = values.builder, []
+        for form in problem.forms.values:
+            # Q is symmetric: the upper half, with what is off the diagonal counted twice.
+            scaled, weight = normalised(form.triu() + form.triu(1))
+            image = _add_product(values, "form", scaled)
+            n = builder.add(point.Dot, image, values.flat, name="n", weight=weight)
+            energies.append((n,))
+        matrix, gain = normalised(problem.matrix)
+        image = add_reshape(builder, _add_product(values, "matrix", matrix), image_shape(problem))
+        return Evaluation(image, tuple(energies), gain, problem.certificate())
+
+
+def _add_product(values: Values, name: str, matrix: Tensor) -> str:
+    """Append the product of the input with a matrix in compressed rows."""
+    entries = matrix.to_sparse_coo().coalesce()
+    index, column = entries.indices()
+    counts = torch.bincount(index, minlength=matrix.shape[0])
+    rows = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    arrays = {
+        "rows": values.builder.constant(f"{name}_rows", rows.to(torch.int32)),
+        "column": values.builder.constant(f"{name}_column", column.to(torch.int32)),
+        # A copy: compilers cannot take a view of a sparse tensor.
+        "value": values.constant(f"{name}_value", entries.values().clone()),
+    }
+    return values.builder.add(layer.SparseMatmul, values.flat, name="image", **arrays)
+
+
+def _least_entries(chain: Chain) -> int:
+    """Return the upper half of the pairs of coefficients that the first windows have in common."""
+    channels, *spatial = chain.input_shape
+    pairs = channels**2
+    for axis, n in enumerate(spatial):
+        far = min(reach(chain, axis), n - 1)
+        pairs *= n * (2 * far + 1) - far * (far + 1)
+    return pairs // 2
