@@ -79,22 +79,9 @@ def fold(
     if isinstance(max_paths, bool) or not isinstance(max_paths, int) or max_paths < 1:
         remedy = f"The default is {MAX_PATHS}."
         raise refusal("fold(max_paths=...)", "a whole number > 0", repr(max_paths), remedy)
+    arguments = strategy, budget, dtype, device, max_paths
     with torch.inference_mode(False), torch.no_grad():
-        graph = capture(model, shape)
-        labels = graph.labels()
-        plans: dict[str, Plan] = {}
-        parts: dict[fx.Node, tuple[Recipe, fx.Node]] = {}
-        covered: set[fx.Node] = set()
-        for node in graph.traces:
-            found = _largest_part(graph, node, strategy, budget, dtype, device, max_paths)
-            plan = make_plan(found.problem, strategy)
-            lower = lower_checked if strategy == "auto" else lower_part
-            recipe, plan = lower(found.problem, plan)
-            plans[labels[node]] = replace(plan, absorbed=found.absorbed)
-            parts[found.end] = recipe, found.feed
-            covered |= found.nodes()
-        recipe = GraphLowering(graph, shape, parts, covered).lower()
-        return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
+        return _folded(model, shape, *arguments)
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
@@ -125,6 +112,33 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
             sources = tuple(source if source < 0 else source + offset for source in step.sources)
             steps.append(replace(step, sources=sources))
     return Trace(shape, tuple(steps))
+
+
+def _folded(
+    model: nn.Module,
+    shape: Shape,
+    strategy: str,
+    budget: ErrorBudget,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_paths: int,
+) -> Folded:
+    """Fold every ConformalLayers of a model, and lower what stands around them."""
+    graph = capture(model, shape)
+    labels = graph.labels()
+    plans: dict[str, Plan] = {}
+    parts: dict[fx.Node, tuple[Recipe, fx.Node]] = {}
+    covered: set[fx.Node] = set()
+    for node in graph.traces:
+        found = _largest_part(graph, node, strategy, budget, dtype, device, max_paths)
+        plan = make_plan(found.problem, strategy)
+        lower = lower_checked if strategy == "auto" else lower_part
+        recipe, plan = lower(found.problem, plan)
+        plans[labels[node]] = replace(plan, absorbed=found.absorbed)
+        parts[found.end] = recipe, found.feed
+        covered |= found.nodes()
+    recipe = GraphLowering(graph, shape, parts, covered).lower()
+    return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
 
 
 def stages_of(

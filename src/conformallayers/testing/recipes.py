@@ -59,81 +59,92 @@ def _windows(axes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "stride and padding", {"stride": (2,) * axes, "padding": (1,) * axes}
 
 
+def _window_cases(axes: int) -> Iterator[tuple[str, Callable[[], Recipe]]]:
+    size = _SPATIAL[axes]
+    shape, kernel = (4, *size), (3, 2, 2)[:axes]
+    for name, options in _windows(axes):
+        for dilation, groups in (((1,) * axes, 1), ((2, 1, 1)[:axes], 2)):
+            more = {**options, "dilation": dilation, "groups": groups}
+            suffix = f"{axes}d {name}" + (" dilation and groups" if groups > 1 else "")
+            weight = {"weight": (6, 4 // groups, *kernel), "bias": (6,)}
+            yield f"conv {suffix}", _later(layer.Conv, shape, weight, more)
+            turned = {"weight": (4, 6 // groups, *kernel), "bias": (6,)}
+            for extra in {
+                (0,) * axes,
+                tuple(max(s, d) - 1 for s, d in zip(options["stride"], dilation, strict=True)),
+            }:
+                both = {**more, "output_padding": extra}
+                yield (
+                    f"conv_transpose {suffix} {extra}",
+                    _later(layer.ConvTranspose, shape, turned, both),
+                )
+        pool = {**options, "kernel": (3, 2, 2)[:axes]}
+        yield f"avg_pool {axes}d {name}", _later(layer.AvgPool, shape, {}, pool)
+        for option in (
+            {"ceil_mode": True},
+            {"count_include_pad": False},
+            {"divisor": 3},
+            {"ceil_mode": True, "count_include_pad": False},
+        ):
+            suffix = " ".join(option)
+            yield (
+                f"avg_pool {axes}d {name} {suffix}",
+                _later(layer.AvgPool, shape, {}, {**pool, **option}),
+            )
+        for ceil in (False, True):
+            most = {**pool, "dilation": (1,) * axes, "ceil_mode": ceil}
+            yield f"max_pool {axes}d {name} {ceil}", _later(layer.MaxPool, shape, {}, most)
+
+
+def _resampling_cases(axes: int) -> Iterator[tuple[str, Callable[[], Recipe]]]:
+    size = _SPATIAL[axes]
+    shape = (4, *size)
+    yield (
+        f"max_pool {axes}d dilation",
+        _later(
+            layer.MaxPool,
+            shape,
+            {},
+            {
+                "kernel": (2,) * axes,
+                "stride": (1,) * axes,
+                "padding": (1,) * axes,
+                "dilation": (2,) * axes,
+            },
+        ),
+    )
+    yield (
+        f"adaptive_avg_pool {axes}d",
+        _later(layer.AdaptiveAvgPool, shape, {}, {"size": (4, 3, 5)[:axes]}),
+    )
+    pads = ((1, 2), (0, 1), (2, 0))[:axes]
+    for mode in ("zeros", "reflect", "replicate", "circular"):
+        yield f"pad {axes}d {mode}", _later(layer.Pad, shape, {}, {"pads": pads, "mode": mode})
+    yield (
+        f"pad {axes}d crop",
+        _later(layer.Pad, shape, {}, {"pads": ((-1, 2), (1, -1), (-1, -1))[:axes]}),
+    )
+    linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]
+    target = tuple(2 * n - 1 for n in size)
+    for mode in ("nearest", "nearest-exact", linear, *(["bicubic"] if axes == 2 else [])):
+        for corners in {False, not mode.startswith("nearest")}:
+            options = {"size": target, "mode": mode, "align_corners": corners}
+            yield (
+                f"upsample {axes}d {mode} {corners}",
+                _later(layer.Upsample, shape, {}, options),
+            )
+        scales = tuple(1.7 for _ in size)
+        scaled = {"size": tuple(int(n * 1.7) for n in size), "mode": mode, "scales": scales}
+        yield f"upsample {axes}d {mode} scales", _later(layer.Upsample, shape, {}, scaled)
+
+
 def _layer_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
     yield "matmul", _later(layer.Matmul, (5,), {"weight": (3, 5)}, {})
     yield "matmul with bias", _later(layer.Matmul, (5,), {"weight": (3, 5), "bias": (3,)}, {})
     yield "matmul of rows", _later(layer.Matmul, (2, 4, 5), {"weight": (3, 5), "bias": (3,)}, {})
-    for axes, size in _SPATIAL.items():
-        shape, kernel = (4, *size), (3, 2, 2)[:axes]
-        for name, options in _windows(axes):
-            for dilation, groups in (((1,) * axes, 1), ((2, 1, 1)[:axes], 2)):
-                more = {**options, "dilation": dilation, "groups": groups}
-                suffix = f"{axes}d {name}" + (" dilation and groups" if groups > 1 else "")
-                weight = {"weight": (6, 4 // groups, *kernel), "bias": (6,)}
-                yield f"conv {suffix}", _later(layer.Conv, shape, weight, more)
-                turned = {"weight": (4, 6 // groups, *kernel), "bias": (6,)}
-                for extra in {
-                    (0,) * axes,
-                    tuple(max(s, d) - 1 for s, d in zip(options["stride"], dilation, strict=True)),
-                }:
-                    both = {**more, "output_padding": extra}
-                    yield (
-                        f"conv_transpose {suffix} {extra}",
-                        _later(layer.ConvTranspose, shape, turned, both),
-                    )
-            pool = {**options, "kernel": (3, 2, 2)[:axes]}
-            yield f"avg_pool {axes}d {name}", _later(layer.AvgPool, shape, {}, pool)
-            for option in (
-                {"ceil_mode": True},
-                {"count_include_pad": False},
-                {"divisor": 3},
-                {"ceil_mode": True, "count_include_pad": False},
-            ):
-                suffix = " ".join(option)
-                yield (
-                    f"avg_pool {axes}d {name} {suffix}",
-                    _later(layer.AvgPool, shape, {}, {**pool, **option}),
-                )
-            for ceil in (False, True):
-                most = {**pool, "dilation": (1,) * axes, "ceil_mode": ceil}
-                yield f"max_pool {axes}d {name} {ceil}", _later(layer.MaxPool, shape, {}, most)
-        yield (
-            f"max_pool {axes}d dilation",
-            _later(
-                layer.MaxPool,
-                shape,
-                {},
-                {
-                    "kernel": (2,) * axes,
-                    "stride": (1,) * axes,
-                    "padding": (1,) * axes,
-                    "dilation": (2,) * axes,
-                },
-            ),
-        )
-        yield (
-            f"adaptive_avg_pool {axes}d",
-            _later(layer.AdaptiveAvgPool, shape, {}, {"size": (4, 3, 5)[:axes]}),
-        )
-        pads = ((1, 2), (0, 1), (2, 0))[:axes]
-        for mode in ("zeros", "reflect", "replicate", "circular"):
-            yield f"pad {axes}d {mode}", _later(layer.Pad, shape, {}, {"pads": pads, "mode": mode})
-        yield (
-            f"pad {axes}d crop",
-            _later(layer.Pad, shape, {}, {"pads": ((-1, 2), (1, -1), (-1, -1))[:axes]}),
-        )
-        linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]
-        target = tuple(2 * n - 1 for n in size)
-        for mode in ("nearest", "nearest-exact", linear, *(["bicubic"] if axes == 2 else [])):
-            for corners in {False, not mode.startswith("nearest")}:
-                options = {"size": target, "mode": mode, "align_corners": corners}
-                yield (
-                    f"upsample {axes}d {mode} {corners}",
-                    _later(layer.Upsample, shape, {}, options),
-                )
-            scales = tuple(1.7 for _ in size)
-            scaled = {"size": tuple(int(n * 1.7) for n in size), "mode": mode, "scales": scales}
-            yield f"upsample {axes}d {mode} scales", _later(layer.Upsample, shape, {}, scaled)
+    for axes in _SPATIAL:
+        yield from _window_cases(axes)
+        yield from _resampling_cases(axes)
     shape = (4, 3, 5)
     yield "pad with a value", _later(layer.Pad, shape, {}, {"pads": ((1, 0),), "value": 0.5})
     for array in ((), (4, 1, 1), (4, 3, 5), (5,)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import conformallayers as cl
-from conformallayers.lab.predict.network import Network, open_network
+from conformallayers.lab.predict.network import ReadyNetwork, open_network
 from conformallayers.lab.predict.options import PredictOptions
 from pictures import GREY
 
@@ -23,5 +23,5 @@ def test_networks_without_classes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_network_says_what_its_classes_are_called() -> None:
-    plain = Network(lambda x: x, (2,), (2,), None, 1.0)
+    plain = ReadyNetwork(lambda x: x, (2,), (2,), None, 1.0)
     assert plain.label(1) == "1"

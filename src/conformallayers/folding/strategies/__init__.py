@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .banded import Banded
 from .base import Strategy
-from .conv import Conv
+from .conv import ComposedConv
 from .dense import Dense
 from .layers import Layers
 from .sparse import Sparse
@@ -12,7 +12,7 @@ from .spectral import Spectral
 
 STRATEGIES: dict[str, Strategy] = {
     strategy.name: strategy
-    for strategy in (Dense(), Banded(), Sparse(), Conv(), Spectral(), Layers())
+    for strategy in (Dense(), Banded(), Sparse(), ComposedConv(), Spectral(), Layers())
 }
 
 __all__ = ["STRATEGIES", "Strategy"]

@@ -38,7 +38,7 @@ _BLOCK = 96  # least coefficients of a block: smaller products are slow
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """The partition of a sample into block rows of ``rows`` image rows, zeros behind the last one."""
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Layout:
     size: int  # coefficients of a block
 
     @classmethod
-    def of(cls, shape: tuple[int, ...]) -> Layout:
+    def of(cls, shape: tuple[int, ...]) -> BlockLayout:
         """Take rows of axis 1 until a block is large enough."""
         height = shape[1]
         row = math.prod(shape) // height
@@ -76,7 +76,7 @@ class Banded(Strategy):
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the blocks of the band: with its true width if built, else with the narrowest."""
-        layout, count = Layout.of(problem.stage.input_shape), problem.form_count
+        layout, count = BlockLayout.of(problem.stage.input_shape), problem.form_count
         if built:
             widths = [_width(i, layout, problem)[0] for i in range(count)]
         else:
@@ -90,7 +90,7 @@ class Banded(Strategy):
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
-        layout = Layout.of(problem.stage.input_shape)
+        layout = BlockLayout.of(problem.stage.input_shape)
         rows = _add_rows(values, layout)
         energies, margins = [], []
         for index, form in enumerate(problem.forms.values):
@@ -109,7 +109,7 @@ class Banded(Strategy):
         return Evaluation(image, tuple(energies), gain, certificate)
 
 
-def _add_rows(values: Values, layout: Layout) -> str:
+def _add_rows(values: Values, layout: BlockLayout) -> str:
     """Append the sample with its image rows one after the other, zeros behind the last one."""
     builder, shape = values.builder, layout.shape
     order = (1, 0, *range(2, len(shape)))
@@ -121,14 +121,14 @@ def _add_rows(values: Values, layout: Layout) -> str:
     return builder.add(layer.Pad, rows, name="rows", pads=((0, extra),)) if extra else rows
 
 
-def _in_row_order(form: Tensor, layout: Layout) -> Tensor:
+def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
     order = layout.order().to(form.device)
     ordered = form[order][:, order]
     extra = layout.blocks * layout.size - len(order)
     return F.pad(ordered, (0, extra, 0, extra))
 
 
-def _pack(form: Tensor, layout: Layout, width: int) -> Tensor:
+def _pack(form: Tensor, layout: BlockLayout, width: int) -> Tensor:
     """Return the band, (blocks, (width + 1)·size, size); off-diagonal blocks count twice."""
     blocks, size = layout.blocks, layout.size
     grid = _in_row_order(form, layout).view(blocks, size, blocks, size)
@@ -150,12 +150,12 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
     return matrix.reshape(width * size, width * size)
 
 
-def _least_width(chain: Chain, layout: Layout) -> int:
+def _least_width(chain: Chain, layout: BlockLayout) -> int:
     """Return the width of the band of the first segments, whose terms always count in float32."""
     return min(-(-reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
-def _width(index: int, layout: Layout, problem: Problem) -> tuple[int, float | None]:
+def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:
     """Return how many off-diagonal blocks are provably enough, and the margin of the proof.
 
     The margin is None where all blocks that are not zero are kept.
@@ -167,7 +167,7 @@ def _width(index: int, layout: Layout, problem: Problem) -> tuple[int, float | N
     return width
 
 
-def _prove_width(form: Tensor, layout: Layout, problem: Problem) -> tuple[int, float | None]:
+def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:
     """Find the narrowest band whose error is proven to be within the budget.
 
     E is the part of Q outside the band. Schur's test ``‖E‖ ≤ max_i Σ_j |E_ij|`` against

@@ -32,7 +32,7 @@ from .layers import add_operators
 from .routes import Move, RouteMap, best_route, kernel_of
 
 
-class Conv(Strategy):
+class ComposedConv(Strategy):
     """Follow a route: convolve, sum squares, end with the last layers or with one matrix."""
 
     name = "conv"

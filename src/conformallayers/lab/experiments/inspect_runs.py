@@ -72,11 +72,7 @@ def run_inspect(
         return record
     if not isinstance(dataset, Dataset):
         dataset = load(name, data_root, verify=verify)
-    available = len(dataset.test_labels)
-    count = min(_SAMPLES, available) if samples is None else samples
-    if not 1 <= count <= available:
-        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
-        raise refusal("inspect --samples", expected, str(samples), remedy)
+    count = _sample_count(samples, len(dataset.test_labels))
     with torch_settings(threads):
         x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
         found = inspect(model, IMAGE_SHAPE, x)
@@ -92,8 +88,8 @@ def run_inspect(
             "trained": config.command({}),
             **_results(model, found, untrained, x, labels),
         }
-        title = f"{config.network}, {name}"
-        _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
+        figures = inspection_figures(found, untrained, f"{config.network}, {name}", dataset.classes)
+        _write(out, figures, record)
     return record
 
 
@@ -243,3 +239,11 @@ def _accuracy(model: nn.Module, path: str, x: Tensor, labels: Tensor, factors: T
         for images, wanted in zip(x.split(_BATCH), labels.split(_BATCH), strict=True):
             right += int((copied(images.double()).argmax(1) == wanted).sum())
     return right / len(labels)
+
+
+def _sample_count(samples: int | None, available: int) -> int:
+    count = min(_SAMPLES, available) if samples is None else samples
+    if not 1 <= count <= available:
+        expected, remedy = f"a whole number from 1 to {available}", "Leave it out."
+        raise refusal("inspect --samples", expected, str(samples), remedy)
+    return count

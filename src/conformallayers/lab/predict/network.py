@@ -19,7 +19,7 @@ ENGINES = ("auto", "torch", "numpy")
 
 
 @dataclass(frozen=True)
-class Network:
+class ReadyNetwork:
     """A network that is ready to run.
 
     Args:
@@ -46,7 +46,7 @@ class Network:
         return str(index) if self.labels is None else self.labels[index]
 
 
-def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Network:
+def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
     """Load a model as :func:`run_predict` takes it, and fold it unless it is folded."""
     require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
     use_torch = options.engine == "torch"
@@ -63,7 +63,7 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Netw
     return replace(network, labels=checked_labels(labels, network.classes, where))
 
 
-def _open_numpy(model: str | os.PathLike[str]) -> Network:
+def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:
     from ...numpy import load
 
     path, kind = locate(model, "predict")
@@ -71,10 +71,12 @@ def _open_numpy(model: str | os.PathLike[str]) -> Network:
         remedy = "Fold it with conformallayers fold, or use --engine torch."
         raise refusal("predict --engine numpy", "a fold", "a training checkpoint", remedy)
     net = load(path)
-    return Network(net, net.input_shape, net.output_shape, net.labels, white_of(net.about, path))
+    return ReadyNetwork(
+        net, net.input_shape, net.output_shape, net.labels, white_of(net.about, path)
+    )
 
 
-def _open_torch(model: str | os.PathLike[str], threads: int | None) -> Network:
+def _open_torch(model: str | os.PathLike[str], threads: int | None) -> ReadyNetwork:
     import torch
 
     if threads is not None:
@@ -96,4 +98,4 @@ def _open_torch(model: str | os.PathLike[str], threads: int | None) -> Network:
         remedy = "Fold it for samples of a shape: conformallayers fold --input-shape 1 28 28."
         raise refusal(f"predict {os.fspath(model)}", "a model with an input shape", "none", remedy)
     output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    return Network(run, shape, output, loaded.labels, white_of(loaded.about, loaded.path))
+    return ReadyNetwork(run, shape, output, loaded.labels, white_of(loaded.about, loaded.path))

@@ -17,7 +17,7 @@ from ...utils.files import staged_files
 from ..checks import require_choice, require_positive
 from .arrays import Array, Unreadable
 from .images import need_pillow
-from .network import Network, open_network
+from .network import ReadyNetwork, open_network
 from .options import PredictOptions
 from .output import FORMATS, Prediction, Writer, likeliest, printable, progress_bar
 from .samples import STANDARD_INPUT, Broken, Sample, find_samples
@@ -73,7 +73,7 @@ def run_predict(
 
 
 def score(
-    batch: Sequence[Sample | Broken], network: Network, options: PredictOptions
+    batch: Sequence[Sample | Broken], network: ReadyNetwork, options: PredictOptions
 ) -> list[Prediction | Broken]:
     """Read and run one batch; broken samples keep their places."""
     found: list[str | Broken] = []  # the name of a sample that was read
@@ -102,7 +102,7 @@ def in_batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _prediction(
-    name: str, scores: Array, network: Network, options: PredictOptions
+    name: str, scores: Array, network: ReadyNetwork, options: PredictOptions
 ) -> Prediction | Broken:
     if not np.isfinite(scores).all():
         return Broken(name, "scores that are not finite")
@@ -112,7 +112,7 @@ def _prediction(
 def _write(
     batches: Iterable[list[Prediction | Broken]],
     stream: TextIO,
-    network: Network,
+    network: ReadyNetwork,
     options: PredictOptions,
     bar: Progress,
 ) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import missing_extra, refusal
 from .arrays import first_line
-from .network import Network, open_network
+from .network import ReadyNetwork, open_network
 from .options import PredictOptions
 from .output import Prediction
 from .samples import Broken, Sample
@@ -109,6 +109,6 @@ def _predicted(row: dict[str, Any], model: str, options: PredictOptions) -> dict
 
 
 @lru_cache(maxsize=1)
-def _network(model: str, options: PredictOptions) -> Network:
+def _network(model: str, options: PredictOptions) -> ReadyNetwork:
     """Open the network once per process."""
     return open_network(model, options)

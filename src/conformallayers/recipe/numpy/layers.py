@@ -18,7 +18,7 @@ from ..places import Array
 RUN = Runtime("numpy")
 
 
-class Holder(Protocol):
+class ConstantHolder(Protocol):
     """What a function of an operation may ask of the network that runs it."""
 
     dtype: np.dtype[Any]
@@ -33,7 +33,9 @@ def flat(x: Array) -> Array:
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
-def _affine(net: Holder, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
+def _affine(
+    net: ConstantHolder, y: Array, weight: str | None, bias: str | None, after: int = 0
+) -> Array:
     """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
     for name, function in ((weight, np.multiply), (bias, np.add)):
         if name is not None:
@@ -46,12 +48,12 @@ def _affine(net: Holder, y: Array, weight: str | None, bias: str | None, after: 
 
 
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, net: Holder, x: Array) -> Array:
+def _matmul(op: layer.Matmul, net: ConstantHolder, x: Array) -> Array:
     return _affine(net, x @ net.constant(op.weight).T, None, op.bias)
 
 
 @RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, net: Holder, x: Array) -> Array:
+def _sparse_matmul(op: layer.SparseMatmul, net: ConstantHolder, x: Array) -> Array:
     """Add up the entries of each row, one sample at a time; reduceat has no empty sums."""
     rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
     y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
@@ -63,7 +65,7 @@ def _sparse_matmul(op: layer.SparseMatmul, net: Holder, x: Array) -> Array:
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
+def _conv(op: layer.Conv, net: ConstantHolder, x: Array) -> Array:
     """Multiply all windows by one matrix for each group."""
     weight, axes, batch = net.constant(op.weight), len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
@@ -81,7 +83,7 @@ def _conv(op: layer.Conv, net: Holder, x: Array) -> Array:
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, net: Holder, x: Array) -> Array:
+def _conv_transpose(op: layer.ConvTranspose, net: ConstantHolder, x: Array) -> Array:
     """Add what every place of the kernel gives, then cut the padding off."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
     inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
@@ -100,7 +102,7 @@ def _conv_transpose(op: layer.ConvTranspose, net: Holder, x: Array) -> Array:
     return _channels_first(y[(slice(None), slice(None), *inside)], net, op.bias)
 
 
-def _channels_first(images: Array, net: Holder, bias: str | None) -> Array:
+def _channels_first(images: Array, net: ConstantHolder, bias: str | None) -> Array:
     """Return (groups, B, ..., C / groups) as (B, C, ...), with one number added to each channel."""
     groups, batch, *spatial, channels = images.shape
     y = np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
@@ -121,14 +123,14 @@ def _windows(
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, net: Holder, x: Array) -> Array:
+def _avg_pool(op: layer.AvgPool, net: ConstantHolder, x: Array) -> Array:
     total = reduce(np.add, _entries(op, x.astype(np.float64), (1,) * len(op.kernel), 0.0))
     divisors = places.divisors(op, x.shape[1:], total.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, net: Holder, x: Array) -> Array:
+def _max_pool(op: layer.MaxPool, net: ConstantHolder, x: Array) -> Array:
     return reduce(np.maximum, _entries(op, x, op.dilation, -np.inf))
 
 
@@ -143,7 +145,9 @@ def _entries(
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
-def _resample(op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Holder, x: Array) -> Array:
+def _resample(
+    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: ConstantHolder, x: Array
+) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
         if places.copies_entries(weights):
@@ -156,7 +160,7 @@ def _resample(op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Holder,
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, net: Holder, x: Array) -> Array:
+def _pad(op: layer.Pad, net: ConstantHolder, x: Array) -> Array:
     return _surrounded(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, net, x)
 
 
@@ -233,7 +237,7 @@ RUN[layer.PRelu] = lambda op, net, x: np.where(x > 0, x, x * net.constant(op.slo
 
 
 @RUN.runs(layer.Softmax)
-def _softmax(op: layer.Softmax, net: Holder, x: Array) -> Array:
+def _softmax(op: layer.Softmax, net: ConstantHolder, x: Array) -> Array:
     axis = op.axis + 1
     x = x - x.max(axis, keepdims=True)
     powers = np.exp(x)
@@ -242,13 +246,13 @@ def _softmax(op: layer.Softmax, net: Holder, x: Array) -> Array:
 
 
 @RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, net: Holder, x: Array) -> Array:
+def _layer_norm(op: layer.LayerNorm, net: ConstantHolder, x: Array) -> Array:
     y = _standardized(x, tuple(range(x.ndim - op.axes, x.ndim)), op.eps)
     return _affine(net, y, op.weight, op.bias)
 
 
 @RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, net: Holder, x: Array) -> Array:
+def _group_norm(op: layer.GroupNorm, net: ConstantHolder, x: Array) -> Array:
     groups = x.reshape(len(x), op.groups, math.prod(x.shape[1:]) // op.groups)
     y = _standardized(groups, (2,), op.eps)
     return _affine(net, y.reshape(x.shape), op.weight, op.bias, x.ndim - 2)

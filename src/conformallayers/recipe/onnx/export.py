@@ -17,7 +17,7 @@ from ...errors import ConformalError, missing_extra, refusal
 from ...utils.files import Path, replace_file
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
-from .graph import BATCH, OUTPUT, Graph
+from .graph import BATCH, OUTPUT, OnnxGraph
 from .points import RUN
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
@@ -76,7 +76,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         ConformalError: ONNX has no such operation.
     """
     helper = _package("onnx").helper
-    graph = Graph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
+    graph = OnnxGraph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
     values = {INPUT: graph.input}
     for operation in recipe.operations:
         RUN.check(operation, _WHERE, _REMEDY)

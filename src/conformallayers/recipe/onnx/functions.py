@@ -10,33 +10,35 @@ from collections.abc import Callable
 import numpy as np
 
 from ..places import Array
-from .graph import WIDE, Graph, Value
+from .graph import WIDE, OnnxGraph, Value
 
 _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772848170429916717
 _STEP, _TERMS, _REACH = 0.5, 26, 6.0  # of the sines that make the error function in float64
 
 
-def relu(graph: Graph, x: Value) -> Value:
+def relu(graph: OnnxGraph, x: Value) -> Value:
     """Return x, and 0 where it is negative."""
     return graph.add("Where", graph.add("LessOrEqual", x, 0.0, dtype=bool), 0.0, x)
 
 
-def leaky(graph: Graph, x: Value, slope: float | Array) -> Value:
+def leaky(graph: OnnxGraph, x: Value, slope: float | Array) -> Value:
     """Return x, and ``slope·x`` where it is negative."""
     return _positive_or(graph, x, graph.add("Mul", x, slope))
 
 
-def _positive_or(graph: Graph, x: Value, other: Value) -> Value:
+def _positive_or(graph: OnnxGraph, x: Value, other: Value) -> Value:
     return graph.add("Where", graph.add("Greater", x, 0.0, dtype=bool), x, other)
 
 
-def _clip(graph: Graph, x: Value, low: float, high: float) -> Value:
+def _clip(graph: OnnxGraph, x: Value, low: float, high: float) -> Value:
     below = graph.add("Less", x, low, dtype=bool)
     above = graph.add("Greater", x, high, dtype=bool)
     return graph.add("Where", below, low, graph.add("Where", above, high, x))
 
 
-def _elu(graph: Graph, x: Value, alpha: float, scale: float = 1.0, inside: float = 1.0) -> Value:
+def _elu(
+    graph: OnnxGraph, x: Value, alpha: float, scale: float = 1.0, inside: float = 1.0
+) -> Value:
     """Return ``scale·x``, and ``scale·alpha·(exp(inside·x) − 1)`` where x is negative.
 
     The difference is ``2h/(1 − h)`` with ``h = tanh(x/2)``, which loses no digits near 0.
@@ -47,13 +49,13 @@ def _elu(graph: Graph, x: Value, alpha: float, scale: float = 1.0, inside: float
     return y if scale == 1.0 else graph.add("Mul", y, scale)
 
 
-def _gelu(graph: Graph, x: Value) -> Value:
+def _gelu(graph: OnnxGraph, x: Value) -> Value:
     """Return ``x·(1 + erf(x/√2))/2``."""
     erf = _erf(graph, graph.add("Mul", x, np.sqrt(0.5)))
     return graph.add("Mul", graph.add("Mul", x, 0.5), graph.add("Add", erf, 1.0))
 
 
-def _erf(graph: Graph, x: Value) -> Value:
+def _erf(graph: OnnxGraph, x: Value) -> Value:
     """Return the error function; in float64, which ONNX Runtime lacks, as a sum of sines.
 
     ``erf x = (2/π) ∫ exp(−t²/4) sin(x t)/t dt``: the midpoint rule errs by less than 1e-16 where |x| ≤ 6.
@@ -67,7 +69,7 @@ def _erf(graph: Graph, x: Value) -> Value:
     return graph.reshape(graph.add("MatMul", waves, weights[:, None], shape=column.shape), x.shape)
 
 
-def _gelu_tanh(graph: Graph, x: Value) -> Value:
+def _gelu_tanh(graph: OnnxGraph, x: Value) -> Value:
     """Return ``x·(1 + tanh u)/2 = x·sigmoid(2u)`` with ``u = √(2/π)·(x + 0.044715·x³)``."""
     factor = 2 * np.sqrt(2 / np.pi)
     square = graph.add("Mul", graph.add("Mul", x, x), factor * 0.044715)
@@ -75,18 +77,18 @@ def _gelu_tanh(graph: Graph, x: Value) -> Value:
     return graph.add("Mul", x, graph.add("Sigmoid", inside))
 
 
-def _silu(graph: Graph, x: Value) -> Value:
+def _silu(graph: OnnxGraph, x: Value) -> Value:
     return graph.add("Mul", x, graph.add("Sigmoid", x))
 
 
-def _mish(graph: Graph, x: Value) -> Value:
+def _mish(graph: OnnxGraph, x: Value) -> Value:
     """Return ``x·tanh(log(1 + e)) = x·n/(n + 2)`` with ``e = exp x`` and ``n = e·(e + 2)``."""
     e = graph.add("Exp", graph.add("Min", x, 20.0))  # beyond it the fraction is 1
     n = graph.add("Mul", e, graph.add("Add", e, 2.0))
     return graph.add("Mul", x, graph.add("Div", n, graph.add("Add", n, 2.0)))
 
 
-def _softplus(graph: Graph, x: Value, beta: float, threshold: float) -> Value:
+def _softplus(graph: OnnxGraph, x: Value, beta: float, threshold: float) -> Value:
     """Return ``log(1 + exp(beta·x))/beta``, and x where ``beta·x`` is above the threshold.
 
     With ``w = 1 + e`` rounded, ``log(1 + e) = log(w)·e/(w − 1)`` to the last digit (Kahan).
@@ -101,12 +103,12 @@ def _softplus(graph: Graph, x: Value, beta: float, threshold: float) -> Value:
     return graph.add("Where", graph.add("Greater", inside, threshold, dtype=bool), x, y)
 
 
-def _hardswish(graph: Graph, x: Value) -> Value:
+def _hardswish(graph: OnnxGraph, x: Value) -> Value:
     inside = graph.add("Clip", graph.add("Add", x, 3.0), 0.0, 6.0)
     return graph.add("Mul", graph.add("Div", x, 6.0), inside)
 
 
-def _hardsigmoid(graph: Graph, x: Value) -> Value:
+def _hardsigmoid(graph: OnnxGraph, x: Value) -> Value:
     return graph.add("Div", _clip(graph, graph.add("Add", x, 3.0), 0.0, 6.0), 6.0)
 
 

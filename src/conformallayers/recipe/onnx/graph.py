@@ -27,7 +27,7 @@ class Value:
     dtype: np.dtype[Any]
 
 
-class Graph:
+class OnnxGraph:
     """Collect the nodes of a recipe; equal nodes and equal initializers are kept once.
 
     Scalars of samples are (batch, 1, …) in float64, of the rank of the features that most of them meet,

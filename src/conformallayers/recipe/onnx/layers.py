@@ -17,12 +17,14 @@ from .. import places
 from ..operation import Runtime, Shape
 from ..places import Array, Table
 from .functions import FUNCTIONS, leaky
-from .graph import WIDE, Graph, Value
+from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
 
 
-def _affine(graph: Graph, y: Value, weight: str | None, bias: str | None, after: int = 0) -> Value:
+def _affine(
+    graph: OnnxGraph, y: Value, weight: str | None, bias: str | None, after: int = 0
+) -> Value:
     """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
     for kind, name in (("Mul", weight), ("Add", bias)):
         if name is not None:
@@ -32,7 +34,7 @@ def _affine(graph: Graph, y: Value, weight: str | None, bias: str | None, after:
 
 
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, graph: Graph, x: Value) -> Value:
+def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
     if len(shape) == 1:
         return graph.add("Gemm", x, weight, *graph.optional(op.bias), shape=shape, transB=1)
@@ -40,7 +42,7 @@ def _matmul(op: layer.Matmul, graph: Graph, x: Value) -> Value:
 
 
 @RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, graph: Graph, x: Value) -> Value:
+def _sparse_matmul(op: layer.SparseMatmul, graph: OnnxGraph, x: Value) -> Value:
     """Multiply by the matrix with its zeros: ONNX Runtime has no sparse products."""
     rows, column, value = (graph.constant(name) for name in (op.rows, op.column, op.value))
     weight = places.written_out(rows, column, value, x.shape[0])
@@ -48,14 +50,14 @@ def _sparse_matmul(op: layer.SparseMatmul, graph: Graph, x: Value) -> Value:
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, graph: Graph, x: Value) -> Value:
+def _conv(op: layer.Conv, graph: OnnxGraph, x: Value) -> Value:
     if x.dtype == WIDE:
         return _windowed(op, graph, x, graph.constant(op.weight), op.stride, op.padding)
     return _convolution("Conv", op, graph, x)
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, graph: Graph, x: Value) -> Value:
+def _conv_transpose(op: layer.ConvTranspose, graph: OnnxGraph, x: Value) -> Value:
     extra = op.output_padding
     large = any(e >= step for e, step in zip(extra, op.stride, strict=True))
     if x.dtype != WIDE and not large:  # ONNX Runtime wants an output padding below the stride
@@ -67,7 +69,7 @@ def _conv_transpose(op: layer.ConvTranspose, graph: Graph, x: Value) -> Value:
 
 
 def _convolution(
-    kind: str, op: layer.Conv | layer.ConvTranspose, graph: Graph, x: Value, **more: Any
+    kind: str, op: layer.Conv | layer.ConvTranspose, graph: OnnxGraph, x: Value, **more: Any
 ) -> Value:
     return graph.add(
         kind,
@@ -85,7 +87,7 @@ def _convolution(
 
 def _windowed(
     op: layer.Conv | layer.ConvTranspose,
-    graph: Graph,
+    graph: OnnxGraph,
     x: Value,
     weight: Array,
     stride: Shape,
@@ -101,7 +103,7 @@ def _windowed(
     return _affine(graph, graph.reshape(y, shape), None, op.bias, len(kernel))
 
 
-def _windows(graph: Graph, x: Value, tables: Sequence[Table]) -> Value:
+def _windows(graph: OnnxGraph, x: Value, tables: Sequence[Table]) -> Value:
     """Gather (C, *spatial) → (C, taps, positions), zeros outside."""
     count = prod(x.shape[1:])
     flat, whole = graph.reshape(x, (x.shape[0], count)), places.flattened(tables, x.shape[1:])
@@ -112,7 +114,7 @@ def _windows(graph: Graph, x: Value, tables: Sequence[Table]) -> Value:
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, graph: Graph, x: Value) -> Value:
+def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value) -> Value:
     if x.dtype == WIDE:
         return _resample(op, graph, x)
     shape = graph.result_shape(op)
@@ -132,7 +134,7 @@ def _pooling(
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, graph: Graph, x: Value) -> Value:
+def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     shape = graph.result_shape(op)
     options, pads = _pooling(op, x, shape)
     options["dilations"] = list(op.dilation)
@@ -147,7 +149,7 @@ def _max_pool(op: layer.MaxPool, graph: Graph, x: Value) -> Value:
 
 
 @RUN.runs(layer.AdaptiveAvgPool)
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: Graph, x: Value) -> Value:
+def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: OnnxGraph, x: Value) -> Value:
     sizes = list(zip(x.shape[1:], op.size, strict=True))
     if any(n % m for n, m in sizes):
         return _resample(op, graph, x)
@@ -159,7 +161,9 @@ def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: Graph, x: Value) -> Val
 
 @RUN.runs(layer.Upsample)
 def _resample(
-    op: layer.AdaptiveAvgPool | layer.AvgPool | layer.Pad | layer.Upsample, graph: Graph, x: Value
+    op: layer.AdaptiveAvgPool | layer.AvgPool | layer.Pad | layer.Upsample,
+    graph: OnnxGraph,
+    x: Value,
 ) -> Value:
     """Replace the entries along each axis by weighted sums of a few of them."""
     for axis, table, weights in places.resampled(op, x.shape, x.dtype):
@@ -175,12 +179,12 @@ def _resample(
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, graph: Graph, x: Value) -> Value:
+def _pad(op: layer.Pad, graph: OnnxGraph, x: Value) -> Value:
     return graph.pad(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, graph, x)
 
 
 @RUN.runs(layer.Softmax)
-def _softmax(op: layer.Softmax, graph: Graph, x: Value) -> Value:
+def _softmax(op: layer.Softmax, graph: OnnxGraph, x: Value) -> Value:
     if op.log and x.dtype == WIDE:  # ONNX Runtime's own loses NaN there
         shape = (*x.shape[: op.axis], 1, *x.shape[op.axis + 1 :])
         axes = [op.axis + 1]
@@ -191,18 +195,18 @@ def _softmax(op: layer.Softmax, graph: Graph, x: Value) -> Value:
 
 
 @RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, graph: Graph, x: Value) -> Value:
+def _layer_norm(op: layer.LayerNorm, graph: OnnxGraph, x: Value) -> Value:
     return _affine(graph, _standardized(graph, x, op.axes, op.eps), op.weight, op.bias)
 
 
 @RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, graph: Graph, x: Value) -> Value:
+def _group_norm(op: layer.GroupNorm, graph: OnnxGraph, x: Value) -> Value:
     groups = graph.reshape(x, (op.groups, prod(x.shape) // op.groups))
     y = graph.reshape(_standardized(graph, groups, 1, op.eps), x.shape)
     return _affine(graph, y, op.weight, op.bias, len(x.shape) - 1)
 
 
-def _standardized(graph: Graph, x: Value, axes: int, eps: float) -> Value:
+def _standardized(graph: OnnxGraph, x: Value, axes: int, eps: float) -> Value:
     """Subtract the mean over the last axes and divide by ``√(variance + eps)``."""
     kept = len(x.shape) - axes
     if x.dtype != WIDE:

@@ -16,7 +16,7 @@ from .. import point_operations as point
 from ..operation import Shape
 from ..places import Array
 from ..point_operations import Key
-from .graph import WIDE, Graph, Value
+from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
@@ -26,7 +26,7 @@ LONG = 2**12  # squares that one float32 may add up: ONNX Runtime adds them one 
 
 
 @RUN.runs(point.Normalize)
-def _normalize(op: point.Normalize, graph: Graph, x: Value) -> tuple[Value, Value, Value]:
+def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Value, Value]:
     # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
     rows = graph.reshape(x, (prod(x.shape),)) if graph.scalar_shape == (1,) else x
     peak = graph.reduce_sample("ReduceMax", graph.add("Abs", rows))
@@ -40,19 +40,19 @@ def _normalize(op: point.Normalize, graph: Graph, x: Value) -> tuple[Value, Valu
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, graph: Graph, z: Value) -> Value:
+def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
     return _weighted(graph, _squared_norm(graph, z), op.weight)
 
 
 @RUN.runs(point.Dot)
-def _dot(op: point.Dot, graph: Graph, a: Value, b: Value) -> Value:
+def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
     product = graph.add("Mul", a, b)
     return _weighted(graph, graph.scalar(graph.reduce_sample("ReduceSum", product)), op.weight)
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, graph: Graph, z: Value, m: Value, tau: Value
+    op: point.Rescale, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value, Value]:
     # The divisor is 1 or the peak: it rounds each number once, and a power of two needs a logarithm.
     peak = graph.reduce_sample("ReduceMax", graph.add("Abs", z))
@@ -66,17 +66,17 @@ def _rescale(
 
 
 @RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, graph: Graph, x: Value) -> Value:
+def _quadratic_form(op: point.QuadraticForm, graph: OnnxGraph, x: Value) -> Value:
     return _weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
 
 
-def _form(graph: Graph, x: Value, form: Array) -> Value:
+def _form(graph: OnnxGraph, x: Value, form: Array) -> Value:
     product = graph.add("Mul", graph.add("MatMul", x, form), x)
     return graph.scalar(graph.reduce_sample("ReduceSum", product))
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, graph: Graph, x: Value) -> Value:
+def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     band, (count,) = graph.constant(op.band), x.shape
     full, span, size = band.shape
     columns = graph.transpose(x, 1, 0, shape=(count,))  # (n, batch)
@@ -91,7 +91,7 @@ def _banded_form(op: point.BandedForm, graph: Graph, x: Value) -> Value:
     return _weighted(graph, value, op.weight)
 
 
-def _sum_rows(graph: Graph, products: Value, axis: int) -> Value:
+def _sum_rows(graph: OnnxGraph, products: Value, axis: int) -> Value:
     """Sum three axes, all but that of the batch: one of them as it is, then the first in float64."""
     rows = graph.reduce("ReduceSum", products, [axis], keepdims=False, shape=products.shape[:1])
     total = graph.reduce("ReduceSum", graph.cast(rows, WIDE), [0], keepdims=False, shape=())
@@ -99,7 +99,7 @@ def _sum_rows(graph: Graph, products: Value, axis: int) -> Value:
 
 
 @RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
+def _fourier(op: point.Fourier, graph: OnnxGraph, x: Value) -> Value:
     """Transform by one product with cosines and sines for each axis, the last axis first.
 
     The result is (frequencies, batch, 2·C): real parts of all channels, then imaginary ones. On the way
@@ -123,7 +123,7 @@ def _fourier(op: point.Fourier, graph: Graph, x: Value) -> Value:
 
 
 @RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, graph: Graph, spectrum: Value) -> Value:
+def _inverse_fourier(op: point.InverseFourier, graph: OnnxGraph, spectrum: Value) -> Value:
     """Transform back, the first axis first; see :func:`_fourier`."""
     done, channels = spectrum.shape[0], spectrum.shape[1] // 2
     *before, last = op.size
@@ -148,7 +148,7 @@ def _inverse_fourier(op: point.InverseFourier, graph: Graph, spectrum: Value) ->
     return graph.add("MatMul", rows, waves, shape=(channels, *op.size))
 
 
-def _regroup(graph: Graph, x: Value, axes: Sequence[int]) -> Value:
+def _regroup(graph: OnnxGraph, x: Value, axes: Sequence[int]) -> Value:
     """Reshape a value whose second axis is that of the batch."""
     shape = tuple(n for n in axes if n > 0)
     return graph.add("Reshape", x, np.array(axes), shape=shape)
@@ -163,14 +163,14 @@ def _waves(n: int) -> tuple[Array, Array]:
 
 
 @RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, graph: Graph, spectrum: Value) -> Value:
+def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
     images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
     value = _sum_rows(graph, graph.add("Mul", images, spectrum), 2)
     return _weighted(graph, value, op.weight)
 
 
 @RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, graph: Graph, spectrum: Value) -> Value:
+def _spectral_product(op: point.SpectralProduct, graph: OnnxGraph, spectrum: Value) -> Value:
     blocks = _blocks(graph.constant(op.transfer))
     return graph.add("MatMul", spectrum, blocks, shape=(len(blocks), blocks.shape[2]))
 
@@ -182,7 +182,7 @@ def _blocks(symbol: Array) -> Array:
 
 
 @RUN.runs(point.Advance)
-def _advance(op: point.Advance, graph: Graph, tau: Value, m: Value, *energies: Value) -> Value:
+def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energies: Value) -> Value:
     n = graph.total(energies)
     if op.rule == "published":
         return graph.add("Add", tau, graph.add("Mul", m, n))
@@ -193,7 +193,7 @@ def _advance(op: point.Advance, graph: Graph, tau: Value, m: Value, *energies: V
     return graph.add("Mul", tau, _growth(graph, op.rule, graph.add("Div", ratio, some)))
 
 
-def _growth(graph: Graph, rule: str, q: Value) -> Value:
+def _growth(graph: OnnxGraph, rule: str, q: Value) -> Value:
     if rule == "radial_tanh":
         u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
         return graph.add("Div", u, graph.add("Tanh", u))
@@ -202,13 +202,13 @@ def _growth(graph: Graph, rule: str, q: Value) -> Value:
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, graph: Graph, v: Value, tau: Value, m: Value) -> Value:
+def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: Value) -> Value:
     return graph.scale(v, _inverse(graph, tau, op.scale))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, graph: Graph, z: Value, m: Value, tau: Value
+    op: point.Rebase, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
     t = _weighted(graph, graph.add("Mul", m, tau), op.coordinate)
     z = graph.scale(z, _inverse(graph, tau, op.scale))
@@ -216,7 +216,7 @@ def _rebase(
 
 
 @RUN.runs(point.Grow)
-def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) -> Value:
+def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value) -> Value:
     first = 1 if op.constant_parts else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
     linear = [_along(graph, key, _inverse(graph, tau), growths) for key in op.linear]
@@ -243,7 +243,7 @@ def _grow(op: point.Grow, graph: Graph, m: Value, tau: Value, *values: Value) ->
 
 
 @RUN.runs(point.Combine)
-def _combine(op: point.Combine, graph: Graph, v: Value, tau: Value, *growths: Value) -> Value:
+def _combine(op: point.Combine, graph: OnnxGraph, v: Value, tau: Value, *growths: Value) -> Value:
     shape, size = v.shape[1:], prod(v.shape[1:])
     inverse = _inverse(graph, tau, op.scale)
     ks = _side_by_side(graph, [_along(graph, key, inverse, growths) for key in op.linear])
@@ -258,7 +258,7 @@ def _combine(op: point.Combine, graph: Graph, v: Value, tau: Value, *growths: Va
 
 
 def _constant_coefficients(
-    op: point.Grow | point.Combine, graph: Graph, tau: Value, growths: Sequence[Value]
+    op: point.Grow | point.Combine, graph: OnnxGraph, tau: Value, growths: Sequence[Value]
 ) -> Value:
     """Return the coefficients of the constant parts, (batch, parts); 0 where τ is."""
     alive = graph.add("Sign", tau)
@@ -266,19 +266,19 @@ def _constant_coefficients(
     return _side_by_side(graph, found)
 
 
-def _side_by_side(graph: Graph, scalars: Sequence[Value]) -> Value:
+def _side_by_side(graph: OnnxGraph, scalars: Sequence[Value]) -> Value:
     count = len(scalars)
     shape = (count, *graph.scalar_shape[1:])
     both = scalars[0] if count == 1 else graph.add("Concat", *scalars, shape=shape, axis=1)
     return graph.reshape(both, (count,))
 
 
-def _along(graph: Graph, key: Key, coefficient: Value, growths: Sequence[Value]) -> Value:
+def _along(graph: OnnxGraph, key: Key, coefficient: Value, growths: Sequence[Value]) -> Value:
     """Divide a coefficient by the growth of every site that its part has passed."""
     return reduce(lambda k, site: graph.add("Div", k, growths[site]), key, coefficient)
 
 
-def _squared_norm(graph: Graph, z: Value) -> Value:
+def _squared_norm(graph: OnnxGraph, z: Value) -> Value:
     """Return ``‖z‖²``; a large map adds rows in its own dtype, and their sums in float64."""
     if _is_long(z):
         row = z.shape[-1]
@@ -295,11 +295,11 @@ def _is_long(z: Value) -> bool:
     return z.dtype != WIDE and prod(z.shape) > LONG
 
 
-def _weighted(graph: Graph, n: Value, weight: float) -> Value:
+def _weighted(graph: OnnxGraph, n: Value, weight: float) -> Value:
     return n if weight == 1.0 else graph.add("Mul", n, weight)
 
 
-def _inverse(graph: Graph, tau: Value, scale: float = 1.0) -> Value:
+def _inverse(graph: OnnxGraph, tau: Value, scale: float = 1.0) -> Value:
     """Return ``scale/τ``, and 0 where τ is."""
     zero = graph.add("Equal", tau, 0.0, dtype=bool)
     return graph.add("Where", zero, 0.0, graph.add("Div", scale, tau))
