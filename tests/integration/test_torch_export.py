@@ -51,6 +51,7 @@ def odd(x: Tensor) -> Tensor:
 
 
 SOME = [
+    ("chain", "sparse"),
     ("chain", "dense"),
     ("chain", "banded"),
     ("unpadded", "conv"),
