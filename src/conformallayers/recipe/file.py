@@ -15,20 +15,24 @@ from ..errors import refusal
 from .archive import Archive, damaged, unbuildable
 from .document import read_recipe
 from .fields import Reader, number, optional, several, whole
-from .layer_operations import AdaptiveAvgPool, Call, ConvTranspose, Pad, Upsample
+from .layer_operations import AdaptiveAvgPool, Add, Call, ConvTranspose, Elementwise, Pad, Upsample
 from .operation import Operation, Shape, expect
 from .point_operations import (
     Advance,
+    BandedForm,
     Combine,
     Divide,
+    Dot,
     Fourier,
     Grow,
     InverseFourier,
     Normalize,
+    QuadraticForm,
     Rebase,
     Rescale,
     SpectralForm,
     SpectralProduct,
+    SumSquares,
 )
 from .recipe import INPUT, Recipe
 
@@ -46,12 +50,19 @@ PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy comp
     Pad: 2**22,
 }
 _Document = Mapping[str, Any]
-# Values that are no batch of numbers in every runtime: the peak may be one number for all samples, a
-# spectrum is complex. (operation: place of the input or output that is one)
-_READS_PEAK = {Advance: 1, Divide: 2, Rebase: 1, Rescale: 1, Grow: 0}
-_WRITES_PEAK = {Normalize: 1, Rescale: 1, Rebase: 1}
-_READS_SPECTRUM = {SpectralForm: 0, SpectralProduct: 0, InverseFourier: 0}
-_WRITES_SPECTRUM = {Fourier: 0, SpectralProduct: 0}
+# What a value is. Kinds may not be mixed: only between the right ones does the choice of a peak, which each
+# runtime makes for itself, cancel. A spectrum is complex.
+_FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
+_WRITES: dict[type[Operation], tuple[int, ...]] = {
+    Normalize: (_FEATURES, _PEAK, _TAU),
+    Rescale: (_FEATURES, _PEAK, _TAU, _ENERGY),
+    Rebase: (_FEATURES, _PEAK, _TAU),
+    Fourier: (_SPECTRUM,),
+    SpectralProduct: (_SPECTRUM,),
+    Advance: (_TAU,),
+    Grow: (_GROWTH,),
+    **dict.fromkeys((SumSquares, Dot, QuadraticForm, BandedForm, SpectralForm), (_ENERGY,)),
+}
 
 
 @dataclass(frozen=True)
@@ -151,21 +162,37 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
 
 
 def _check_kinds(recipe: Recipe) -> None:
-    """Refuse a peak or a spectrum where an operation takes a batch of real numbers."""
-    peaks: set[str] = set()
-    spectra: set[str] = set()
+    """Refuse a value where an operation takes another kind of value."""
+    kinds = {INPUT: _FEATURES}
     for operation in recipe.operations:
-        kind = type(operation)
-        for place, name in enumerate(operation.inputs):
-            takes_peak = _READS_PEAK.get(kind) == place
-            takes_spectrum = _READS_SPECTRUM.get(kind) == place
-            fits = takes_peak == (name in peaks) and takes_spectrum == (name in spectra)
-            expect(fits, f"{operation.kind} reads {name!r:.60}, which is something else")
-        if kind in _WRITES_PEAK:
-            peaks.add(operation.outputs[_WRITES_PEAK[kind]])
-        if kind in _WRITES_SPECTRUM:
-            spectra.add(operation.outputs[_WRITES_SPECTRUM[kind]])
-    expect(recipe.output not in peaks | spectra, "an output that is no batch of numbers")
+        found = [kinds[name] for name in operation.inputs]
+        sums = isinstance(operation, (Add, Elementwise)) and set(found) == {_ENERGY}
+        expected = found if sums else _read_kinds(operation)
+        for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
+            expect(kind == needed, f"{operation.kind} reads {name!r:.60}, which is something else")
+        written = _WRITES.get(type(operation), (_ENERGY if sums else _FEATURES,))
+        kinds.update(zip(operation.outputs, written, strict=True))
+    expect(kinds[recipe.output] == _FEATURES, "an output that is no batch of numbers")
+
+
+def _read_kinds(operation: Operation) -> list[int]:
+    """Return the kinds of the values that an operation reads."""
+    count = len(operation.inputs)
+    if isinstance(operation, Advance):
+        return [_TAU, _PEAK, *[_ENERGY] * (count - 2)]
+    if isinstance(operation, Divide):
+        return [_FEATURES, _TAU, _PEAK]
+    if isinstance(operation, (Rebase, Rescale)):
+        return [_FEATURES, _PEAK, _TAU]
+    if isinstance(operation, Combine):
+        return [_FEATURES, _TAU, *[_GROWTH] * (count - 2)]
+    if isinstance(operation, Grow):
+        first = [_PEAK, _TAU, *[_FEATURES] * bool(operation.constant_parts)]
+        forms = operation.form_count
+        return [*first, *[_ENERGY] * forms, *[_GROWTH] * (count - len(first) - forms)]
+    if isinstance(operation, (SpectralForm, SpectralProduct, InverseFourier)):
+        return [_SPECTRUM]
+    return [_FEATURES] * count
 
 
 def _check_scales(recipe: Recipe) -> None:
