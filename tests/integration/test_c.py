@@ -17,9 +17,6 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.certificate import Certificate
-from conformallayers.recipe.c.constants import Constant, form, matrix
-from conformallayers.recipe.c.prune import needed, proven, room_each, room_left
 from conformallayers.testing import relative_error
 from nets import NETS, OFFSETS, SHAPE, features, net
 from oracle import randomise
@@ -340,55 +337,7 @@ def test_denominators_stay_within_the_tolerance(options: dict[str, Any], tmp_pat
     assert whole.certificate is None or whole.certificate.epsilon < 1e-6
 
 
-def test_room_and_proofs() -> None:
-    assert room_left(Certificate(1e-2, 1.0, 0.0)) == 0
-    half = room_left(Certificate(1e-2, 1.0, 0.5))
-    assert 0.5e-2 + half * (1 + 0.5e-2) == pytest.approx(1e-2)
-    assert room_left(Certificate(5e-8, 1.0, 1.0)) == 0
-    off, each = 0.0, room_each(1e-2, 4)
-    for _ in range(4):
-        off = (off + each) / (1 - off)
-    assert off == pytest.approx(1e-2)
-    torch.manual_seed(0)
-    a = torch.randn(30, 30, dtype=torch.float64)
-    q = a.T @ a / 30
-    assert proven(q, 1.005 * q, 1e-2, 5.0)
-    assert not proven(q, 1.02 * q, 1e-2, float("inf"))
-    mask = needed(q, 0.2, 1.0)
-    assert proven(q, q.where(mask, 0.0), 0.2, 1.0)
-    assert int(mask.sum()) < 900
-    assert needed(q, 0.0, 1.0).all()
-
-
 # -- constants ----------------------------------------------------------------------------------
-
-
-def test_constants_are_exact_and_matrices_as_short_as_can_be() -> None:
-    values = np.array([0.1, -1e-42, 3.4e38, 0.0, -0.0, 1 / 3], np.float32)
-    text = Constant("a", "float", values).text()
-    words = [word.strip() for word in text[text.index("{") + 1 : text.index("}")].split(",")[:-1]]
-    assert all(word.endswith("f") for word in words)
-    assert np.array_equal(np.array([float.fromhex(w[:-1]) for w in words], np.float32), values)
-    assert all(
-        len(line) <= 100 for line in Constant("b", "int8_t", np.arange(-99, 99)).text().split()
-    )
-    assert "[1]" in Constant("c", "uint16_t", np.zeros(0, int)).text()
-    full = np.random.default_rng(0).normal(size=(6, 40))
-    assert not matrix("m", full, "float").runs
-    band = np.triu(np.tril(full, 3), -3)
-    for storage in ("float", "int8_t", "double"):
-        stored = matrix("m", band, storage)
-        assert stored.runs
-        assert np.allclose(stored.values, band, atol=0.02)
-        assert np.array_equal(stored.values != 0, np.rint(band * 1e9) != 0) or storage == "int8_t"
-    square = full.T @ full + np.eye(40)
-    dense = form("q", square, "float")
-    assert not dense.runs
-    assert dense.entries == 40 * 41 // 2
-    assert np.array_equal(dense.values, square.astype(np.float32))
-    narrow = np.triu(np.tril(square, 2), -2)
-    assert form("q", narrow, "float").runs
-    assert np.array_equal(form("q", narrow, "float").values, narrow.astype(np.float32))
 
 
 # -- names, compilers, files --------------------------------------------------------------------
