@@ -112,11 +112,11 @@ def calibrate() -> Machine:
         rows, blocks = torch.rand(32, BATCH, 288), torch.rand(32, 288, 96)
         image, kernel = torch.rand(BATCH, 16, 32, 32), torch.rand(16, 16, 3, 3)
         image = image.contiguous(memory_format=torch.channels_last)
-        rows = torch.arange(0, 20 * 1024 + 1, 20, dtype=torch.int32)
+        first = torch.arange(0, 20 * 1024 + 1, 20, dtype=torch.int32)
         column = (torch.arange(20 * 1024, dtype=torch.int32) % 1024).sort().values
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls its sparse formats beta
-            matrix = torch.sparse_csr_tensor(rows, column, torch.rand(20 * 1024))
+            matrix = torch.sparse_csr_tensor(first, column, torch.rand(20 * 1024))
         field = torch.rand(BATCH, 3, 32, 32)
         tiny = torch.rand(4)
         return Machine(
