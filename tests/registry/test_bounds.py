@@ -312,6 +312,25 @@ def test_interpolation_sums_are_those_of_its_matrix(
     assert found == pytest.approx(float(expected), rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "mode", "scale"),
+    [
+        ((5,), "nearest", 1.1),
+        ((4, 4, 4), "nearest", 1.2),
+        ((3, 4, 2), "nearest", (1.1, 1.5, 2.0)),
+        ((5, 5), "nearest", 1.1),  # a kernel of its own, which copies
+        ((2, 70), "nearest", (1.2, 1.01)),
+        ((5, 4), "bicubic", 1.15),
+        ((5, 4), "bilinear", 1.15),
+        ((4, 6), "area", (1.1, 0.7)),
+    ],
+)
+def test_interpolation_that_keeps_a_size_is_bounded_by_its_matrix(sizes, mode, scale) -> None:
+    layer = nn.Upsample(scale_factor=scale, mode=mode)
+    bound, matrix = checked(layer, (1, *sizes))
+    assert bound == pytest.approx(schur(matrix), rel=1e-12)
+
+
 def test_interpolation_of_a_long_signal_needs_no_matrix() -> None:
     """A matrix of this one would take 20 TB."""
     layer = nn.Upsample(scale_factor=1.5, mode="linear")

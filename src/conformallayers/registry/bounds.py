@@ -198,17 +198,12 @@ def repeat_bound(module: Any, shape: Shape) -> Scalar:
 
 def upsample_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
-    axes = len(shape) - 1
-    sizes, scales = (
-        per_axis(value, axes) if value is not None else (None,) * axes
+    size, scale = (
+        None if value is None else per_axis(value, len(shape) - 1)
         for value in (module.size, module.scale_factor)
     )
-    product = 1.0
-    for n, size, scale in zip(shape[1:], sizes, scales, strict=True):
-        if module.recompute_scale_factor and scale is not None:
-            size, scale = int(n * scale), None
-        product *= _interpolation(module.mode, n, size, scale, module.align_corners)
-    return math.sqrt(product)
+    options = module.mode, module.align_corners, module.recompute_scale_factor
+    return math.sqrt(math.prod(_interpolation_sums(shape[1:], size, scale, *options)))
 
 
 def repeated_pixels(module: Any) -> float | None:
@@ -221,30 +216,33 @@ def repeated_pixels(module: Any) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _interpolation(
-    mode: str, n: int, size: int | None, scale: float | None, align_corners: bool | None
-) -> float:
-    """Return the product of the largest row and column sum of an interpolation along one axis."""
-
-    def interpolated(x: Tensor, mode: str) -> Tensor:
-        result: Tensor = F.interpolate(
-            x[None, :, :, None],  # (1, samples, axis, 1)
-            size=None if size is None else (size, 1),
-            scale_factor=None if scale is None else (scale, 1.0),
-            mode="bilinear" if mode.endswith("linear") else mode,
-            align_corners=align_corners,
-        )[0, :, :, 0]
-        return result
-
-    if mode in ("bicubic", "area"):
-        matrix = interpolated(torch.eye(n, dtype=torch.float64), mode).abs()
-        return float(matrix.sum(0).max() * matrix.sum(1).max())
-    # Each row has two positive weights with sum 1, so the image of 0, 1, 2, … gives their positions.
-    place = interpolated(torch.arange(n, dtype=torch.float64)[None], mode)[0]
-    low = place.floor()
-    columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
-    columns.index_add_(0, low.long(), 1 - (place - low)).index_add_(0, low.long() + 1, place - low)
-    return float(columns.max())
+def _interpolation_sums(
+    spatial: Shape, size: Shape | None, scale: tuple[float, ...] | None, *options: Any
+) -> list[float]:
+    """Return the product of the largest row and column sum of an interpolation along each axis."""
+    layer = nn.Upsample(size, scale, *options)
+    products = []
+    for axis, n in enumerate(spatial):
+        if layer.mode in ("bicubic", "area"):
+            column = (
+                None if size is None else (size[axis], 1),
+                None if scale is None else (scale[axis], 1.0),
+            )
+            eye = torch.eye(n, dtype=torch.float64).view(1, n, n, 1)
+            matrix = nn.Upsample(*column, *options)(eye)[0, :, :, 0].abs()
+            products.append(float(matrix.sum(0).max() * matrix.sum(1).max()))
+            continue
+        # Each row has two positive weights with sum 1, so the image of 0, 1, 2, … gives their positions.
+        # Its other axes have their own size: torch rounds by it which neighbour is nearest.
+        ramp = torch.arange(n, dtype=torch.float64).view(n, *[1] * (len(spatial) - axis - 1))
+        image = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
+        place = image.reshape(-1, image.shape[-1])[0]
+        low = place.floor()
+        columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
+        columns.index_add_(0, low.long(), 1 - (place - low))
+        columns.index_add_(0, low.long() + 1, place - low)
+        products.append(float(columns.max()))
+    return products
 
 
 def gain_bound(module: Any, shape: Shape) -> Scalar:
