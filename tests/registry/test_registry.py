@@ -106,3 +106,25 @@ def test_a_registered_class_may_stand_in_a_stack() -> None:
 def test_without_running_statistics_it_is_refused() -> None:
     with pytest.raises(cl.ConformalError, match="track_running_stats"):
         cl.ConformalLayers(nn.BatchNorm2d(3, track_running_stats=False))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.CircularPad1d((2, -4)), (1, 4)),  # nothing is left to repeat
+        (nn.CircularPad1d((-1, 2)), (1, 2)),
+        (nn.CircularPad1d((-2, -2)), (1, 4)),
+        (nn.CircularPad2d((0, 0, 3, -2)), (1, 4, 5)),
+        (nn.CircularPad3d((-3, 2, 0, 0, 0, 0)), (1, 2, 2, 4)),
+    ],
+)
+def test_circular_padding_that_repeats_more_than_is_left_is_refused(layer, shape):
+    model = cl.ConformalLayers(layer, cl.ReSPro(1.0))
+    for run in (model, model.eval(), lambda x: cl.fold(model, tuple(x.shape[1:]))):
+        with pytest.raises(cl.ConformalError, match="CircularPad.* at position 0: expected padding="):
+            run(torch.rand(2, *shape))
+
+
+def test_circular_padding_may_repeat_all_that_is_left():
+    model = cl.ConformalLayers(nn.CircularPad1d((-2, 3)), cl.ReSPro(1.0))
+    cl.testing.assert_folds(model, (2, 5))

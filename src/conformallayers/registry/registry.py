@@ -321,6 +321,21 @@ def check_input(
             got,
             "Change the layer or the input.",
         )
+    if isinstance(module, nn.modules.padding._CircularPadNd):
+        _check_wrapping(path, module, shape, got)
+
+
+def _check_wrapping(path: str, module: Any, shape: tuple[int, ...], got: str) -> None:
+    """Refuse circular padding that torch would fill with uninitialised memory."""
+    pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
+    for size, before, after in zip(reversed(shape), pads[0::2], pads[1::2], strict=False):
+        if size + min(before, 0) + min(after, 0) < max(before, after, 1):
+            raise refusal(
+                f"{type(module).__name__} at position {path}",
+                f"padding={pads} to leave as many entries of an axis as it repeats",
+                got,
+                "Crop less, or pad less.",
+            )
 
 
 def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch: int) -> None:
