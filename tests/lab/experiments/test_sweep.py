@@ -174,6 +174,24 @@ def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
         run_sweep(**quick)
 
 
+@pytest.mark.parametrize("cut", [1, None])
+def test_study_goes_on_behind_a_cut_line(cut: int | None, quick: dict[str, Any]) -> None:
+    """A process that was killed while it wrote leaves a part of a line at the end of the journal."""
+    run_sweep(**quick, trials=3)
+    journal = quick["out"] / "journal.log"
+    whole = journal.read_bytes()
+    if cut is None:
+        journal.write_bytes(whole + b'{"op_code": 4, "trial')
+    else:
+        journal.write_bytes(whole[:-cut])
+    record = run_sweep(**quick, trials=4)
+    assert record["finished"]
+    assert [row["trial"] for row in record["trials"]].count(0) == 1
+    assert journal.read_bytes().startswith(whole[: whole[:-1].rfind(b"\n") + 1])
+    assert not (quick["out"] / "journal.log.lock").exists()
+    assert run_sweep(**quick, trials=4) == record
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

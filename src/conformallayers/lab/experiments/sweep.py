@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import optuna
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -165,6 +166,8 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
     fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be pruned
     pruner = HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta)
     try:
+        if storage is None:
+            _drop_cut_line(journal)
         study = optuna.create_study(
             study_name=name,
             storage=storage or JournalStorage(JournalFileBackend(str(journal))),
@@ -185,6 +188,21 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
         remedy = f"Give the options of the study {name}, or name another by --study and --out."
         require_same("sweep", before, options, remedy)
     return study
+
+
+def _drop_cut_line(journal: Path) -> None:
+    """Remove half a line at the end of a journal, which a process that was killed leaves there."""
+    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
+        return
+    lock = JournalFileSymlinkLock(str(journal))  # another process may still be writing the line
+    lock.acquire()
+    try:
+        data = journal.read_bytes()
+        start = data.rfind(b"\n") + 1
+        if data[start:].startswith(b"{"):  # else it is no journal, and refused as such
+            os.truncate(journal, start)
+    finally:
+        lock.release()
 
 
 class _Sampler(BaseSampler):
