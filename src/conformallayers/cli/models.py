@@ -260,20 +260,18 @@ def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
 
 def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
     """Return the samples of an .npy file as a tensor, scaled as predict does."""
-    import numpy as np
     import torch
 
-    from ..lab.predict.arrays import Unreadable, count_rows, read_row
+    from ..lab.predict.arrays import Unreadable, open_rows, scaled
     from ..lab.training.saved_models import white_of
 
     shape, white = folded.input_shape, white_of(folded.about, path)
     try:
-        count = count_rows(str(path), shape)
-        rows = [read_row(str(path), row, shape, white) for row in range(count)]
+        rows = open_rows(str(path), shape)
     except Unreadable as fault:
         where, remedy = f"export --samples {path}", "Save an array of inputs with numpy.save."
         raise refusal(where, "samples of the model", str(fault), remedy) from None
-    return torch.from_numpy(np.stack(rows))
+    return torch.from_numpy(scaled(rows, white))
 
 
 def _print_written(path: Path, note: str = "") -> None:

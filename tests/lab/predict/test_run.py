@@ -8,8 +8,10 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,10 @@ def mixed(tmp_path: Path) -> Path:
     (folder / "dangling.png").symlink_to("nowhere.png")
     (folder / "loop.png").symlink_to("loop.png")
     (folder / "again").symlink_to(folder)
+    with (folder / "zip.npy").open("wb") as file:
+        np.savez(file, a=pixels(8, 8))
     os.mkfifo(folder / "pipe.png")
+    os.mkfifo(folder / "pipe.npy")
     for name in (".hidden.png", "notes.txt", "Thumbs.db"):
         (folder / name).write_text("nothing")
     return folder
@@ -137,6 +142,8 @@ def test_broken_files_are_reported_skipped_and_counted(
         "dangling.png": "a link to nothing",
         "loop.png": "a link to nothing",
         "pipe.png": "no regular file",
+        "pipe.npy": "no regular file",
+        "zip.npy": "a damaged array",
     }  # fmt: skip
     assert set(lines) == set(expected)
     for name, reason in expected.items():
@@ -260,6 +267,18 @@ def test_standard_input_may_be_an_array(grey: Path, capsys: pytest.CaptureFixtur
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("length", [0, 10_001, 0xFFFFFFFF])
+def test_long_headers_are_not_read(
+    length: int, grey: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their length is only a claim: numpy would read as much as it says."""
+    stream = io.BytesIO(b"\x93NUMPY\2\0" + length.to_bytes(4, "little") + b" " * 100_000)
+    with pytest.raises(cl.ConformalError, match=r"\(1 broken\)"):
+        run_predict(grey, ["-"], stdin=stream, stdout=io.StringIO())
+    assert f"a damaged array (a header of {length} bytes)" in capsys.readouterr().err
+    assert stream.tell() < 100
+
+
 def test_standard_input_may_be_paths(
     grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -322,6 +341,25 @@ def test_table_and_csv(
     assert list(rows[0]) == ["path", *names]
     assert [row["path"] for row in rows] == [str(path) for path in paths]
     assert all(float(row["score"]) >= float(row["score_2"]) for row in rows)
+
+
+def test_csv_holds_no_formulas(
+    grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = tmp_path / "names.txt"
+    names.write_text("=1+1\n-2+3\n@SUM(A1)\n-1\n", "utf-8")
+    save_grey(Path("=cmd.png"))
+    options = ("--top", 4, "--labels", names)
+    assert run_command("predict", grey, "=cmd.png", *options, "--format", "csv") == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert row["path"] == "'=cmd.png"
+    labels = {row[f"label{rank}"] for rank in ("", "_2", "_3", "_4")}
+    assert labels == {"'=1+1", "'-2+3", "'@SUM(A1)", "-1"}
+    assert run_command("predict", grey, "=cmd.png", *options, "--format", "jsonl") == 0
+    (row,) = rows_of(capsys)
+    assert row["path"] == "=cmd.png"
+    assert {c["label"] for c in row["top"]} == {"=1+1", "-2+3", "@SUM(A1)", "-1"}
 
 
 def test_long_names_do_not_push_the_table_away(
@@ -502,3 +540,18 @@ def test_missing_pillow_names_the_extra(grey: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(cl.MissingExtra, match=r"pip install 'conformallayers\[experiments\]'"):
         run_predict(grey, ["a.png"])
+
+
+def test_two_threads_predict_at_once(mixed: Path, grey: Path) -> None:
+    """Filters of warnings belong to the process: reading an image must not leave its own behind."""
+    before = list(warnings.filters)
+    options = PredictOptions(format="csv", batch=2)
+
+    def predicted(_: int) -> tuple[int, str]:
+        stream = io.StringIO()
+        return run_predict(grey, [str(mixed)] * 3, options, stdout=stream), stream.getvalue()
+
+    alone = predicted(0)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(predicted, range(4))) == [alone] * 4
+    assert warnings.filters == before

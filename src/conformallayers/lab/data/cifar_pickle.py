@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -88,17 +87,15 @@ def read_pickle(data: bytes) -> dict[str, Any]:
 def _check_instructions(data: bytes) -> None:
     """Refuse instructions that the unpickler would follow without asking find_class."""
     tuples = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about odd escapes in text
-        for instruction, argument, _ in pickletools.genops(data):
-            name = instruction.name
-            tuples += name.startswith("TUPLE")
-            if name not in _INSTRUCTIONS:
-                raise PickleRefused(f"it uses the instruction {name}")
-            if name in ("PUT", "LONG_BINPUT") and int(str(argument)) > len(data):
-                raise PickleRefused("it numbers more objects than it can hold")
-            if tuples > _MOST_TUPLES:
-                raise PickleRefused(f"it has more than {_MOST_TUPLES} tuples")
+    for instruction, argument, _ in pickletools.genops(data):
+        name = instruction.name
+        tuples += name.startswith("TUPLE")
+        if name not in _INSTRUCTIONS:
+            raise PickleRefused(f"it uses the instruction {name}")
+        if name in ("PUT", "LONG_BINPUT") and int(str(argument)) > len(data):
+            raise PickleRefused("it numbers more objects than it can hold")
+        if tuples > _MOST_TUPLES:
+            raise PickleRefused(f"it has more than {_MOST_TUPLES} tuples")
 
 
 def _array(call: _Call) -> npt.NDArray[np.uint8]:

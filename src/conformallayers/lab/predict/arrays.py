@@ -1,7 +1,9 @@
-"""Arrays of samples in .npy files, memory-mapped, and checked before the first row is read."""
+"""Arrays of samples in numpy's format, checked before the first row is read."""
 
 from __future__ import annotations
 
+import io
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +13,9 @@ from numpy.lib import format as npy
 from ...errors import shape_text
 
 Array = np.ndarray[Any, Any]
+MAGIC = b"\x93NUMPY"
+_START = 12  # bytes up to the length of the header, in version 2
+_HEADER_LIMIT = 10_000  # bytes, as numpy's own
 _WHITE = 255
 
 
@@ -18,49 +23,62 @@ class Unreadable(Exception):
     """Raised with the reason why a sample cannot be read."""
 
 
-def count_rows(path: str, shape: tuple[int, ...]) -> int:
-    """Return the number of samples in a file; raise Unreadable if they have another shape."""
-    return len(_open(path, shape))
-
-
-def read_row(path: str, row: int, shape: tuple[int, ...], white: float) -> Array:
-    """Return one sample of a file as a network takes it."""
-    return as_sample(_open(path, shape)[row], shape, white)
-
-
-def as_sample(values: Array, shape: tuple[int, ...], white: float) -> Array:
-    """Return values as a network takes them: bytes are scaled as pixels, floats are unchanged."""
-    sample = values.astype(np.float32).reshape(shape)
-    return sample / np.float32(_WHITE) * np.float32(white) if values.dtype == np.uint8 else sample
-
-
-def row_layout(stream: Any, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any], bool]:
-    """Read the header of an array; return its row count, its dtype, and whether rows are contiguous."""
-    try:
-        version = npy.read_magic(stream)
-        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        if version not in readers:
-            raise Unreadable(f"an array file of version {version}")
-        found, fortran, dtype = readers[version](stream)
-    except ValueError as error:
-        raise Unreadable(f"a damaged array ({first_line(error)})") from error
-    count = _count(found, dtype, shape)
-    return count, dtype, not fortran or len(found) < 2
+def require_file(path: str) -> None:
+    """Raise Unreadable unless a path is that of a regular file; opening a pipe would block."""
+    if not os.path.isfile(path):
+        if os.path.exists(path):
+            raise Unreadable("no regular file")
+        raise Unreadable("a link to nothing" if os.path.islink(path) else "no such file")
 
 
 @lru_cache(maxsize=4)
-def _open(path: str, shape: tuple[int, ...]) -> Array:
+def open_rows(path: str, shape: tuple[int, ...]) -> Array:
+    """Map the samples of a file into memory, (N, *shape); raise Unreadable if it has others."""
+    require_file(path)
     try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Array = npy.open_memmap(path, mode="r")
     except OSError as error:
         raise Unreadable(error.strerror or first_line(error)) from error
     except Exception as error:  # a damaged header may raise anything
         raise Unreadable(f"a damaged array ({first_line(error)})") from error
-    count = _count(array.shape, array.dtype, shape)
-    return array.reshape(count, *shape)
+    return array.reshape(_count(array.shape, array.dtype, shape), *shape)
+
+
+def piped_rows(head: bytes, stream: Any, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any]]:
+    """Read the header of an array on a stream; return the number of its rows and their dtype.
+
+    Args:
+        head: the first twelve bytes, which were read already.
+        stream: the rest; the rows follow in it.
+        shape: of one sample.
+    """
+    version = tuple(head[6:8])
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise Unreadable(f"an array file of version {version}")
+    start = 10 if version == (1, 0) else _START
+    length = int.from_bytes(head[8:start], "little")
+    if not 2 <= length <= _HEADER_LIMIT:
+        raise Unreadable(f"a damaged array (a header of {length} bytes)")
+    rest = io.BytesIO(head[8:] + stream.read(start + length - len(head)))
+    try:
+        found, fortran, dtype = readers[version](rest)
+    except Exception as error:
+        raise Unreadable(f"a damaged array ({first_line(error)})") from error
+    count = _count(found, dtype, shape)
+    if fortran and len(found) > 1:
+        raise Unreadable("an array in Fortran order; save it with np.ascontiguousarray")
+    return count, dtype
+
+
+def scaled(values: Array, white: float) -> Array:
+    """Return values as a network takes them: bytes are scaled as pixels, floats are unchanged."""
+    sample = values.astype(np.float32)
+    return sample / np.float32(_WHITE) * np.float32(white) if values.dtype == np.uint8 else sample
 
 
 def _count(found: tuple[int, ...], dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the number of samples in an array of the shape ``found``."""
     if dtype.kind != "f" and dtype != np.uint8:
         raise Unreadable(f"an array of {dtype}; floats, or bytes from 0 to 255, are taken")
     if found == shape or (shape[0] == 1 and found == shape[1:]):
@@ -68,7 +86,7 @@ def _count(found: tuple[int, ...], dtype: np.dtype[Any], shape: tuple[int, ...])
     grey = shape[0] == 1 and len(found) == len(shape) and found[1:] == shape[1:]
     if not grey and found[1:] != shape:
         raise Unreadable(f"an array of {shape_text(found)} where samples have {shape_text(shape)}")
-    if found[0] == 0:
+    if found[0] < 1:
         raise Unreadable("an array without samples")
     return found[0]
 

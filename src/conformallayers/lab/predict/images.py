@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import threading
 import warnings
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import missing_extra, shape_text
-from .arrays import Array, Unreadable, first_line
+from .arrays import Array, Unreadable, first_line, require_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -25,6 +25,7 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _SIXTEEN = ("I;16", "I;16B", "I;16L")
 _PIXELS = 2**26  # largest image that is decoded
+_FILTERS = threading.Lock()  # of warnings, which all threads share
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF values that swap width and height
 
 
@@ -51,11 +52,13 @@ def read_image(
 
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise Unreadable(f"an image where the model takes {shape_text(shape)}; give .npy files")
-    with warnings.catch_warnings():
+    with _FILTERS, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as odd metadata
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            file = io.BytesIO(source) if isinstance(source, bytes) else _checked(source)
+            if isinstance(source, str):
+                require_file(source)
+            file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=_formats()) as image:
                 return _pixels(image, shape, resize) * np.float32(white)
         except Unreadable:
@@ -85,15 +88,6 @@ def need_pillow() -> None:
         import PIL.Image  # noqa: F401
     except ImportError as error:
         raise missing_extra("pillow", "experiments", "reading images") from error
-
-
-def _checked(path: str) -> str:
-    """Return the path of a regular file; opening a pipe would block."""
-    if os.path.isfile(path):
-        return path
-    if os.path.islink(path) and not os.path.exists(path):
-        raise Unreadable("a link to nothing")
-    raise Unreadable("no regular file" if os.path.exists(path) else "no such file")
 
 
 def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ from .arrays import Array
 
 FORMATS = ("table", "csv", "jsonl")
 _FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
+# Spreadsheets take a cell that begins so for a formula, unless it is a number or standard input.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
+_NO_FORMULA = re.compile(r"[+-]?\d+(\.\d+)?|-(\[\d+\])?")
 _WIDEST = 60  # most characters of the column of names
 
 
@@ -85,7 +89,7 @@ class Writer:
             rows = csv.writer(self._stream, lineterminator="\n")
             if not self._begun:
                 rows.writerow(self._header())
-            rows.writerows([p.name, *_csv_cells(p)] for p in predictions)
+            rows.writerows([_csv_text(p.name), *_csv_cells(p)] for p in predictions)
         else:
             for prediction in predictions:
                 self._stream.write(_json(prediction) + "\n")
@@ -111,7 +115,17 @@ class Writer:
 def _csv_cells(prediction: Prediction) -> Iterator[str]:
     for choice in prediction.choices:
         for value in astuple(choice):
-            yield f"{value:.6g}" if isinstance(value, float) else str(value)
+            yield f"{value:.6g}" if isinstance(value, float) else _csv_text(str(value))
+
+
+def _csv_text(text: str) -> str:
+    """Put an apostrophe before text that a spreadsheet would run as a formula.
+
+    Examples:
+        >>> _csv_text("=1+1"), _csv_text("-1"), _csv_text("cat")
+        ("'=1+1", '-1', 'cat')
+    """
+    return f"'{text}" if _FORMULA.match(text) and not _NO_FORMULA.fullmatch(text) else text
 
 
 def _cell(choice: Choice) -> str:

@@ -6,11 +6,11 @@ import heapq
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from .arrays import Array, Unreadable, as_sample, count_rows, read_row, row_layout
+from .arrays import MAGIC, Array, Unreadable, open_rows, piped_rows, scaled
 from .images import SUFFIXES, is_image, read_image
 
 ARRAY = ".npy"
@@ -27,23 +27,21 @@ class Sample:
 
     Args:
         name: to display.
-        path: of its file.
-        row: index into the array.
-        data: bytes of an image, or a row, from standard input.
+        source: the path of a file; the bytes of an image, or a row, from standard input.
+        row: index into the array of a file.
     """
 
     name: str
-    path: str = ""
+    source: str | bytes | Array
     row: int | None = None
-    data: Any = None
 
     def read(self, shape: tuple[int, ...], white: float, resize: bool) -> Array:
         """Return the values, float32; raise Unreadable if there are none of this shape."""
+        if isinstance(self.source, np.ndarray):
+            return scaled(self.source, white)
         if self.row is not None:
-            return read_row(self.path, self.row, shape, white)
-        if isinstance(self.data, np.ndarray):
-            return as_sample(self.data, shape, white)
-        return read_image(self.path if self.data is None else self.data, shape, white, resize)
+            return scaled(open_rows(str(self.source), shape)[self.row], white)
+        return read_image(self.source, shape, white, resize)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
         yield Sample(path, path)
         return
     try:
-        count = count_rows(path, shape)
+        count = len(open_rows(path, shape))
     except Unreadable as fault:
         yield Broken(path, str(fault))
         return
@@ -142,14 +140,14 @@ def _is_wanted(entry: os.DirEntry[str]) -> bool:
 def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     """Yield the samples of an array, an image or a list of paths, by the first bytes."""
     head = stream.read(_HEAD)
-    if head.startswith(b"\x93NUMPY"):
-        yield from _piped_rows(_Prefixed(head, stream), shape)
+    if head.startswith(MAGIC):
+        yield from _piped_rows(head, stream, shape)
     elif is_image(head):
         data = head + stream.read(_PIPED_IMAGE)
         if len(data) > _PIPED_IMAGE:
             yield Broken(STANDARD_INPUT, f"more than {_PIPED_IMAGE} bytes")
         else:
-            yield Sample(STANDARD_INPUT, data=data)
+            yield Sample(STANDARD_INPUT, data)
     else:
         yield from _listed_paths(head, stream, shape)
 
@@ -170,11 +168,9 @@ def _listed_paths(
         lines = [line] if line else []
 
 
-def _piped_rows(stream: _Prefixed, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
+def _piped_rows(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     try:
-        count, dtype, in_rows = row_layout(stream, shape)
-        if not in_rows:
-            raise Unreadable("an array in Fortran order; save it with np.ascontiguousarray")
+        count, dtype = piped_rows(head, stream, shape)
     except Unreadable as fault:
         yield Broken(STANDARD_INPUT, str(fault))
         return
@@ -185,16 +181,4 @@ def _piped_rows(stream: _Prefixed, shape: tuple[int, ...]) -> Iterator[Sample | 
         if len(data) < size:
             yield Broken(name, f"the end of the array, {count - row} rows too early")
             return
-        values: Array = np.frombuffer(data, dtype).reshape(shape)
-        yield Sample(name, data=values)
-
-
-class _Prefixed:
-    """A stream with its first bytes, which were read already, put back."""
-
-    def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        self._head, self._stream = head, stream
-
-    def read(self, size: int) -> bytes:
-        first, self._head = self._head[:size], self._head[size:]
-        return first + self._stream.read(size - len(first)) if len(first) < size else first
+        yield Sample(name, np.frombuffer(data, dtype).reshape(shape))
