@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -20,14 +21,16 @@ from conformallayers.lab.training.config import TrainConfig
 from support import run_command
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["experiment", "3", "--help"]])
-def test_version_and_help_do_not_import_torch(words: list[str]) -> None:
+@pytest.mark.parametrize("command", ["--version", "--help", "experiment 3 --help", "train --help"])
+def test_version_and_help_do_not_import_torch(command: str) -> None:
+    words = command.split()
+    heavy = {"torch", "numpy", "matplotlib"} | ({"pydantic"} if "train" not in words else set())
     code = (
         "import sys\n"
         "from conformallayers.cli.app import main\n"
         f"try:\n    main({words})\n"
         "except SystemExit as leaving:\n    assert leaving.code == 0\n"
-        "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)"
+        f"assert not {heavy} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == cl.__version__ or words != ["--version"]
@@ -126,7 +129,8 @@ def test_interrupt_leaves_one_line_and_no_files(tmp_path: Path) -> None:
     )
     try:
         deadline = time.monotonic() + 60
-        while not any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        while not any(tmp_path.iterdir()):
+            assert time.monotonic() < deadline
             time.sleep(0.05)  # the folder for unfinished files appears when the run starts
         time.sleep(1)
         process.send_signal(signal.SIGINT)
@@ -136,3 +140,19 @@ def test_interrupt_leaves_one_line_and_no_files(tmp_path: Path) -> None:
     assert process.returncode == 130, message
     assert message == "Interrupted.\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupt_within_an_exec_ends_with_the_same_status(tmp_path: Path) -> None:
+    """As in the definition of a dataclass; Python itself would end ``python -m`` by SIGINT."""
+    lines = [
+        "from conformallayers.cli import app",
+        "app._run = lambda words: exec('raise KeyboardInterrupt')",
+        "app.main()",
+    ]
+    (tmp_path / "interrupted.py").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "interrupted"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cl.__file__).parents[1])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")

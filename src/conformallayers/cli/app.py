@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with _interruptible(), _named_extra(words):
             _run(words)
     except KeyboardInterrupt as stop:
+        exec("")  # or else python -m dies by SIGINT, if the interrupt came within an exec
         print(str(stop) or "Interrupted.", file=sys.stderr)
         status = _INTERRUPTED
     except ClosedPipe:
@@ -141,7 +142,7 @@ def _app() -> "App":
             name_transform=option_name, consume_multiple=True, negative_iterable=""
         ),
     )
-    # The options of train are the fields of a model whose module imports torch.
+    # The options of train are the fields of a model of pydantic, whose import takes time.
     summary = "Train a network of the paper, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from ..lab.experiments.options import DataOptions
-from ..lab.training import train as training
 from ..lab.training.config import TrainConfig
-from ..utils import memory
 from .models import FLAT, given, print_accuracies
 
 if TYPE_CHECKING:
@@ -62,9 +60,12 @@ def train(
         out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
         resume: Continue the run in that folder.
     """
-    memory.keep_freed_memory()
+    from ..lab.training.train import train as run_training
+    from ..utils.memory import keep_freed_memory
+
+    keep_freed_memory()
     places = {"out": out, "resume": resume, **given(data)}
-    result = training.train(network=network, dataset=dataset, **places, **(options or {}))
+    result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
         print(f"Wrote {result.folder}/")

@@ -19,11 +19,13 @@ import torch
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import checkpoint, evaluate
-from conformallayers.lab.training.config import NETWORKS, TrainConfig, make_config
+from conformallayers.lab.training.config import TrainConfig, make_config
 from conformallayers.lab.training.saved_models import fold_model, load_model
 from conformallayers.lab.training.train import Stopped, make_scheduler, train
 from support import run_command, stops_after
 from training import QUIET, assert_same_weights, source_environment
+
+NETWORKS = [name for name in cl.networks.__all__ if name != "IMAGE_SHAPE"]
 
 SPECTRAL = {"alpha": "spectral", "learning_rate": 3e-3, "batch_size": 300, "threads": 1}
 

@@ -1,4 +1,7 @@
-"""The options of a training run, validated before anything is read or written."""
+"""The options of a training run, validated before anything is read or written.
+
+Only their values need torch, not their names, so that the command line can print its help at once.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,15 +25,15 @@ from pydantic import (
     model_validator,
 )
 
-from ... import networks
 from ...errors import ConformalError, refusal
-from ...nn.extra_layers import Centre
 from ...utils.text import suggest
 from ..checks import command_line, flag
 from ..data.catalogue import CLASSES
 from .recipes import recipe
 
-NETWORKS = tuple(name for name in networks.__all__ if name != "IMAGE_SHAPE")
+if TYPE_CHECKING:
+    import torch
+
 _NETWORK_OPTIONS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
 _REQUIRED = ("network", "dataset")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
@@ -84,6 +86,8 @@ class TrainConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
+        import torch
+
         try:
             torch.empty(1, device=value)
         except (RuntimeError, AssertionError) as error:
@@ -95,10 +99,13 @@ class TrainConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_network_options(cls, values: dict[str, Any]) -> dict[str, Any]:
+        from ... import networks
+
         name = values.get("network")
-        if name not in NETWORKS:
-            remedy = f"Name one.{suggest(str(name), NETWORKS)}"
-            raise refusal("train", f"a network of {', '.join(NETWORKS)}", repr(name), remedy)
+        known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
+        if name not in known:
+            remedy = f"Name one.{suggest(str(name), known)}"
+            raise refusal("train", f"a network of {', '.join(known)}", repr(name), remedy)
         accepted = inspect.signature(getattr(networks, name)).parameters
         for option in _NETWORK_OPTIONS:
             if option in accepted:
@@ -116,6 +123,11 @@ class TrainConfig(BaseModel):
 
     def build(self) -> torch.nn.Module:
         """Return the network with random weights, after a Centre if ``centre`` is set."""
+        import torch
+
+        from ... import networks
+        from ...nn.extra_layers import Centre
+
         network = getattr(networks, self.network)
         chosen = {name: getattr(self, name) for name in _NETWORK_OPTIONS}
         given = {
@@ -167,6 +179,8 @@ def make_config(**options: Any) -> TrainConfig:
         ...
         conformallayers.errors.ConformalError: train --epochs: expected a value greater than 0, got 0. See conformallayers train --help.
     """
+    import torch
+
     try:
         config = TrainConfig(**options)
         with torch.device("meta"):
