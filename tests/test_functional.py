@@ -96,8 +96,22 @@ def test_energy_values(shape, dtype):
     z = normal(4, *shape, seed=3, dtype=dtype)
     same, n = CF.energy(z)
     assert torch.equal(same, z)
-    assert n.dtype == wider(dtype)
+    assert n.dtype == torch.float64
     np.testing.assert_allclose(n.numpy(), np.square(rows(z)).sum(1), rtol=min(RTOL[dtype], 2e-6))
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("shape", [(1500,), (2048,), (2049,), (3, 64, 61), (2, 700, 701), (2**20,)])
+def test_long_samples_lose_no_digits(shape, dtype):
+    equal = torch.full((2, *shape), 0.37, dtype=dtype)  # rounding of equal squares adds up
+    mixed = equal + 0.2 * normal(2, *shape, dtype=dtype)
+    maps = [m.contiguous(memory_format=torch.channels_last) for m in (equal, mixed) if m.dim() == 4]
+    for z in (equal, mixed, *maps):
+        expected = np.square(rows(z)).sum(1)
+        tolerance = {torch.float32: 2e-6, torch.float64: 1e-13}[dtype]
+        for n in (CF.norm(z).square(), CF.squared_norm(z), CF.energy(z)[1]):
+            np.testing.assert_allclose(n.numpy(), expected, rtol=tolerance)
+        np.testing.assert_allclose(CF.embed(z)[1].numpy(), np.sqrt(expected), rtol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", EVERY)

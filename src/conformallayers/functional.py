@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
+_LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
 
 
@@ -58,6 +60,7 @@ def respro(
         tensor([[1., 0.]])
     """
     x, n = energy(x)
+    n = n.to(torch.promote_types(t.dtype, _at_least_float32(x.dtype)))
     n = guarded_ratio(n, t) if projective else n
     return x, t * (alpha / 2) + n / (2 * alpha)
 
@@ -92,10 +95,7 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     peak = torch.maximum(fixed.amax(axes, keepdim=True), -fixed.amin(axes, keepdim=True))
     peak = peak + (peak == 0)
     unit = x / peak
-    wide = wide_dtype(x.device)
-    dtype = _at_least_float32(x.dtype)
-    tau = torch.linalg.vector_norm(unit, dim=_features(x), dtype=dtype)
-    return unit, peak.flatten().to(wide), tau.to(wide)
+    return unit, peak.flatten().to(wide_dtype(x.device)), norm(unit)
 
 
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
@@ -117,10 +117,10 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
     )
     if not moderate or limits is None:
         return None
-    norm: Tensor = torch.linalg.vector_norm(x, dim=_features(x))
-    low, high = torch.aminmax(norm)
+    found = norm(x)
+    low, high = torch.aminmax(found)
     inside = limits[0] < float(low) and float(high) < limits[1]  # False for NaN
-    return norm.to(wide_dtype(x.device)) if inside else None
+    return found if inside else None
 
 
 def may_look(x: Tensor) -> bool:
@@ -154,18 +154,49 @@ def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
     Powers of two round nothing, so the result does not depend on which samples are rescaled.
     """
     wide = wide_dtype(z.device)
-    norm = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
-    norm = torch.where((norm > 0) & norm.isfinite(), norm, torch.ones_like(norm))
+    size = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
+    size = torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))
     most = 1000.0 if z.dtype == torch.float64 else 120.0
-    factor = torch.exp2(-norm.log2().floor().clamp(-most, most))
+    factor = torch.exp2(-size.log2().floor().clamp(-most, most))
     return scale_samples(z, factor), factor
 
 
+def norm(z: Tensor) -> Tensor:
+    """Return ``‖z‖`` of each sample (B, ...) in the wide dtype, shape (B,).
+
+    A sum of many squares loses digits, most of all where they are equal, so that a long sample is cut
+    into blocks.
+    """
+    dtype, wide = _at_least_float32(z.dtype), wide_dtype(z.device)
+    count = math.prod(z.shape[1:])
+    if count <= _LONG:
+        return torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype).to(wide)
+    if z.dim() == 4 and not transformed() and z.is_contiguous(memory_format=torch.channels_last):
+        z = z.permute(0, 2, 3, 1)  # rows of memory
+    rows, whole = z.flatten(1), count - count % _BLOCK
+    blocks = rows[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK))
+    norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
+    if whole < count:
+        rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
+        norms = torch.cat([norms, rest], 1)
+    return torch.linalg.vector_norm(norms, dim=1, dtype=wide)
+
+
+def squared_norm(z: Tensor) -> Tensor:
+    """Return ``‖z‖²`` of each sample (B, ...) in the wide dtype, shape (B,)."""
+    if transformed() or (z.requires_grad and torch.is_grad_enabled()):
+        # The norm has no second derivative at 0, its square has.
+        return z.to(wide_dtype(z.device)).square().sum(_features(z))
+    return norm(z).square()
+
+
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return z itself and ``‖z‖²`` per sample, shape (B,), never narrower than float32.
+    """Return z itself and ``‖z‖²`` per sample in the wide dtype, shape (B,).
 
     Use the returned z afterwards: both gradients are then summed in one pass over the feature map.
     """
+    if transformed():  # a custom function has no derivative in forward mode
+        return z, squared_norm(z)
     result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
     return result
 
@@ -188,6 +219,9 @@ def activate_and_dehomogenize(
     """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
+    if transformed():
+        n = squared_norm(z)
+        return scale_samples(z, rho * _inverse(tau + gain * n)), n
     result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
     return result
 
@@ -206,15 +240,17 @@ def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
 
 
 def transformed(g: Tensor | None = None) -> bool:
-    """Check whether a torch.func transform (vmap, grad, jacrev, …) is active.
+    """Check whether a torch.func transform (vmap, grad, jacrev, …) or forward mode is active.
 
     With a gradient g, also detect ``torch.autograd.grad(is_grads_batched=True)``.
     """
     if torch.compiler.is_compiling():
         return False  # the compiler cannot trace the query
     active: Any = torch._C._functorch.peek_interpreter_stack()
-    return active is not None or (
-        g is not None and bool(torch._C._functorch.is_legacy_batchedtensor(g))
+    return (
+        active is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or (g is not None and bool(torch._C._functorch.is_legacy_batchedtensor(g)))
     )
 
 
@@ -322,12 +358,6 @@ def _inverse(t: Tensor) -> Tensor:
     return ~zero / (t + zero)
 
 
-def _squared_norm(z: Tensor) -> Tensor:
-    dtype = _at_least_float32(z.dtype)
-    norm: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
-    return norm.square()
-
-
 def _combine(
     g: Tensor, p: Tensor | None, z: Tensor, q: Tensor, out: Tensor | None = None
 ) -> Tensor:
@@ -362,7 +392,7 @@ class _Energy(torch.autograd.Function):
     @staticmethod
     @signed
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
-        return z.view_as(z), _squared_norm(z)
+        return z.view_as(z), norm(z).square()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -382,7 +412,7 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
     @staticmethod
     @signed
     def forward(z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
-        n = _squared_norm(z)
+        n = norm(z).square()
         return scale_samples(z, rho * _inverse(tau + gain * n)), n
 
     @staticmethod

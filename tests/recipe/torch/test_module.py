@@ -288,3 +288,20 @@ def test_the_state_of_another_recipe_is_refused(case: RecipeCase) -> None:
     for state in states:
         with pytest.raises(cl.ConformalError, match="Fold the model again"):
             run.set_extra_state(state)
+
+
+@pytest.mark.parametrize("fill", ["equal", "random"])
+def test_large_maps_keep_their_digits(fill: str) -> None:
+    model = cl.ConformalLayers(
+        *(cl.Conv2d(3, 8, 3, padding=1), cl.ReSPro()),
+        *(cl.Conv2d(8, 8, 3, padding=1), cl.ReSPro(projective=True), cl.AvgPool2d(100)),
+    )
+    x = torch.full((1, 3, 300, 301), 0.37) if fill == "equal" else torch.rand(1, 3, 300, 301)
+    expected = exact_output(model, x)
+    folded = cl.fold(model, (3, 300, 301), strategy="layers")
+    assert relative_error(folded(x), expected) < 2e-6
+    channels_last = x.contiguous(memory_format=torch.channels_last)
+    assert relative_error(folded(channels_last), expected) < 2e-6
+    layers = model.train()[:-1]
+    expected = exact_output(layers, x)
+    assert relative_error(layers(x).detach(), expected) < 2e-6

@@ -201,8 +201,7 @@ def _peak(x: Array) -> Array:
 
 def _squared_norm(z: Array) -> Array:
     """Return ‖z‖² of each sample in float64."""
-    wide = flat(z).astype(np.float64, copy=False)
-    return np.asarray(np.einsum("bi,bi->b", wide, wide))
+    return np.asarray(np.square(flat(z), dtype=np.float64).sum(1))
 
 
 def _dots(a: Array, b: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from ..point_operations import Advance, Grow
 from . import sparse
 
 RUN = Runtime("torch")
+_LONG_WINDOW = 1024
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -95,8 +97,17 @@ def _conv_transpose(op: layer.ConvTranspose, module: Holder, x: Tensor) -> Tenso
     return y
 
 
+def _for_sums(x: Tensor, entries: int) -> Tensor:
+    """Return x wide where torch would lose digits: it adds the entries of a window one by one."""
+    return x.to(wide_dtype(x.device)) if entries > _LONG_WINDOW else x
+
+
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, module: Holder, x: Tensor) -> Tensor:
+    return _averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
+
+
+def _averages(op: layer.AvgPool, x: Tensor) -> Tensor:
     common = op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
     if len(op.kernel) == 1:
         if op.divisor is None:
@@ -124,8 +135,9 @@ def _max_pool(op: layer.MaxPool, module: Holder, x: Tensor) -> Tensor:
 
 @RUN.runs(layer.AdaptiveAvgPool)
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Holder, x: Tensor) -> Tensor:
-    pooled: Tensor = _ADAPTIVE[len(op.size)](x, op.size)
-    return pooled
+    wide = _for_sums(x, prod(x.shape[2:]) // prod(op.size))
+    pooled: Tensor = _ADAPTIVE[len(op.size)](wide, op.size)
+    return pooled.to(x.dtype)
 
 
 @RUN.runs(layer.Pad)

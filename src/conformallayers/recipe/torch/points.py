@@ -17,6 +17,7 @@ from ...functional import (
     normalise,
     rescaled,
     scale_samples,
+    squared_norm,
     squares_fit,
     wide_dtype,
 )
@@ -43,7 +44,7 @@ def _normalize(
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
-    energy = _squared_norm(z)
+    energy = squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
@@ -51,12 +52,12 @@ def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
 def _rescale(
     op: point.Rescale, module: Holder, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = _squared_norm(z)
+    n = squared_norm(z)
     # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
     if not (may_look(z) and squares_fit(z, n, tau)):
         z, factor = rescaled(z)
         m, tau = m / factor, tau * factor
-        n = _squared_norm(z)
+        n = squared_norm(z)
     return z, m, tau, n * op.weight
 
 
@@ -188,12 +189,6 @@ def _combine(op: point.Combine, module: Holder, v: Tensor, tau: Tensor, *growths
         for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
             y = y + scale_samples(vector.expand_as(y), _along(key, alive, growths))
     return y
-
-
-def _squared_norm(z: Tensor) -> Tensor:
-    dtype = torch.promote_types(z.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(z, dim=tuple(range(1, z.dim())), dtype=dtype)
-    return _wide(norm).square()
 
 
 def _along(key: Key, coefficient: Tensor, growths: tuple[Tensor, ...]) -> Tensor:
