@@ -1,0 +1,114 @@
+"""One random case: its seed, its limits of time and memory, its counts and findings."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+CPU_SECONDS = 120  # of one case; most take milliseconds
+WALL_SECONDS = 900  # of one case that waits for something
+MEMORY = 6 * 2**30  # bytes that a case may ask for
+
+
+@dataclass
+class Case:
+    """A case and what came of it.
+
+    Args:
+        kind: what is attacked.
+        seed: of the whole run.
+        number: of the case; (seed, kind, number) determine all that is random in it.
+    """
+
+    kind: str
+    seed: int
+    number: int
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = Random(f"{self.seed}/{self.kind}/{self.number}")
+
+    @property
+    def command(self) -> str:
+        """The line that runs this case again."""
+        module = "python -m conformallayers.testing.soak"
+        return f"{module} --seed {self.seed} --case {self.number} --only {self.kind}"
+
+    def find(self, text: str) -> None:
+        """Note a broken promise."""
+        self.findings.append(text)
+
+    def run(self, attack: Callable[[Case], None]) -> None:
+        """Run an attack within its limits; an exception is a finding too."""
+        self.counts[f"{self.kind}: cases"] += 1
+        try:
+            with _limits(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                attack(self)
+        except Exception as error:
+            self.find(f"{type(error).__name__}: {str(error)[:600]} ({_place(error)})")
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost file and line of an exception."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    code = trace.tb_frame.f_code
+    return f"{code.co_filename.rpartition('conformallayers/')[2]}:{trace.tb_lineno}"
+
+
+class OutOfTime(Exception):
+    """A case takes longer than its limit."""
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise OutOfTime(f"more than {CPU_SECONDS} s of CPU or {WALL_SECONDS} s")
+
+
+@contextmanager
+def _limits() -> Iterator[None]:
+    """Limit time and memory, where the system can."""
+    if resource is None:
+        yield
+        return
+    kinds = (signal.SIGPROF, signal.SIGALRM)
+    held = [signal.signal(kind, _stop) for kind in kinds]
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = _address_space() + MEMORY
+    if before[1] == resource.RLIM_INFINITY or most < before[1]:
+        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        for kind, handler in zip(kinds, held, strict=True):
+            signal.signal(kind, handler)
+
+
+def _address_space() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux
+        return 2**36

@@ -1,0 +1,65 @@
+"""Attack networks: layers, evaluation and the folds of every strategy against the oracle."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConformalError
+from ...folding.fold import fold
+from ...folding.strategies import STRATEGIES
+from ...nn.container import layer_by_layer
+from .case import Case
+from .generator import Generator, Shape, samples
+from .reference import Reference
+
+_LARGE = 0.03  # the share of cases with maps of more than a million values
+
+
+def attack(case: Case) -> None:
+    """Run one random network through every path of torch."""
+    generator = Generator(case.rng)
+    large = case.rng.random() < _LARGE
+    model, shape = generator.large_network() if large else generator.network()
+    dtype = case.rng.choice((torch.float64, torch.float32))
+    model = model.to(dtype)
+    x = samples(case.rng, shape, dtype, batch=3 if large else 7)
+    case.counts["networks above a million values"] += large
+    expected = Reference(model, x, dtype)
+    case.counts["samples out of range"] += int((~expected.held).sum())
+    described = f"{dtype} {shape} {model}"
+    with torch.no_grad():
+        with layer_by_layer():
+            _compare(case, "layers one by one", copy.deepcopy(model).eval()(x), expected, described)
+        _compare(case, "eval()", copy.deepcopy(model).eval()(x), expected, described)
+    strategies = ("auto", "layers") if large else ("auto", *STRATEGIES)
+    for strategy in strategies:
+        _fold(case, model, shape, x, strategy, expected)
+
+
+def _fold(
+    case: Case, model: nn.Module, shape: Shape, x: Tensor, strategy: str, expected: Reference
+) -> None:
+    try:
+        folded = fold(model, shape, strategy=strategy)
+    except ConformalError as error:
+        if strategy in ("auto", "layers"):
+            case.find(f"{strategy} refuses: {error}\n{model}")
+        case.counts["strategies that do not apply"] += 1
+        return
+    with torch.no_grad():
+        y = folded(x)
+        chosen = strategy if strategy != "auto" else f"auto ({folded.strategy})"
+        case.counts["folds"] += 1
+        _compare(case, f"fold {chosen}", y, expected, f"{expected.dtype} {shape} {model}")
+        alone = torch.cat([folded(one[None]) for one in x])
+        _compare(case, f"fold {chosen}, one by one", alone, expected, f"{expected.dtype} {shape} {model}")
+
+
+def _compare(case: Case, path: str, y: Tensor, expected: Reference, described: str) -> None:
+    case.counts["comparisons"] += 1
+    fault = expected.error(y)
+    if fault:
+        case.find(f"{path}: {fault}\n{described}")

@@ -1,0 +1,66 @@
+"""Compare a result with the oracle, within what the dtype promises and mathematics allows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...folding.part import TOLERANCES
+from .oracle import Oracle
+
+_RUNS = 3
+_SLACK = 12.0  # how many times the loss of the layers themselves a path may lose
+
+
+class Reference:
+    """What a model must give for a batch, and how far a path in some dtype may be off.
+
+    The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
+    the oracle multiply every value of every feature map by 1 ± eps. Where layers cancel, no
+    arithmetic in that dtype can do better. Not compared are samples whose output, or the output of
+    a part, has values that the dtype cannot hold.
+
+    Args:
+        model: in the dtype that its weights are rounded to.
+        x: a batch (B, ...) in that dtype.
+        dtype: of the arithmetic.
+    """
+
+    def __init__(self, model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
+        oracle = Oracle()
+        self.y = oracle(model, x)
+        self.dtype, self.size = dtype, _norms(self.y)
+        info = torch.finfo(dtype)
+        runs = [Oracle(info.eps, seed)(model, x) for seed in range(1, _RUNS + 1)]
+        noise = torch.stack([_norms(run - self.y) for run in runs]).amax(0)
+        # Values below `tiny` have fewer digits; `floor` is what they lose together.
+        self.floor = info.tiny * (1 + self.y[0].numel()) ** 0.5
+        self.allowed = TOLERANCES[dtype] * self.size + _SLACK * noise + self.floor
+        self.held = torch.ones(len(x), dtype=torch.bool)
+        for norm in oracle.norms:
+            low = (norm == 0) | (norm > self.floor / info.eps)
+            self.held &= torch.from_numpy(low & (norm < info.max / 16))
+
+    def error(self, y: Tensor) -> str | None:
+        """Say how far a result is off, or None if it is right."""
+        if tuple(y.shape) != tuple(self.y.shape):
+            return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"
+        off = _norms(y.double() - self.y)
+        wrong = self.held & ~(off <= self.allowed)
+        if not bool(wrong.any()):
+            return None
+        worst = int(torch.where(wrong, off / self.allowed, 0).nan_to_num(torch.inf).argmax())
+        size = float(self.size[worst])
+        relative = float(off[worst]) / size if size else torch.inf
+        allowed = float(self.allowed[worst]) / size if size else 0.0
+        return f"sample {worst}: error {relative:.3g}, allowed {allowed:.3g} (‖y‖ = {size:.3g})"
+
+
+def _norms(y: Tensor) -> Tensor:
+    """Return the norm of each sample, scaled against underflow of squares."""
+    flat = y.flatten(1)
+    if not flat.shape[1]:
+        return torch.zeros(len(flat), dtype=torch.float64)
+    peak = flat.abs().amax(1)
+    safe = torch.where((peak == 0) | ~peak.isfinite(), 1.0, peak)
+    return (flat / safe[:, None]).square().sum(1).sqrt() * safe
