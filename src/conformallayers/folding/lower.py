@@ -332,6 +332,8 @@ for _name, _mode in {
 
 @lowers(nn.Upsample)
 def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if module.mode == "area":  # torch runs it as adaptive pooling too
+        return _adaptive_avg_pool(to, value, module, shape)
     axes = len(shape) - 1
     scales = None
     if module.size is None and not module.recompute_scale_factor:

@@ -140,6 +140,7 @@ def _upsample_options(n: int) -> Iterator[_Options]:
     yield {"scale_factor": 1.7, "mode": linear}
     yield {"scale_factor": 1.7, "mode": linear, "recompute_scale_factor": True}
     yield {"size": 5, "mode": linear, "align_corners": True}
+    yield {"scale_factor": 1.6, "mode": "area"}
     if n == 2:
         yield {"scale_factor": (1.5, 2.0), "mode": "bicubic"}
 
