@@ -71,6 +71,7 @@ ORDER = (
     "recipe.c",
     "folding.model_files",
     "folding.files",
+    "testing.soak",
     "lab",
     "cli",
     "__main__",

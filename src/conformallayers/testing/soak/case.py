@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from traceback import extract_tb
 from typing import Any
-
-import torch
 
 try:
     import resource
-except ImportError:  # Windows has no such limits
-    resource = None  # type: ignore[assignment]
+except ImportError:  # on Windows
+    HAS_LIMITS = False
+else:
+    HAS_LIMITS = True
 
 CPU_SECONDS = 120  # of one case; most take milliseconds
 WALL_SECONDS = 900  # of one case that waits for something
+_PACKAGE = "conformallayers/"
 MEMORY = 6 * 2**30  # bytes that a case may ask for
 
 
@@ -38,6 +40,7 @@ class Case:
     number: int
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
+    subject: str = ""  # what is attacked, for the report
 
     def __post_init__(self) -> None:
         self.rng = Random(f"{self.seed}/{self.kind}/{self.number}")
@@ -47,6 +50,11 @@ class Case:
         """The line that runs this case again."""
         module = "python -m conformallayers.testing.soak"
         return f"{module} --seed {self.seed} --case {self.number} --only {self.kind}"
+
+    @property
+    def report(self) -> str:
+        """The findings, with the line that reproduces them; empty if there are none."""
+        return "\n".join([self.command, *self.findings, self.subject]) if self.findings else ""
 
     def find(self, text: str) -> None:
         """Note a broken promise."""
@@ -64,14 +72,9 @@ class Case:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost file and line of an exception."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    code = trace.tb_frame.f_code
-    return f"{code.co_filename.rpartition('conformallayers/')[2]}:{trace.tb_lineno}"
+    """Return the innermost file and line of the package that an exception passed."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if _PACKAGE in frame.filename]
+    return f"{frames[-1].filename.rpartition(_PACKAGE)[2]}:{frames[-1].lineno}" if frames else ""
 
 
 class OutOfTime(Exception):
@@ -85,7 +88,7 @@ def _stop(number: int, frame: Any) -> None:
 @contextmanager
 def _limits() -> Iterator[None]:
     """Limit time and memory, where the system can."""
-    if resource is None:
+    if not HAS_LIMITS:
         yield
         return
     kinds = (signal.SIGPROF, signal.SIGALRM)

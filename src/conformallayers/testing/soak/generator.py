@@ -40,9 +40,9 @@ class TwoWays(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum or the concatenation of both branches."""
-        if self.cat:
-            return torch.cat([self.a(x), self.b(x)], 1)
-        return self.a(x) + self.b(x)
+        a, b = self.a(x), self.b(x)
+        joined: Tensor = torch.cat([a, b], 1) if self.cat else a + b
+        return joined
 
 
 class Generator:
@@ -79,13 +79,20 @@ class Generator:
         channels = max(channels, 1 + 1_100_000 // side**2)
         shape = (rng.choice((1, 3)), side, side + rng.randint(0, 9))
         parts: list[nn.Module] = [
-            layers.Conv2d(shape[0], channels, rng.choice((1, 3)), padding=1, bias=rng.random() < 0.2),
+            layers.Conv2d(
+                shape[0], channels, rng.choice((1, 3)), padding=1, bias=rng.random() < 0.2
+            ),
             self._activation(),
         ]
         if rng.random() < 0.5:
-            more = layers.Conv2d(channels, channels, 3, padding=1, groups=channels), self._activation()
+            more = (
+                layers.Conv2d(channels, channels, 3, padding=1, groups=channels),
+                self._activation(),
+            )
             parts += more
-        parts += rng.choice(([], [layers.AvgPool2d(rng.randint(2, 5))], [layers.AdaptiveAvgPool2d(1)]))
+        parts += rng.choice(
+            ([], [layers.AvgPool2d(rng.randint(2, 5))], [layers.AdaptiveAvgPool2d(1)])
+        )
         model = ConformalLayers(*parts).double()
         self._randomise(model)
         return model, shape
@@ -264,7 +271,11 @@ class Generator:
             return Parallel(a, b, nn.Identity())
         cat = rng.random() < 0.5 and 2 * math.prod(shape) <= LIMIT
         if kind == 3:
-            return Parallel(a, b, join="concatenate", dim=rng.randint(1, len(shape))) if cat else Parallel(a, b)
+            return (
+                Parallel(a, b, join="concatenate", dim=rng.randint(1, len(shape)))
+                if cat
+                else Parallel(a, b)
+            )
         return Traced(TwoWays(a, b, cat))
 
     def _same_shape(self, shape: Shape) -> nn.Sequential:
@@ -276,7 +287,14 @@ class Generator:
                 mode = rng.choice(("zeros", "circular", "replicate"))
                 conv = getattr(layers, f"Conv{n}d")
                 found.append(
-                    conv(shape[0], shape[0], rng.choice((1, 3)), padding="same", bias=self._bias(), padding_mode=mode)
+                    conv(
+                        shape[0],
+                        shape[0],
+                        rng.choice((1, 3)),
+                        padding="same",
+                        bias=self._bias(),
+                        padding_mode=mode,
+                    )
                 )
                 if output_shape(found[-1], shape) != shape:
                     found.pop()
@@ -322,10 +340,11 @@ class Generator:
                     module.norm.fill_(rng.choice((0.0, 0.3, 2.0)))
                 if isinstance(module, RadialActivation) and module.alpha == "learned":
                     module.log_factor.fill_(rng.uniform(-2, 1))
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    assert module.running_mean is not None and module.running_var is not None
-                    module.running_mean.normal_().mul_(0.3)
-                    module.running_var.uniform_(0.05, 3)
+            for name, buffer in model.named_buffers():
+                if name.endswith("running_mean"):
+                    buffer.normal_().mul_(0.3)
+                if name.endswith("running_var"):
+                    buffer.uniform_(0.05, 3)
             for name, parameter in model.named_parameters():
                 if name.endswith(("weight", "bias")):
                     parameter.copy_(torch.randn_like(parameter) * 0.5 + 0.05)

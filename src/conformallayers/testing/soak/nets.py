@@ -15,7 +15,7 @@ from .case import Case
 from .generator import Generator, Shape, samples
 from .reference import Reference
 
-_LARGE = 0.03  # the share of cases with maps of more than a million values
+_LARGE = 0.01  # the share of cases with maps of more than a million values
 
 
 def attack(case: Case) -> None:
@@ -29,11 +29,11 @@ def attack(case: Case) -> None:
     case.counts["networks above a million values"] += large
     expected = Reference(model, x, dtype)
     case.counts["samples out of range"] += int((~expected.held).sum())
-    described = f"{dtype} {shape} {model}"
+    case.subject = f"{dtype} {shape} {model}"
     with torch.no_grad():
         with layer_by_layer():
-            _compare(case, "layers one by one", copy.deepcopy(model).eval()(x), expected, described)
-        _compare(case, "eval()", copy.deepcopy(model).eval()(x), expected, described)
+            _compare(case, "layers one by one", copy.deepcopy(model).eval()(x), expected)
+        _compare(case, "eval()", copy.deepcopy(model).eval()(x), expected)
     strategies = ("auto", "layers") if large else ("auto", *STRATEGIES)
     for strategy in strategies:
         _fold(case, model, shape, x, strategy, expected)
@@ -43,23 +43,22 @@ def _fold(
     case: Case, model: nn.Module, shape: Shape, x: Tensor, strategy: str, expected: Reference
 ) -> None:
     try:
-        folded = fold(model, shape, strategy=strategy)
+        folded = fold(model, shape, strategy=strategy, dtype=x.dtype)
     except ConformalError as error:
         if strategy in ("auto", "layers"):
-            case.find(f"{strategy} refuses: {error}\n{model}")
+            case.find(f"{strategy} refuses: {error}")
         case.counts["strategies that do not apply"] += 1
         return
+    case.counts["folds"] += 1
+    name = strategy if strategy != "auto" else f"auto ({folded.strategy})"
     with torch.no_grad():
-        y = folded(x)
-        chosen = strategy if strategy != "auto" else f"auto ({folded.strategy})"
-        case.counts["folds"] += 1
-        _compare(case, f"fold {chosen}", y, expected, f"{expected.dtype} {shape} {model}")
+        _compare(case, f"fold {name}", folded(x), expected)
         alone = torch.cat([folded(one[None]) for one in x])
-        _compare(case, f"fold {chosen}, one by one", alone, expected, f"{expected.dtype} {shape} {model}")
+        _compare(case, f"fold {name}, one by one", alone, expected)
 
 
-def _compare(case: Case, path: str, y: Tensor, expected: Reference, described: str) -> None:
+def _compare(case: Case, path: str, y: Tensor, expected: Reference) -> None:
     case.counts["comparisons"] += 1
     fault = expected.error(y)
     if fault:
-        case.find(f"{path}: {fault}\n{described}")
+        case.find(f"{path}: {fault}")

@@ -25,7 +25,7 @@ from ...nn.container import ConformalLayers
 from ...nn.extra_layers import RepeatChannels, Scale
 from ...nn.traced import Traced
 
-Scalars = NDArray[np.longdouble]  # one for each sample, (B,)
+Scalars = NDArray[Any]  # longdouble, one for each sample, (B,)
 LARGEST = np.longdouble("1e2000")  # of t: an activation has sent the point to 0 long before
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -56,7 +56,9 @@ class Oracle:
 
     def __init__(self, eps: float = 0.0, seed: int = 0) -> None:
         self.eps, self.generator = eps, torch.Generator().manual_seed(seed)
-        self.norms: list[Scalars] = []  # of the outputs of every ConformalLayers and layer around them
+        self.norms: list[
+            Scalars
+        ] = []  # of the outputs of every ConformalLayers and layer around them
 
     def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
         """Return the output for a batch (B, ...), in float64 and evaluation mode."""
@@ -162,7 +164,8 @@ def branches_of(module: Any) -> tuple[list[nn.Module], int | None]:
     """Return the branches of a composite, and the axis that joins them (None: a sum)."""
     if isinstance(module, Traced):  # of the generator: a(x) + b(x) or torch.cat([a(x), b(x)], 1)
         cat = any(node.target is torch.cat for node in module.body.graph.nodes)
-        return [module.body.a, module.body.b], 1 if cat else None
+        parts = [module.body.get_submodule(name) for name in "ab"]
+        return parts, 1 if cat else None
     if isinstance(module, Residual):
         return [module.shortcut, module.body], None
     return list(module.branches), None if module.join.how == "sum" else module.join.dim
@@ -190,7 +193,8 @@ def _norm(z: Tensor) -> Scalars:
     safe = np.where(peak == 0, 1, peak)
     # Pairwise sums in float64 err by 1e-15 at any size.
     squares = np.square(flat / safe[:, None]).sum(1, dtype=np.float64)
-    return np.sqrt(squares.astype(np.longdouble)) * peak.astype(np.longdouble)
+    norm: Scalars = np.sqrt(squares.astype(np.longdouble)) * peak.astype(np.longdouble)
+    return norm
 
 
 def _balanced(z: Tensor, m: Scalars) -> tuple[Tensor, Scalars]:
@@ -224,7 +228,8 @@ def _bias(module: Any, z: Tensor) -> Tensor | None:
     """Return the bias of a layer in the shape of its output, or None."""
     bias: Tensor | None = getattr(module, "bias", None)
     if isinstance(module, _NORMS):
-        shift = -module.running_mean * _norm_factor(module)
+        mean: Any = module.running_mean
+        shift = -mean * _norm_factor(module)
         return _channels(shift if bias is None else shift + bias, z)
     if bias is None:
         return None
