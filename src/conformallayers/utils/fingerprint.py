@@ -33,4 +33,5 @@ def fingerprint(model: nn.Module) -> str | None:
 def tensor_bytes(tensor: Tensor) -> Any:
     """Return the bytes of a tensor, row by row, wherever it lies."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride
     return flat.view(torch.uint8).numpy().data

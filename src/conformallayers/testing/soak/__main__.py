@@ -15,10 +15,13 @@ from multiprocessing import get_context
 import torch
 
 from ...utils.text import table
-from . import nets
+from . import nets, runtimes
 from .case import Case
 
-ATTACKS: dict[str, Callable[[Case], None]] = {"nets": nets.attack}
+ATTACKS: dict[str, Callable[[Case], None]] = {
+    "nets": nets.attack,
+    "runtimes": runtimes.attack,
+}
 
 
 def soak(
@@ -52,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     kinds = [options.only] if options.only else list(ATTACKS)
     print(f"seed {options.seed}", flush=True)
+    for line in runtimes.missing() if "runtimes" in kinds else ():
+        print(f"skipped: {line}")
     if options.case is not None:
         case = Case(kinds[0], options.seed, options.case)
         findings, counts = run(case), case.counts

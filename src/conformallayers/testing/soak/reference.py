@@ -41,18 +41,19 @@ class Reference:
             low = (norm == 0) | (norm > self.floor / info.eps)
             self.held &= torch.from_numpy(low & (norm < info.max / 16))
 
-    def error(self, y: Tensor) -> str | None:
-        """Say how far a result is off, or None if it is right."""
+    def error(self, y: Tensor, extra: float = 0.0) -> str | None:
+        """Say how far a result is off, or None if it is right; ``extra`` adds to the tolerance."""
         if tuple(y.shape) != tuple(self.y.shape):
             return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"
         off = _norms(y.double() - self.y)
-        wrong = self.held & ~(off <= self.allowed)
+        limit = self.allowed + extra * self.size
+        wrong = self.held & ~(off <= limit)
         if not bool(wrong.any()):
             return None
-        worst = int(torch.where(wrong, off / self.allowed, 0).nan_to_num(torch.inf).argmax())
+        worst = int(torch.where(wrong, off / limit, 0).nan_to_num(torch.inf).argmax())
         size = float(self.size[worst])
         relative = float(off[worst]) / size if size else torch.inf
-        allowed = float(self.allowed[worst]) / size if size else 0.0
+        allowed = float(limit[worst]) / size if size else 0.0
         return f"sample {worst}: error {relative:.3g}, allowed {allowed:.3g} (‖y‖ = {size:.3g})"
 
 

@@ -1,0 +1,129 @@
+"""Attack runtimes: one fold in torch, numpy, ONNX Runtime and C, from its file, against the oracle."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import numpy as numpy_runtime
+from ...errors import ConformalError
+from ...folding.files import load, save
+from ...folding.fold import fold
+from ...folding.folded import Folded
+from ...folding.strategies import STRATEGIES
+from ...recipe.c.export import export_c
+from ...recipe.onnx.export import LIMITS, export_onnx
+from .case import Case
+from .generator import Generator, samples
+from .reference import Reference
+
+Run = Callable[[Tensor], Tensor]
+COMPILER = shutil.which("cc")
+_C_LIMIT = 1e-5  # see docs/c.md
+_LARGE = 0.01
+
+
+def attack(case: Case) -> None:
+    """Fold a random network, save it, and run the file in every runtime."""
+    generator = Generator(case.rng, portable=True)
+    large = case.rng.random() < _LARGE
+    model, shape = generator.large_network() if large else generator.network()
+    dtype = case.rng.choice((torch.float32, torch.float32, torch.float64))
+    strategy = "layers" if large else case.rng.choice(("auto", *STRATEGIES))
+    model = model.to(dtype)
+    x = samples(case.rng, shape, dtype, batch=2 if large else 7)
+    case.subject = f"{strategy} {dtype} {shape} {model}"
+    try:
+        folded = fold(model, shape, strategy=strategy, dtype=dtype)
+    except ConformalError:
+        case.counts["strategies that do not apply"] += 1
+        folded = fold(model, shape, strategy="layers", dtype=dtype)
+    case.counts["folds"] += 1
+    expected = Reference(model, x, dtype)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        runtimes: dict[str, Callable[[Folded, Path], Run]] = {"torch": _torch, "numpy": _numpy}
+        if find_spec("onnxruntime") is not None:
+            runtimes["ONNX Runtime"] = _onnx
+        if COMPILER is not None and dtype == torch.float32 and not large:
+            runtimes["C"] = _c
+        for runtime, build in runtimes.items():
+            try:
+                run = build(folded, folder)
+            except ConformalError as error:
+                if runtime in ("torch", "numpy"):
+                    case.find(f"{runtime} refuses: {error}")
+                case.counts[f"{runtime}: refused by name"] += 1
+                continue
+            case.counts[f"{runtime}: runs"] += 1
+            extra = {"ONNX Runtime": LIMITS[dtype], "C": _C_LIMIT}.get(runtime, 0.0)
+            with torch.no_grad():
+                fault = expected.error(run(x), extra)
+            if fault:
+                case.find(f"{folded.strategy} in {runtime}: {fault}")
+
+
+def missing() -> list[str]:
+    """Return the runtimes that this machine lacks."""
+    found = [] if find_spec("onnxruntime") is not None else ["ONNX Runtime: install the extra onnx"]
+    return found if COMPILER is not None else [*found, "C: there is no compiler cc"]
+
+
+def _torch(folded: Folded, folder: Path) -> Run:
+    save(folded, folder / "net.safetensors")
+    return load(folder / "net.safetensors")
+
+
+def _numpy(folded: Folded, folder: Path) -> Run:
+    network = numpy_runtime.load(folder / "net.safetensors")
+    return lambda x: torch.from_numpy(network(x.numpy()))
+
+
+def _onnx(folded: Folded, folder: Path) -> Run:
+    import onnxruntime
+
+    path = folder / "net.onnx"
+    export_onnx(folded, path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
+
+
+_MAIN = """
+#include <stdio.h>
+#include "net.h"
+int main(void)
+{
+    static float x[NET_INPUT_SIZE], y[NET_OUTPUT_SIZE];
+    while (fread(x, sizeof x, 1, stdin) == 1) {
+        net_predict(x, y);
+        fwrite(y, sizeof y, 1, stdout);
+    }
+    return 0;
+}
+"""
+
+
+def _c(folded: Folded, folder: Path) -> Run:
+    export_c(folded, folder, name="net")
+    (folder / "main.c").write_text(_MAIN)
+    command = [str(COMPILER), "-std=c99", "-O1", "main.c", "net.c", "-lm", "-o", "net"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+    def run(x: Tensor) -> Tensor:
+        data = x.contiguous().numpy().tobytes()
+        done = subprocess.run([folder / "net"], input=data, check=True, capture_output=True)
+        y = np.frombuffer(done.stdout, np.float32).copy()
+        return torch.from_numpy(y).view(len(x), *folded.output_shape)
+
+    return run
