@@ -121,7 +121,9 @@ def test_without_running_statistics_it_is_refused() -> None:
 def test_circular_padding_that_repeats_more_than_is_left_is_refused(layer, shape):
     model = cl.ConformalLayers(layer, cl.ReSPro(1.0))
     for run in (model, model.eval(), lambda x: cl.fold(model, tuple(x.shape[1:]))):
-        with pytest.raises(cl.ConformalError, match="CircularPad.* at position 0: expected padding="):
+        with pytest.raises(
+            cl.ConformalError, match="CircularPad.* at position 0: expected padding="
+        ):
             run(torch.rand(2, *shape))
 
 

@@ -7,6 +7,7 @@ and the largest row sum of absolute values. The largest column sum alone is no b
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -265,7 +266,14 @@ def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     if mode == "circular":
         kept = size + min(before, 0) + min(after, 0)
         return -(-(kept + max(before, 0) + max(after, 0)) // kept)
-    before, after = max(before, 0), max(after, 0)
+    if min(before, after) < 0:  # the crop may take copies away again
+        last = size - 1
+        places = range(-before, size + after)
+        if mode == "replicate":
+            rows = [min(max(place, 0), last) for place in places]
+        else:
+            rows = [last - abs(last - abs(place)) for place in places]
+        return max(Counter(rows).values())
     if mode == "replicate":
         return 1 + (before + after if size == 1 else max(before, after))
     # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both ranges.
