@@ -45,9 +45,9 @@ def folds(model: nn.Module, shape: tuple[int, ...]) -> dict[str, cl.Folded]:
 def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
     """Return a function that saves a checkpoint, and interrupts the run after that epoch."""
 
-    def stopping(path: Path, model: object, optimizer: object, state: dict[str, Any]) -> None:
+    def stopping(path: Path, model: object, optimizer: object, state: Any) -> None:
         save(path, model, optimizer, state)
-        if state["epoch"] == epoch:
+        if state.epoch == epoch:
             raise KeyboardInterrupt
 
     return stopping

@@ -93,10 +93,20 @@ def load(path: str | os.PathLike[str]) -> nn.Module:
     Args:
         path: of the file.
     """
-    archive = open_archive(path)
+    return read_network(open_archive(path))
+
+
+def read_network(archive: Archive) -> nn.Module:
+    """Read the fold or model of an open archive, as :func:`load` does."""
+    kind = archive.document["kind"]
+    if kind == "checkpoint":
+        remedy = "conformallayers fold turns it into a file of cl.save."
+        where = f"load({archive.path})"
+        raise refusal(where, "a file of cl.save", "a training checkpoint", remedy)
     try:
-        if archive.document["kind"] == "folded":
+        if kind == "folded":
             return _read_fold(archive)
+        read_notes(archive.document, None)
         _read_model(archive, stored=False)
         return _read_model(archive, stored=True)
     except Exception as error:
@@ -181,7 +191,7 @@ def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
 def _read_fold(archive: Archive) -> Folded:
     """Read the arrays of a fold that has been checked, and run an empty batch through it."""
     document = read_fold(archive)
-    recipe = document.recipe.with_constants(lambda name, _: _stored(archive, name))
+    recipe = document.recipe.with_constants(lambda name, _: read_tensor(archive, name))
     recipe.check_values()
     folded = Folded(recipe, getattr(torch, document.dtype), _plans(document), document.origin)
     folded.labels, folded.about = document.labels, document.about
@@ -234,7 +244,7 @@ def _model(model: nn.Module) -> tuple[dict[str, Any], Arrays]:
 
 def _read_model(archive: Archive, *, stored: bool) -> nn.Module:
     """Build a model; with ``stored`` its tensors have values, else it takes no memory."""
-    reader = ModelReader(lambda name: (_stored if stored else _announced)(archive, name))
+    reader = ModelReader(lambda name: (read_tensor if stored else _announced)(archive, name))
     document = archive.document
     model = reader.build(document["model"], "").train(document.get("training") is True)
     for module, mode in reader.modes:
@@ -293,7 +303,7 @@ def _announced(archive: Archive, name: str) -> Tensor:
     return torch.empty(entry.shape, dtype=_TORCH[entry.dtype], device="meta")
 
 
-def _stored(archive: Archive, name: str) -> Tensor:
+def read_tensor(archive: Archive, name: str) -> Tensor:
     """Read an array into memory of its own."""
     entry = archive.entries[name]
     tensor = torch.empty(entry.shape, dtype=_TORCH[entry.dtype])

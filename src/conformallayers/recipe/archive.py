@@ -25,7 +25,8 @@ from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
 
 FORMAT = 2  # of the document; raised when older readers could no longer understand it
-KINDS = {"folded": "recipe", "model": "model"}  # and the entry that holds the network
+# What a file holds, and the entry of the document that describes it.
+KINDS = {"folded": "recipe", "model": "model", "checkpoint": "state"}
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 _CHUNK = 2**20  # bytes that are read at a time
 _HEADER_LIMIT = 2**24  # bytes: tens of thousands of layers; parsed it takes about twenty times more
@@ -82,7 +83,8 @@ class Archive:
 
 def damaged(path: str, fault: str) -> NoReturn:
     """Raise the error of a damaged file."""
-    raise refusal(f"load({path})", "a whole file of cl.save", fault, _AGAIN)
+    expected = "a whole file of cl.save or conformallayers train"
+    raise refusal(f"load({path})", expected, fault, "Write it again, or copy it again.")
 
 
 def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:

@@ -97,8 +97,11 @@ def read_fold(archive: Archive) -> FoldDocument:
     """
     document = archive.document
     if document["kind"] != "folded":
-        remedy = "Fold it first: cl.save(cl.fold(model, input_shape), path)."
-        raise refusal(f"load({archive.path})", "a folded network", "a model with layers", remedy)
+        got = "a model with layers" if document["kind"] == "model" else "a training checkpoint"
+        remedy = (
+            "Fold it first: cl.save(cl.fold(model, input_shape), path), or conformallayers fold."
+        )
+        raise refusal(f"load({archive.path})", "a folded network", got, remedy)
     dtype, strategy = document.get("dtype"), document.get("strategy")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         damaged(archive.path, f"dtype {dtype!r:.60}")

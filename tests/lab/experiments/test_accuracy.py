@@ -98,9 +98,9 @@ def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.Monk
     (whole,) = run_accuracy(2, **options, runs=Path("a"), out=Path("b"))
     save, saved = checkpoint.save, []
 
-    def stopping(path: Path, model: Any, optimizer: Any, state: dict[str, Any]) -> None:
+    def stopping(path: Path, model: Any, optimizer: Any, state: Any) -> None:
         save(path, model, optimizer, state)
-        saved.append(state["epoch"])
+        saved.append(state.epoch)
         if saved == [1, 2]:
             raise KeyboardInterrupt
 

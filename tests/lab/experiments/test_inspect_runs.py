@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.cli import app as cli
 from conformallayers.lab.experiments import inspect_runs as inspecting
+from conformallayers.lab.training import checkpoint
 from conformallayers.lab.training.config import make_config
-from conformallayers.lab.training.evaluate import trained
 from conformallayers.lab.training.train import train
 from oracle import randomise
 from support import both_forms, samples
@@ -82,8 +82,9 @@ def test_command_writes_a_record_and_figures(
         assert 0 < term["gain"]["between_classes"] < 1
 
     # Python gives the same, and a folder that is finished stays as it is.
-    _, model, epoch = trained(run_folder / "checkpoint.safetensors")
-    assert record["epoch"] == epoch == 2
+    found = checkpoint.load(run_folder / "checkpoint.safetensors")
+    _, model = checkpoint.trained(found)
+    assert record["epoch"] == found.state.epoch == 2
     assert cl.inspect(model, (3, 32, 32)).parts[0].forms[0].trace == form["trace"]
     before = (out / "inspect.json").stat().st_mtime_ns
     assert run(*arguments, "--resume") == 0
@@ -126,7 +127,7 @@ def test_command_refuses_in_one_line(
     file.write_text("")
     for arguments, message in (
         ((tmp_path / "none",), "no such file"),
-        ((file,), "a training checkpoint"),
+        ((file,), "a whole file of cl.save or conformallayers train"),
         ((run_folder, "--samples", 0), "from 1 to 450"),
         ((run_folder, "--samples", 451), "from 1 to 450"),
         ((run_folder, "--out", file), "expected a folder"),

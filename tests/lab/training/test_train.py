@@ -234,7 +234,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
         _, message = process.communicate(timeout=300)
     finally:
         process.kill()
-    done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state["epoch"]
+    done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state.epoch
     assert done == 3
     monkeypatch.chdir(tmp_path)
     if blow != signal.SIGKILL:

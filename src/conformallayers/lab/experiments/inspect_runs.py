@@ -23,8 +23,9 @@ from ..data.datasets import Dataset, load
 from ..data.files import md5
 from ..report.figures import save
 from ..settings import torch_settings
+from ..training import checkpoint
 from ..training.config import TrainConfig
-from ..training.evaluate import checkpoint_of, trained
+from ..training.saved_models import locate
 from .insights import inspection_figures
 from .records import Row, kept, provenance, staged_folder
 
@@ -60,10 +61,11 @@ def run_inspect(
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         say: receives the lines of output.
     """
-    path = checkpoint_of(run, "inspect")
+    path = locate(run, "inspect")
     out = out or Path("results/inspect") / path.absolute().parent.name
     require_folder("inspect --out", out)
-    config, model, epoch = trained(path)
+    stored = checkpoint.load(path)
+    config, model = checkpoint.trained(stored)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
     options: Row = {"dataset": name, "samples": samples, "checkpoint": md5(path.read_bytes())}
     record = kept(out / RECORD, options, resume)
@@ -84,7 +86,7 @@ def run_inspect(
             "options": options,
             "images": count,
             "network": config.network,
-            "epoch": epoch,
+            "epoch": stored.state.epoch,
             "trained": config.command({}),
             **_results(model, found, untrained, x, labels),
         }

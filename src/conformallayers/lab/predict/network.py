@@ -66,10 +66,7 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
 def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:
     from ...numpy import load
 
-    path, kind = locate(model, "predict")
-    if kind == "checkpoint":
-        remedy = "Fold it with conformallayers fold, or use --engine torch."
-        raise refusal("predict --engine numpy", "a fold", "a training checkpoint", remedy)
+    path = locate(model, "predict")
     net = load(path)
     return ReadyNetwork(
         net, net.input_shape, net.output_shape, net.labels, white_of(net.about, path)

@@ -1,36 +1,57 @@
-"""Training checkpoints: weights, optimizer state and metrics in one safetensors file, no pickle."""
+"""Training checkpoints: weights, optimizer state and history, in the file format of cl.save."""
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from ... import __version__
 from ...errors import refusal
-from ...utils.files import replace_file
-from .saved_models import CHECKPOINT_FORMAT as _KIND
+from ...folding.files import read_tensor
+from ...folding.model_files import STORED_DTYPES
+from ...recipe.archive import FORMAT, Archive, open_archive, unbuildable, write_archive
+from ...utils.fingerprint import tensor_bytes
+from .config import TrainConfig, make_config
 
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
 
 
+class TrainState(BaseModel):
+    """The configuration, the row of each epoch, and the md5 of the training images of a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    data: str
+
+    @property
+    def epoch(self) -> int:
+        """The number of finished epochs."""
+        return len(self.history)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """The contents of a checkpoint: tensors by flat name, and everything else as JSON values."""
+    """The contents of a checkpoint: its path, tensors by flat name, and everything else."""
 
+    path: str
     tensors: dict[str, Tensor]
-    state: dict[str, Any]
+    state: TrainState
 
 
 def save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
 ) -> None:
-    """Write a checkpoint of a model, its optimizer, and a state of JSON values."""
+    """Write a checkpoint of a model, its optimizer and the state of the run."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
         if f"model.{name}" not in tensors:
@@ -40,53 +61,66 @@ def save(
         for key, value in entries.items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer.{names[index]}:{key}"] = value
-    tensors["rng"] = torch.get_rng_state()
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"format": _KIND, "state": json.dumps(state)}
-    replace_file(path, [to_bytes(plain, metadata)])
+    arrays = {
+        name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
+        for name, tensor in tensors.items()
+    }
+    head = {"format": FORMAT, "library": __version__, "kind": "checkpoint"}
+    write_archive(path, {**head, "state": state.model_dump()}, arrays)
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; raise an error if the file is something else."""
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; refuse a file that is damaged or something else."""
+    return read(open_archive(path))
+
+
+def read(archive: Archive) -> Checkpoint:
+    """Read the checkpoint in an open archive."""
+    if archive.document["kind"] != "checkpoint":
+        got = "a file of cl.save"
+        raise refusal(archive.path, "a training checkpoint", got, _REMEDY)
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _KIND:
-                got = metadata.get("format", "another safetensors file")
-                raise refusal(str(path), "a training checkpoint", got, _REMEDY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return Checkpoint(tensors, json.loads(metadata["state"]))
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise refusal(str(path), "a training checkpoint", reason, _REMEDY) from error
+        state = TrainState(**archive.document["state"])
+    except ValidationError as error:
+        raise unbuildable(archive.path, error) from error
+    tensors = {name: read_tensor(archive, name) for name in archive.entries}
+    return Checkpoint(archive.path, tensors, state)
+
+
+def trained(checkpoint: Checkpoint, device: str = "cpu") -> tuple[TrainConfig, nn.Module]:
+    """Return the configuration and the network of a checkpoint."""
+    config = make_config(**{**checkpoint.state.config, "device": device})
+    model = config.build().to(device)
+    restore(checkpoint, model)
+    return config, model
 
 
 def restore(
-    checkpoint: Checkpoint,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    where: str = "checkpoint",
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Load a checkpoint into a model, and with an optimizer also into that and torch's generator."""
-    weights = _with_prefix("model.", checkpoint.tensors)
+    """Load a checkpoint into a model, and into its optimizer if one is given."""
     try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise refusal(where, f"weights of {type(model).__name__}", reason, _REMEDY) from error
-    device = next(model.parameters()).device
-    for name, buffer in _with_prefix("buffer.", checkpoint.tensors).items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, buffer.to(device))
-    if optimizer is None:
-        return
+        model.load_state_dict(_with_prefix("model.", checkpoint.tensors))
+        device = next(model.parameters()).device
+        for name, buffer in _with_prefix("buffer.", checkpoint.tensors).items():
+            parent, _, leaf = name.rpartition(".")
+            model.get_submodule(parent)._buffers[leaf] = buffer.to(device)
+        if optimizer is not None:
+            _restore_optimizer(checkpoint, model, optimizer)
+    except (RuntimeError, AttributeError, KeyError, ValueError) as error:
+        expected, reason = f"weights of {type(model).__name__}", " ".join(str(error).split())
+        raise refusal(checkpoint.path, expected, reason, _REMEDY) from error
+
+
+def _restore_optimizer(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
     positions = {name: index for index, (name, _) in enumerate(model.named_parameters())}
     entries: dict[int, dict[str, Tensor]] = {}
     for name, value in _with_prefix("optimizer.", checkpoint.tensors).items():
         parameter, _, key = name.rpartition(":")
         entries.setdefault(positions[parameter], {})[key] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
-    torch.set_rng_state(checkpoint.tensors["rng"])
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
 from ..data.datasets import Dataset, load
 from ..data.image_adapter import native_shape
-from . import checkpoint
-from .config import TrainConfig, make_config
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
 from .saved_models import WHITE, Loaded, load_model, white_of
@@ -153,22 +150,3 @@ def _count_right(scores: Tensor, labels: Tensor) -> int:
         remedy = "Name the data set that the network was trained on."
         raise refusal("evaluate --dataset", expected, str(int(labels.max())), remedy)
     return int((scores.argmax(1) == labels).sum())
-
-
-def checkpoint_of(run: str | os.PathLike[str], command: str) -> Path:
-    """Return the path of a checkpoint, given that of the run or its own; raise an error if missing."""
-    path = Path(run)
-    path = path / CHECKPOINT if path.is_dir() else path
-    if not path.is_file():
-        remedy = "Name a folder or checkpoint that conformallayers train has written."
-        raise refusal(command, f"the checkpoint {path}", "no such file", remedy)
-    return path
-
-
-def trained(path: Path, device: str = "cpu") -> tuple[TrainConfig, nn.Module, int]:
-    """Return the configuration, the network and the epoch of a checkpoint."""
-    found = checkpoint.load(path)
-    config = make_config(**{**found.state["config"], "device": device})
-    model = config.build().to(device)
-    checkpoint.restore(found, model, where=str(path))
-    return config, model, found.state["epoch"]

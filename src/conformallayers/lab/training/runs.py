@@ -38,8 +38,8 @@ def last_checkpoint(folder: Path, data: str) -> Checkpoint | None:
     if not path.exists():
         return None
     found = checkpoint.load(path)
-    if found.state["data"] != data:
-        got = f"others (md5 {data}, the run has {found.state['data']})"
+    if found.state.data != data:
+        got = f"others (md5 {data}, the run has {found.state.data})"
         remedy = "Name the data root of the run, or start another one."
         raise refusal("train --resume", "the training images of the run", got, remedy)
     return found

@@ -5,7 +5,6 @@ Importing this file does not import torch, so that predictions by the numpy runt
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import refusal
-from ...recipe.archive import open_archive, unbuildable
+from ...recipe.archive import open_archive
 from ...recipe.file import read_notes
 from ..data.catalogue import LABELS, SHAPES
 
@@ -23,10 +22,8 @@ if TYPE_CHECKING:
     from ...folding.folded import Folded
 
 CHECKPOINT = "checkpoint.safetensors"
-CHECKPOINT_FORMAT = "conformallayers training checkpoint 1"
 WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
 GREY = (1, 28, 28)  # the image shape, if the data set is unknown
-_HEADER_LIMIT = 100_000_000
 _SPECS = "a file of cl.save, the folder of a run, or a training checkpoint"
 
 
@@ -76,8 +73,8 @@ class Loaded:
         return not folded and any(isinstance(part, ConformalLayers) for part in parts)
 
 
-def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
-    """Return the file of a model, and its kind: ``"saved"`` or ``"checkpoint"``."""
+def locate(model: str | os.PathLike[str], command: str) -> Path:
+    """Return the file of a model; that of a run folder is its checkpoint."""
     path = Path(model)
     if path.is_dir():
         path = path / CHECKPOINT
@@ -86,40 +83,27 @@ def locate(model: str | os.PathLike[str], command: str) -> tuple[Path, str]:
             raise refusal(f"{command} {model}", _SPECS, got, "Name the file itself.")
     if not path.is_file():
         raise refusal(f"{command} {model}", _SPECS, "no such file", "Check the path.")
-    meta = _metadata(path)
-    if meta and meta.get("format") == CHECKPOINT_FORMAT:
-        return path, "checkpoint"
-    if meta and "conformallayers" in meta:
-        return path, "saved"
-    got = "a file that is none of them" if meta is None else "another safetensors file"
-    remedy = "Write one with cl.save, conformallayers fold or conformallayers train."
-    raise refusal(f"{command} {model}", _SPECS, got, remedy)
+    return path
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
-    """Load a model of either kind that :func:`locate` knows."""
-    path, kind = locate(model, command)
-    if kind == "checkpoint":
-        from .evaluate import trained
+    """Load a fold, a model, or the network of a checkpoint, in evaluation mode."""
+    from ...folding.files import read_network
+    from . import checkpoint
 
-        config, module, epoch = trained(path, device)
-        about = {"network": config.network, "dataset": config.dataset, "epoch": epoch}
+    path = locate(model, command)
+    archive = open_archive(path)
+    if archive.document["kind"] == "checkpoint":
+        found = checkpoint.read(archive)
+        config, module = checkpoint.trained(found, device)
+        about = {"network": config.network, "dataset": config.dataset, "epoch": found.state.epoch}
         labels = LABELS.get(config.dataset)
         if labels is not None and len(labels) != config.classes:  # a data set of the same name
             labels = None
         return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
-    from ...folding.files import load
-    from ...folding.folded import Folded
-
-    module = load(path).eval().to(device)
-    if isinstance(module, Folded):
-        return Loaded(module, path, module.labels, module.about or {})
-    document = open_archive(path).document
-    try:
-        names, notes = read_notes(document, None)
-    except ValueError as error:
-        raise unbuildable(os.fspath(path), error) from error
-    return Loaded(module, path, names, notes or {})
+    module = read_network(archive).eval().to(device)
+    labels, notes = read_notes(archive.document, None)
+    return Loaded(module, path, labels, notes or {})
 
 
 def ready(model: Loaded, command: str) -> nn.Module:
@@ -181,17 +165,3 @@ def read_labels(path: Path) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         expected, remedy = "a text file, one label a line", "Save it as UTF-8."
         raise refusal(f"--labels {path}", expected, "bytes that are no UTF-8", remedy) from error
-
-
-def _metadata(path: Path) -> dict[str, Any] | None:
-    """Return the metadata of a safetensors file, None if it is something else."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(path.stat().st_size - 8, _HEADER_LIMIT):
-                return None
-            found = json.loads(file.read(length))
-    except (ValueError, RecursionError):
-        return None
-    meta = found.get("__metadata__", {}) if isinstance(found, dict) else None
-    return meta if isinstance(meta, dict) else None

@@ -27,6 +27,7 @@ from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
 from ..settings import torch_settings
 from . import checkpoint, runs
+from .checkpoint import TrainState
 from .config import TrainConfig, make_config
 from .distributed import Ranks, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
@@ -224,8 +225,8 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
 def _restore(run: _Run) -> None:
     found = runs.last_checkpoint(run.folder, run.data)
     if found is not None:
-        checkpoint.restore(found, run.model, run.optimizer, str(run.folder / CHECKPOINT))
-        run.history = found.state["history"]
+        checkpoint.restore(found, run.model, run.optimizer)
+        run.history = found.state.history
         steps = len(run.batches)
         run.scheduler = make_scheduler(
             run.config, run.optimizer, run.config.epochs * steps, len(run.history) * steps
@@ -296,12 +297,7 @@ def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iter
 
 
 def _save_epoch(run: _Run, history: list[dict[str, Any]]) -> None:
-    state = {
-        "config": run.config.model_dump(),
-        "epoch": len(history),
-        "history": history,
-        "data": run.data,
-    }
+    state = TrainState(config=run.config.model_dump(), history=history, data=run.data)
     if run.ranks.is_first:
         checkpoint.save(run.folder / CHECKPOINT, run.model, run.optimizer, state)
     run.history = history
