@@ -312,18 +312,18 @@ def _biased(rule: str) -> Recipe:
     return builder.recipe(builder.add(layer.Cast, y, name="y", to=layer.WORKING))
 
 
-def _rebased() -> Recipe:
+def _rebased(rule: str) -> Recipe:
     """Take the point, add a bias, run another activation on it."""
     builder = RecipeBuilder((5,))
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
     n = builder.add(point.SumSquares, unit, name="n", weight=0.5)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
     z, m, tau = builder.add_many(
         point.Rebase, unit, m, tau, names=("z", "peak", "tau"), scale=0.6, coordinate=1.4
     )
     z = builder.add(layer.AddConstant, z, value=_constant(builder, "bias", 5))
     n = builder.add(point.SumSquares, z, name="n", weight=0.5)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
@@ -333,7 +333,7 @@ def _point_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
             yield f"points {rule} {limits}", partial(_points, rule, limits=limits)
         yield f"rescale {rule}", partial(_points, rule, limits=False, rescale=True)
         yield f"grow and combine {rule}", partial(_biased, rule)
-    yield "rebase and bias", _rebased
+        yield f"rebase and bias {rule}", partial(_rebased, rule)
     yield "quadratic_form", partial(_form, point.QuadraticForm)
     for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
         name = f"banded_form {size} {width}"

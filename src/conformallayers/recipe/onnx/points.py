@@ -186,6 +186,9 @@ def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energie
     n = graph.total(energies)
     if op.rule == "published":
         return graph.add("Add", tau, graph.add("Mul", m, n))
+    if any(isinstance(other, point.Rebase) for other in graph.recipe.operations):
+        # A bias may have given a zero sample an energy; its τ = 0 switches that off.
+        n = graph.add("Where", graph.add("Equal", tau, 0.0, dtype=bool), 0.0, n)
     some = graph.add("Max", tau, LEAST)
     ratio = graph.add("Div", n, some)
     if op.rule == "projective":
