@@ -231,9 +231,10 @@ class Pad(Operation):
         found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
         expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
         for n, ends in zip(x[kept:], self.pads, strict=True):
-            longest = {"reflect": n - 1, "circular": n}.get(self.mode)
-            if longest is not None:
-                expect(all(end <= longest for end in ends), f"{self.mode} pads {ends} of {n}")
+            left = n + sum(min(end, 0) for end in ends)  # circular pads repeat what is not cropped
+            longest = {"reflect": n - 1, "circular": left}.get(self.mode, max(ends))
+            expect(max(ends) <= longest, f"{self.mode} pads {ends} of {n}")
+            expect(left > 0 or self.mode != "circular", f"circular pads {ends} of {n}")
         return ((*x[:kept], *found),)
 
 

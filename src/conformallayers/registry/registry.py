@@ -216,6 +216,8 @@ class _Linear(Flow[Tensor]):
 
 def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
+    if isinstance(module, nn.Upsample):
+        x = x.contiguous()  # torch copies other entries of a channels-last map
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result

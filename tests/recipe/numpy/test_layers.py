@@ -171,6 +171,13 @@ def test_pads_of_both_signs(data: st.DataObject, axes: int, dtype: torch.dtype) 
     )
 
 
+@pytest.mark.parametrize(("n", "pads"), [(4, (2, -4)), (2, (-1, 2)), (3, (-3, 1)), (4, (3, -2))])
+def test_circular_pads_that_torch_leaves_uninitialised(n: int, pads: tuple[int, int]) -> None:
+    op = layer.Pad(inputs=("x",), outputs=("y",), pads=(pads,), mode="circular")
+    with pytest.raises(ValueError, match="pads"):
+        op.shapes([(1, n)], lambda _: ())
+
+
 LINEAR = {1: ("linear",), 2: ("bilinear", "bicubic"), 3: ("trilinear",)}
 SCALES = st.sampled_from([0.3, 0.5, 1.0, 1.001, 1.1, 1.5, 1.7, 2.0, 2.05, 2.3, 3.0, 7.1])
 

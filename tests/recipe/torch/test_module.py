@@ -305,3 +305,20 @@ def test_large_maps_keep_their_digits(fill: str) -> None:
     layers = model.train()[:-1]
     expected = exact_output(layers, x)
     assert relative_error(layers(x).detach(), expected) < 2e-6
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
+@pytest.mark.parametrize("scale", [1.1, 1.6])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_interpolation_does_not_depend_on_the_layout(axes: int, scale: float, mode: str) -> None:
+    mode = {2: "bilinear", 3: "trilinear"}[axes] if mode == "linear" else mode
+    conv = {2: cl.Conv2d, 3: cl.Conv3d}[axes]
+    model = cl.ConformalLayers(
+        nn.Upsample(scale_factor=scale, mode=mode), conv(5, 2, 2), cl.ReSPro(0.5), cl.ReSPro()
+    )
+    x = torch.randn(2, 5, *[4] * axes)
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}[axes]
+    expected = exact_output(model, x)
+    folded = cl.fold(model, tuple(x.shape[1:]), strategy="layers")
+    for run in (folded, model.train()):
+        assert relative_error(run(x.contiguous(memory_format=layout)), expected) < 5e-6

@@ -150,6 +150,7 @@ def _pad(op: layer.Pad, module: Holder, x: Tensor) -> Tensor:
 
 @RUN.runs(layer.Upsample)
 def _upsample(op: layer.Upsample, module: Holder, x: Tensor) -> Tensor:
+    x = x.contiguous()  # torch copies other entries of a channels-last map
     corners = None if op.mode.startswith("nearest") else op.align_corners
     if op.scales is None:
         return F.interpolate(x, op.size, mode=op.mode, align_corners=corners)
