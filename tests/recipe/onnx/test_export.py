@@ -268,6 +268,17 @@ def test_layers_before_and_behind_keep_nan_in_its_place(path: Path) -> None:
     assert relative_error(actual, Network(recipe)(x)) <= 1e-5
 
 
+def test_large_maps_are_checked_in_small_batches(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = network()
+    monkeypatch.setattr(exporter, "_ELEMENTS", 2 * net.recipe.peak_elements())
+    assert [len(x) for x in exporter._batches(net)] == [1, 2, 2, 2, 2, 1]
+    export_onnx(net, path)
+    monkeypatch.setattr(exporter, "_ELEMENTS", 2**27)
+    assert [len(x) for x in exporter._batches(net)] == [1, 4, 64]
+
+
 @pytest.mark.slow
 def test_large_images(path: Path) -> None:
     builder = RecipeBuilder((3, 224, 224))

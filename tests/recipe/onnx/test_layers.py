@@ -92,6 +92,14 @@ def test_interpolations_are_those_of_torch(data: st.DataObject, dtype: torch.dty
     assert error(single(layer.AdaptiveAvgPool, (2, *size), size=target), x) <= LIMITS[dtype]
 
 
+def test_averages_of_large_windows_lose_no_digits() -> None:
+    x = torch.full((1, 2, 512, 512), 0.3)
+    x[..., 0, 0] = 1.0
+    exact = x.double().mean((2, 3), keepdim=True)
+    y = session(single(layer.AdaptiveAvgPool, (2, 512, 512), size=(1, 1)), torch.float32)(x)
+    assert torch.allclose(y.double(), exact, rtol=1e-6, atol=0)
+
+
 @both_dtypes
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_pads_crop_where_they_are_negative(mode: str, dtype: torch.dtype) -> None:

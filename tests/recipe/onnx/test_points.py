@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.onnx.points import LONG
+from conformallayers.recipe.onnx.export import onnx_model
+from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
@@ -62,18 +64,50 @@ def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
         assert error(recipe, x) <= LIMITS[dtype]
 
 
-def test_norms_of_large_maps_lose_no_digits() -> None:
-    for shape in ((2, 128, 128), (5000,), (3, 60_000)):
-        x = samples(shape, torch.float32, 3).abs()
-        exact = x.double().flatten(1).square().sum(1)
-        assert x[0].numel() > LONG
-        n = session(single(point.SumSquares, shape), torch.float32)(x)
-        assert torch.allclose(n, exact, rtol=5e-7, atol=0)
-        builder, _, m, tau = embedded(shape)
-        norm = builder.add(point.Advance, m, tau, tau, rule="published", name="n")  # m + τ·τ
-        n = session(builder.recipe(norm), torch.float32)(x)
-        peak = x.flatten(1).amax(1).double()
-        assert torch.allclose(n, peak + exact / peak**2, rtol=5e-7, atol=0)
+LARGE = [(300,), (4096,), (5003,), (2, 128, 128), (3, 60_000), (1024, 6, 1), (3, 1024, 1024)]
+
+
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_energies_of_large_maps_lose_no_digits(shape: tuple[int, ...]) -> None:
+    # Equal numbers are the hard case: each sum is rounded the same way.
+    x = torch.full((2, *shape), 0.3)
+    x[1], x[:, 0] = samples(shape, torch.float32, 1)[0].abs(), 1.0
+    exact = x.double().flatten(1).square().sum(1)
+    n = session(single(point.SumSquares, shape), torch.float32)(x)
+    assert torch.allclose(n, exact, rtol=3e-6, atol=0)
+    builder = RecipeBuilder(shape)
+    n = builder.add(point.Dot, INPUT, INPUT, weight=1.0)
+    assert torch.allclose(session(builder.recipe(n), torch.float32)(x), exact, rtol=3e-6, atol=0)
+    builder, _, m, tau = embedded(shape)
+    norm = builder.add(point.Advance, m, tau, tau, rule="published", name="n")  # m + τ·τ
+    n = session(builder.recipe(norm), torch.float32)(x)
+    peak = x.flatten(1).amax(1).double()
+    assert torch.allclose(n, peak + exact / peak**2, rtol=3e-6, atol=0)
+
+
+def test_forms_of_large_maps_lose_no_digits() -> None:
+    count, size = 4096, 64
+    x = torch.full((1, count), 0.3)
+    x[:, 0] = 1.0
+    exact = x.double().square().sum(1)
+    form = single(point.QuadraticForm, (count,), form=torch.eye(count), weight=1.0)
+    bands = torch.eye(size).expand(count // size, size, size)
+    settings = {"size": size, "width": 0, "weight": 1.0}
+    band = single(point.BandedForm, (count,), band=bands, last=torch.zeros(0, 0), **settings)
+    for recipe in (form, band):
+        assert torch.allclose(session(recipe, torch.float32)(x), exact, rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", [point.Advance, point.Grow])
+def test_a_rule_that_onnx_lacks_is_refused_by_name(
+    kind: type[Operation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(point, "RULES", (*point.RULES, "cubic"))
+    builder, unit, m, tau = embedded((3,))
+    parts = {} if kind is point.Advance else {"linear": ((),), "coordinate": ()}
+    builder.add(kind, *((m, tau) if parts else (tau, m)), tau, rule="cubic", **parts)
+    with pytest.raises(ConformalError, match="activations that ONNX has, got cubic"):
+        onnx_model(builder.recipe(unit), "float32", 20)
 
 
 @settings(max_examples=25, deadline=None)

@@ -20,6 +20,7 @@ from .functions import FUNCTIONS, leaky
 from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
+LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the entries one by one
 
 
 def _affine(
@@ -115,8 +116,8 @@ def _windows(graph: OnnxGraph, x: Value, tables: Sequence[Table]) -> Value:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value) -> Value:
-    if x.dtype == WIDE:
-        return _resample(op, graph, x)
+    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW:
+        return graph.cast(_resample(op, graph, graph.cast(x, WIDE)), x.dtype)
     shape = graph.result_shape(op)
     options, _ = _pooling(op, x, shape)
     y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)

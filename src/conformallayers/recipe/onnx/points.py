@@ -6,12 +6,13 @@ well, and with it the whole sample.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
 
 import numpy as np
 
+from ...errors import refusal
 from .. import point_operations as point
 from ..operation import Shape
 from ..places import Array
@@ -22,7 +23,10 @@ from .layers import RUN
 __all__ = ["RUN"]
 LARGEST = 1e300  # of coordinates and growths
 LEAST = 1e-300  # divides the energy 0 of a zero sample
-LONG = 2**12  # squares that one float32 may add up: ONNX Runtime adds them one by one
+LONG = 2**12  # numbers that are cast to float64 before they are added
+ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one
+
+_SHORTEST = 2**3  # numbers of such a row that are worth a reduction
 
 
 @RUN.runs(point.Normalize)
@@ -32,22 +36,17 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
     peak = graph.reduce_sample("ReduceMax", graph.add("Abs", rows))
     peak = graph.add("Max", peak, np.finfo(x.dtype).tiny)  # of a zero sample, whose τ is 0
     unit = graph.add("Div", rows, peak)
-    if _is_long(unit):
-        tau = graph.add("Sqrt", _squared_norm(graph, unit))
-    else:
-        tau = graph.scalar(graph.reduce_sample("ReduceL2", unit))
-    return graph.reshape(unit, x.shape), graph.scalar(peak), tau
+    return graph.reshape(unit, x.shape), graph.scalar(peak), _reduced(graph, "ReduceL2", unit)
 
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
-    return _weighted(graph, _squared_norm(graph, z), op.weight)
+    return _weighted(graph, _reduced(graph, "ReduceSumSquare", z), op.weight)
 
 
 @RUN.runs(point.Dot)
 def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
-    product = graph.add("Mul", a, b)
-    return _weighted(graph, graph.scalar(graph.reduce_sample("ReduceSum", product)), op.weight)
+    return _weighted(graph, _reduced(graph, "ReduceSum", graph.add("Mul", a, b)), op.weight)
 
 
 @RUN.runs(point.Rescale)
@@ -61,7 +60,7 @@ def _rescale(
     zero = graph.add("Equal", peak, 0.0, dtype=bool)
     divisor = graph.add("Where", graph.add("Or", fits, zero, dtype=bool), 1.0, peak)
     z, factor = graph.add("Div", z, divisor), graph.scalar(divisor)
-    n = _weighted(graph, _squared_norm(graph, z), op.weight)
+    n = _weighted(graph, _reduced(graph, "ReduceSumSquare", z), op.weight)
     return z, graph.add("Mul", m, factor), graph.add("Div", tau, factor), n
 
 
@@ -71,8 +70,7 @@ def _quadratic_form(op: point.QuadraticForm, graph: OnnxGraph, x: Value) -> Valu
 
 
 def _form(graph: OnnxGraph, x: Value, form: Array) -> Value:
-    product = graph.add("Mul", graph.add("MatMul", x, form), x)
-    return graph.scalar(graph.reduce_sample("ReduceSum", product))
+    return _reduced(graph, "ReduceSum", graph.add("Mul", graph.add("MatMul", x, form), x))
 
 
 @RUN.runs(point.BandedForm)
@@ -84,18 +82,17 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     windows = graph.add("Gather", columns, first + np.arange(span), shape=(full, span), axis=0)
     heads = graph.add("Gather", columns, first + np.arange(size), shape=(full, size), axis=0)
     images = graph.add("MatMul", band.transpose(0, 2, 1), windows, shape=(full, size))
-    value = _sum_rows(graph, graph.add("Mul", images, heads), 1)
+    value = _total(graph, graph.add("Mul", images, heads), [0, 1])
     if op.width:
         end = graph.slice(x, 1, count - op.width * op.size, count)
         value = graph.add("Add", value, _form(graph, end, graph.constant(op.last)))
     return _weighted(graph, value, op.weight)
 
 
-def _sum_rows(graph: OnnxGraph, products: Value, axis: int) -> Value:
-    """Sum three axes, all but that of the batch: one of them as it is, then the first in float64."""
-    rows = graph.reduce("ReduceSum", products, [axis], keepdims=False, shape=products.shape[:1])
-    total = graph.reduce("ReduceSum", graph.cast(rows, WIDE), [0], keepdims=False, shape=())
-    return graph.scalar(total)
+def _total(graph: OnnxGraph, products: Value, axes: list[int]) -> Value:
+    """Add products in float64 along axes that are all but that of the batch."""
+    products = graph.cast(products, WIDE)
+    return graph.scalar(graph.reduce("ReduceSum", products, axes, keepdims=False, shape=()))
 
 
 @RUN.runs(point.Fourier)
@@ -165,7 +162,7 @@ def _waves(n: int) -> tuple[Array, Array]:
 @RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
     images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
-    value = _sum_rows(graph, graph.add("Mul", images, spectrum), 2)
+    value = _total(graph, graph.add("Mul", images, spectrum), [0, 2])
     return _weighted(graph, value, op.weight)
 
 
@@ -197,11 +194,27 @@ def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energie
 
 
 def _growth(graph: OnnxGraph, rule: str, q: Value) -> Value:
-    if rule == "radial_tanh":
-        u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
-        return graph.add("Div", u, graph.add("Tanh", u))
-    more = graph.add("Add", q, 1.0)
-    return graph.add("Sqrt", more) if rule == "gnomonic" else more
+    if rule not in GROWTHS:
+        remedy = f"Use one of {', '.join(GROWTHS)}, or another runtime."
+        raise refusal("export_onnx(folded)", "activations that ONNX has", rule, remedy)
+    return GROWTHS[rule](graph, q)
+
+
+def _gnomonic(graph: OnnxGraph, q: Value) -> Value:
+    return graph.add("Sqrt", graph.add("Add", q, 1.0))
+
+
+def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
+    u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
+    return graph.add("Div", u, graph.add("Tanh", u))
+
+
+# The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
+GROWTHS: dict[str, Callable[[OnnxGraph, Value], Value]] = {
+    "projective": lambda graph, q: graph.add("Add", q, 1.0),
+    "gnomonic": _gnomonic,
+    "radial_tanh": _radial_tanh,
+}
 
 
 @RUN.runs(point.Divide)
@@ -281,21 +294,19 @@ def _along(graph: OnnxGraph, key: Key, coefficient: Value, growths: Sequence[Val
     return reduce(lambda k, site: graph.add("Div", k, growths[site]), key, coefficient)
 
 
-def _squared_norm(graph: OnnxGraph, z: Value) -> Value:
-    """Return ``‖z‖²``; a large map adds rows in its own dtype, and their sums in float64."""
-    if _is_long(z):
-        row = z.shape[-1]
-        if row == prod(z.shape) or row > LONG:
-            z = graph.cast(z, WIDE)
-        else:
-            axes, shape = [len(z.shape)], (*z.shape[:-1], 1)
-            rows = graph.reduce("ReduceSumSquare", z, axes, keepdims=True, shape=shape)
-            return graph.scalar(graph.reduce_sample("ReduceSum", graph.cast(rows, WIDE)))
-    return graph.scalar(graph.reduce_sample("ReduceSumSquare", z))
-
-
-def _is_long(z: Value) -> bool:
-    return z.dtype != WIDE and prod(z.shape) > LONG
+def _reduced(graph: OnnxGraph, kind: str, z: Value) -> Value:
+    """Reduce samples to scalars in float64; long maps add short rows in their own dtype first."""
+    count, row, rank = prod(z.shape), z.shape[-1], len(graph.scalar_shape)
+    if z.dtype != WIDE and count > LONG:
+        if not _SHORTEST <= row <= ROW:
+            row = max(n for n in range(1, ROW + 1) if count % n == 0)
+            z = graph.reshape(z, (*[1] * (rank - 1), count // row, row))
+        if row >= _SHORTEST:
+            keep = len(z.shape) == rank  # else the rank of scalars is reached without this axis
+            shape = (*z.shape[:-1], 1) if keep else z.shape[:-1]
+            z = graph.reduce(kind, z, [len(z.shape)], keepdims=keep, shape=shape)
+            kind = "ReduceSum" if kind == "ReduceSumSquare" else kind
+    return graph.scalar(graph.reduce_sample(kind, graph.cast(z, WIDE)))
 
 
 def _weighted(graph: OnnxGraph, n: Value, weight: float) -> Value:
