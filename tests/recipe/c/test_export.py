@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
@@ -20,7 +22,7 @@ from conformallayers.errors import ConformalError
 from conformallayers.folding.certificate import Certificate
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.c.export import WRITE
+from conformallayers.recipe.c.export import WRITE, write
 from conformallayers.recipe.c.simplify import simplified
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
@@ -158,6 +160,39 @@ def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) ->
     ):
         tame = slice(None) if name in POINTS else slice(0, 3)
         check((found[0][tame], found[1][tame]), fold, x[tame], 1e-5)
+
+
+@needs_compiler
+def test_calls_with_work_memory_of_their_own_run_at_once(tmp_path: Path) -> None:
+    names = ["points published False", "grow and combine published", "rescale projective"]
+    folds = [Fold(CASES[name].build()) for name in names]
+    exports = [export(fold, tmp_path, name=f"case{i}") for i, fold in enumerate(folds)]
+    for run, fold in zip(compiled(tmp_path, exports), folds, strict=True):
+        x = torch.randn(8, 200, *fold.input_shape, generator=torch.Generator().manual_seed(1))
+        expected = [run(batch)[1] for batch in x]
+        with ThreadPoolExecutor(8) as pool:  # ctypes lets go of the lock of Python
+            found = [y for _, y in pool.map(run, x)]
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    for (
+        made
+    ) in exports:  # nothing that two calls could share but constants and the memory of predict
+        statics = re.findall(r"^\s*static (?!const)(.*)[;=]", made.source.read_text("ascii"), re.M)
+        assert [line.split("[")[0] for line in statics] == ["float work"]
+
+
+@needs_compiler
+def test_long_sums_lose_no_digits(tmp_path: Path) -> None:
+    # Equal numbers are the hard case: each sum is rounded the same way.
+    count = 150_528
+    x = torch.full((1, count), 0.3)
+    x[:, 0] = 1.0
+    builder = RecipeBuilder((count,))
+    weight = builder.constant("weight", torch.full((1, count), 0.3, dtype=torch.float64))
+    y = builder.add(layer.Matmul, INPUT, weight=weight)
+    fold = Fold(builder.recipe(y))
+    run = compiled(tmp_path, [export(fold, tmp_path)])[0]
+    exact = 0.3 * x.double().sum(1, keepdim=True)
+    assert torch.allclose(run(x)[1].double(), exact, rtol=2e-6, atol=0)
 
 
 @needs_compiler
@@ -423,6 +458,18 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
     y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
     with pytest.raises(ConformalError, match=r"activations that C has, got Own"):
         export(Fold(builder.recipe(y)), tmp_path)
+
+
+def test_a_rule_that_c_lacks_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(point, "RULES", (*point.RULES, "cubic"))
+    builder = RecipeBuilder((3,))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    tau = builder.add(point.Advance, tau, m, tau, name="tau", rule="cubic")
+    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
+    with pytest.raises(ConformalError, match=r"activations that C has, got cubic"):
+        write(builder.recipe(y), [], "float")
 
 
 def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:

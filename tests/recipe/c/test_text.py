@@ -7,9 +7,9 @@ import pytest
 from conformallayers.recipe.c.text import (
     BROADCASTS,
     MAPS,
-    _snippets,
     comment,
     functions,
+    helpers,
     indented,
 )
 
@@ -24,7 +24,7 @@ def test_a_program_gets_what_it_calls() -> None:
 
 @pytest.mark.parametrize("suffix", ["f", "d", "i", "s"])
 def test_functions_are_plain_c(suffix: str) -> None:
-    names = [*_snippets(), *MAPS, *BROADCASTS]
+    names = [*helpers(), *MAPS, *BROADCASTS]
     text = functions(" ".join(f"{name}() {name}_{suffix}()" for name in names))
     assert "$" not in text
     assert text.isascii()

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ...errors import refusal
 from .. import point_operations as point
 from ..point_operations import Key
 from .constants import form, number
 from .layers import WRITE
 from .program import Program
+from .text import helpers
 
 __all__ = ["WRITE"]
 
@@ -84,7 +86,16 @@ def _advance(op: point.Advance, program: Program) -> None:
         program.define(op.outputs[0], f"{tau} + ratio({n}, {tau})")
     else:
         q = f"ratio(ratio({n}, {tau}), {tau})"
-        program.define(op.outputs[0], f"{tau} * growth_{op.rule}({q})")
+        program.define(op.outputs[0], f"{tau} * {_growth(op.rule, q)}")
+
+
+def _growth(rule: str, q: str) -> str:
+    """Call the growth of a rule."""
+    function = f"growth_{rule}"
+    if function not in helpers():
+        remedy = "Use another activation, or another runtime."
+        raise refusal("export_c(folded)", "activations that C has", rule, remedy)
+    return f"{function}({q})"
 
 
 @WRITE.runs(point.Divide)
@@ -135,7 +146,7 @@ def _grow(op: point.Grow, program: Program) -> None:
             coordinate = f"grown({coordinate}, g, {first}, {last})"
         program.say(f"{result} = limited(1 + {coordinate} * q);", "}")
     else:
-        program.say(f"{result} = limited(growth_{op.rule}(q));", "}")
+        program.say(f"{result} = limited({_growth(op.rule, 'q')});", "}")
     program.define(op.outputs[0], result)
 
 

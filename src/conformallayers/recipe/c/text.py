@@ -46,7 +46,7 @@ BROADCASTS = {
 
 
 @lru_cache(maxsize=1)
-def _snippets() -> dict[str, str]:
+def helpers() -> dict[str, str]:
     """Return the functions by name, in an order in which they may call each other."""
     _, *parts = re.split(r"^//: ", (_FOLDER / "helpers.c").read_text("ascii"), flags=re.MULTILINE)
     return dict(part.split("\n", 1) for part in parts)
@@ -55,7 +55,7 @@ def _snippets() -> dict[str, str]:
 def functions(text: str) -> str:
     """Return the functions that a text calls, and those that they call."""
     found: dict[tuple[int, str], str] = {}
-    order = list(_snippets())
+    order = list(helpers())
     waiting = [text]
     while waiting:
         for name in set(re.findall(r"\b([a-z]\w*)\(", waiting.pop())):
@@ -68,7 +68,7 @@ def functions(text: str) -> str:
 
 def _function(name: str) -> tuple[str, str] | None:
     """Return the snippet that a function comes from, and its text; None where it is none of ours."""
-    snippets = _snippets()
+    snippets = helpers()
     if name in snippets and "$" not in snippets[name]:
         return name, snippets[name]
     base, _, suffix = name.rpartition("_")
