@@ -189,6 +189,45 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
     refused(path, "makes no network", cl.load)
 
 
+@pytest.mark.parametrize(
+    ("layer", "change", "message"),
+    [
+        (nn.BatchNorm2d(2), {"eps": "x"}, "eps: 'x'"),
+        (nn.BatchNorm2d(2), {"momentum": [0.1]}, "momentum"),
+        (nn.ELU(), {"alpha": "x"}, "alpha: 'x'"),
+        (nn.Dropout(), {"inplace": 3}, "inplace: 3"),
+        (nn.Softmax(1), {"dim": "x"}, "dim: 'x'"),
+        (nn.Flatten(), {"start_dim": 10**9}, "start_dim: axis 1000000000"),
+        (nn.Conv2d(2, 2, 1), {"padding": [20000, 20000]}, "padding: 20000, and 4096 is the most"),
+        (nn.ZeroPad2d(1), {"padding": [20000] * 4}, "padding: 20000, and 4096 is the most"),
+        (nn.Upsample(2), {"size": 40000}, "size: 40000, and 4096 is the most"),
+        (nn.Upsample(None, 2), {"scale_factor": 4000.0}, "scale_factor: 4000.0, and 128"),
+        (nn.AdaptiveAvgPool2d(2), {"output_size": 10**6}, "output_size: 1000000, and 4096"),
+        (cl.RepeatChannels(2), {"times": 10**8}, "times: 100000000, and 4096 is the most"),
+    ],
+    ids=str,
+)
+def test_settings_that_would_fail_or_fill_the_memory_later(
+    layer: nn.Module, change: dict[str, Any], message: str, path: Path
+) -> None:
+    file = StoredFile(layer, path)
+    file.document["model"]["settings"] |= change
+    file.write()
+    refused(path, message, cl.load)
+
+
+def test_layers_are_counted_as_often_as_they_run(path: Path) -> None:
+    file = StoredFile(nn.Sequential(nn.Tanh()), path)
+    plain = {"type": "nn.Sequential", "settings": {}, "tensors": {}}
+    model = file.document["model"]["children"][0][1]
+    for depth in reversed(range(28)):
+        inner = ".".join(["0"] * (depth + 1))
+        model = {**plain, "children": [["0", model], ["1", {"same": inner}]]}
+    file.document["model"] = model
+    file.write()
+    refused(path, "16383 layers, and 10000 are the most", cl.load)
+
+
 def test_parts_of_a_model_are_those_of_its_class(path: Path) -> None:
     for old, new in (
         ('["features", ', '["other", '),

@@ -23,6 +23,10 @@ from ..errors import refusal
 from ..nn import activations, extra_layers, layers
 from ..nn.branches import Parallel, Residual, below
 from ..nn.container import ConformalLayers
+from ..recipe.fields import Reader, flag, optional, several, whole, word
+from ..recipe.file import OPERATIONS_LIMIT
+from ..recipe.layer_operations import MODES
+from ..recipe.operation import expect
 from ..registry.registry import has_hooks
 from ..utils.fingerprint import tensor_bytes
 from .lower import LOWER
@@ -62,6 +66,10 @@ COMPOSITES: dict[str, type[nn.Module]] = {
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
 _WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool)([123])d$")
 _ENTRIES = {"type", "settings", "tensors", "children"}
+# A few numbers of a small file could ask for any amount of memory when the model runs.
+_SIZE_LIMIT = 4096  # of a window, a padding or a size that a layer gives an axis
+_SCALE_LIMIT = 128  # of an interpolation
+_AXES_LIMIT = 16
 
 
 class ModelWriter:
@@ -150,6 +158,7 @@ class ModelReader:
         self._get = get
         self._taken: dict[str, Tensor] = {}
         self._modules: dict[str, nn.Module] = {}
+        self._runs: dict[nn.Module, int] = {}  # how many layers run when a module runs
 
     def build(self, spec: dict[str, Any], path: str) -> nn.Module:
         """Return the module of a description."""
@@ -159,10 +168,14 @@ class ModelReader:
             raise ValueError("a module with other entries")
         name = spec["type"]
         settings = {key: _decode(value) for key, value in spec["settings"].items()}
+        if name in LAYERS:
+            _check_settings(settings)
         tensors = {key: (role, self._take(found)) for key, (role, found) in spec["tensors"].items()}
         children = OrderedDict(
             (key, self.build(child, below(path, key))) for key, child in spec["children"]
         )
+        runs = 1 + sum(self._runs[child] for child in children.values())
+        expect(runs <= OPERATIONS_LIMIT, f"{runs} layers, and {OPERATIONS_LIMIT} are the most")
         if name in LAYERS:
             module = _layer(LAYERS[name], settings, tensors)
             _check_layer(spec, module)
@@ -172,7 +185,7 @@ class ModelReader:
             module = _composite(COMPOSITES[name], settings, children)
         if "training" in spec:
             self.modes.append((module, spec["training"] is True))
-        self._modules[path] = module
+        self._modules[path], self._runs[module] = module, runs
         return module
 
     def _take(self, described: dict[str, Any]) -> Tensor:
@@ -244,6 +257,90 @@ def _layer(
     return module
 
 
+def _limited(least: int) -> Reader:
+    def read(value: Any) -> int:
+        found: int = whole(least)(value)
+        expect(found <= _SIZE_LIMIT, f"{found}, and {_SIZE_LIMIT} is the most")
+        return found
+
+    return read
+
+
+def _real(value: Any) -> float:
+    """Read a number; it may be infinite."""
+    expect(isinstance(value, (int, float)) and not isinstance(value, bool), f"{value!r:.60}")
+    return float(value)
+
+
+def _axis(value: Any) -> int:
+    found: int = whole(-_AXES_LIMIT)(value)
+    expect(found < _AXES_LIMIT, f"axis {found}")
+    return found
+
+
+def _scale(value: Any) -> float:
+    expect(0 < _real(value) <= _SCALE_LIMIT, f"{value}, and {_SCALE_LIMIT} is the most")
+    return float(value)
+
+
+def _each(reader: Reader) -> Reader:
+    """Return a reader of one value or of several."""
+    return lambda value: (several(reader) if isinstance(value, tuple) else reader)(value)
+
+
+def _padding(value: Any) -> Any:
+    return value if value in ("same", "valid") else _each(_limited(-_SIZE_LIMIT))(value)
+
+
+def _radius(value: Any) -> Any:
+    return value if value in ("young", "spectral", "learned") else optional(_real)(value)
+
+
+def _readers() -> dict[str, Reader]:
+    """Return a reader for each setting of a layer: a constructor takes nearly anything."""
+    flags = "bias ceil_mode count_include_pad return_indices affine track_running_stats inplace"
+    flags += " elementwise_affine projective"
+    counts = "in_features out_features in_channels out_channels groups num_features num_parameters"
+    counts += " num_groups num_channels"
+    numbers = "eps p value negative_slope beta threshold min_val max_val init gain"
+    return {
+        **dict.fromkeys(flags.split(), flag),
+        **dict.fromkeys(counts.split(), whole(1)),
+        **dict.fromkeys(numbers.split(), _real),
+        **dict.fromkeys(("kernel_size", "stride", "dilation"), _each(_limited(1))),
+        **dict.fromkeys(("upscale_factor", "downscale_factor", "times"), _limited(1)),
+        **dict.fromkeys(("start_dim", "end_dim"), _axis),
+        **dict.fromkeys(("align_corners", "recompute_scale_factor"), optional(flag)),
+        **dict.fromkeys(("normalized_shape", "shape"), _each(whole(1))),
+        "padding": _padding,
+        "padding_mode": word("zeros", "reflect", "replicate", "circular"),
+        "output_padding": _each(_limited(0)),
+        "momentum": optional(_real),
+        "dim": optional(_axis),
+        "unflattened_size": several(whole(-1)),
+        "divisor_override": optional(whole(1)),
+        "output_size": optional(_each(optional(_limited(1)))),
+        "size": optional(_each(_limited(1))),
+        "scale_factor": optional(_each(_scale)),
+        "mode": word(*MODES, "area"),
+        "approximate": word("none", "tanh"),
+        "alpha": _radius,
+    }
+
+
+_READERS = _readers()
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings that no layer has, or values that would fail or fill the memory later."""
+    for key, value in settings.items():
+        expect(key in _READERS, f"no setting {key!r:.60}")
+        try:
+            _READERS[key](value)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+
+
 def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
     """Refuse settings that a constructor took for something else, and children it has not."""
     settings = {key: _encode(value, key) for key, value in _settings(spec["type"], module).items()}
@@ -256,17 +353,12 @@ def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
 
 
 def _check_window(settings: dict[str, Any], axes: int) -> None:
-    """Refuse windows that a constructor takes and no image has."""
-    for key, least in (("kernel_size", 1), ("stride", 1), ("dilation", 1), ("padding", 0)):
-        value = settings.get(key, least)
-        values = value if isinstance(value, list) else [value] * axes
-        named = key == "padding" and value in ("same", "valid")
-        whole = all(type(n) is int and n >= least for n in values)
-        if not named and not (whole and len(values) in (1, axes)):
-            raise ValueError(f"{key} of {value}")
-    groups = settings.get("groups", 1)
-    if type(groups) is not int or groups < 1:
-        raise ValueError("no groups")
+    """Refuse windows with other axes or, unlike pads, a negative padding."""
+    for key in ("kernel_size", "stride", "dilation", "padding"):
+        value = settings.get(key)
+        values = value if isinstance(value, list) else [value]
+        fits = len(values) in (1, axes) and not any(type(n) is int and n < 0 for n in values)
+        expect(fits, f"{key} of {value}")
 
 
 # -- modules with children --------------------------------------------------------------------------
