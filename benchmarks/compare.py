@@ -1,11 +1,12 @@
 """Compare two checkouts: how long folding and folded networks take, and how exact they are.
 
-    python benchmarks/compare.py OLD NEW [--networks LeNet "DkNet 3"] [--batch 1 64] [--rounds 25]
+    python benchmarks/compare.py OLD NEW [--networks LeNet "DkNet 3"] [--batch 1 64] [--out FILE]
 
 Each checkout runs in a process of its own that imports its own source. Both build the networks of
 ``conformallayers bench`` with the same weights. They take turns, with a pause between them, so that a busy
 moment of the machine meets both; what counts is the ratio of the medians. A row is marked where the new
-checkout is slower by more than 5 %.
+checkout is slower by more than 5 %. Every row is written to a file when it is measured, and a row that the
+file has for the same two commits is not measured again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-NETWORKS = ["Base", "LeNet", "D3ModNet", "DkNet 1", "DkNet 3", "DkNet 9", "DkNet 3 circular"]
+DEPTHS = (1, 3, 9, 13, 30)
+NETWORKS = [
+    *("Base", "LeNet", "D3ModNet"),
+    *(f"DkNet {depth}" for depth in DEPTHS),
+    *(f"DkNet {depth} circular" for depth in DEPTHS),
+]
 PAUSE = 0.03  # seconds between two turns: a spinning thread would slow the next process down
 LIMIT = 1.05
+LONG = 5.0  # seconds: what takes longer is repeated twice only
+BUDGET = 60.0  # seconds of a row; but there are five turns at least
+Row = dict[str, Any]
 
 
 class Worker:
@@ -36,7 +45,7 @@ class Worker:
     def __init__(self, checkout: Path, threads: int) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(checkout / "src"),
+            "PYTHONPATH": str(checkout.absolute() / "src"),
             "CONFORMALLAYERS_CALIBRATE": "0",  # both choose by the same rates
         }
         command = [sys.executable, __file__, "--worker", str(threads)]
@@ -66,34 +75,34 @@ def work(threads: int) -> None:
     torch.set_num_threads(threads)
     models: dict[str, Any] = {}
     folds: dict[tuple[str, bool], Any] = {}
-    for line in sys.stdin:
-        question = json.loads(line)
-        name, loose = question["network"], question.get("tolerance", False)
+
+    def timed_fold(name: str, loose: bool) -> float:
         if name not in models:
             torch.manual_seed(0)
             models[name] = network(cl, name).eval()
         options = {"tolerance": 1e-3, "max_norm": 55.0} if loose else {}
-        if question["do"] == "fold":
-            start = time.perf_counter()
-            folded = cl.fold(models[name], (3, 32, 32), **options)
-            seconds = time.perf_counter() - start
-            folds[name, loose] = folded
-            x = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-            answer = {
-                "seconds": seconds,
-                "strategy": folded.strategy,
-                "error": cl.fold_error(models[name], folded, x) if question["error"] else None,
-            }
-        else:
-            batch = question["batch"]
-            x = torch.rand(batch, 3, 32, 32, generator=torch.Generator().manual_seed(batch))
-            folded = folds[name, loose]
+        start = time.perf_counter()
+        folds[name, loose] = cl.fold(models[name], (3, 32, 32), **options)
+        return time.perf_counter() - start
+
+    for line in sys.stdin:
+        question = json.loads(line)
+        key = name, _ = question["network"], question["tolerance"]
+        batch, calls = question.get("batch"), question.get("calls", 1)
+        if batch is None or key not in folds:
+            seconds = timed_fold(*key)
+        x = torch.rand(batch or 8, 3, 32, 32, generator=torch.Generator().manual_seed(batch or 1))
+        if batch is not None:
             with torch.inference_mode():
-                folded(x)
+                folds[key](x)
                 start = time.perf_counter()
-                for _ in range(question["calls"]):
-                    folded(x)
-                answer = {"seconds": (time.perf_counter() - start) / question["calls"]}
+                for _ in range(calls):
+                    folds[key](x)
+                seconds = (time.perf_counter() - start) / calls
+        answer: Row = {"seconds": seconds}
+        if question.get("describe"):
+            answer["strategy"] = folds[key].strategy
+            answer["error"] = cl.fold_error(models[name], folds[key], x)
         print(json.dumps(answer), flush=True)
 
 
@@ -107,25 +116,57 @@ def network(cl: Any, name: str) -> Any:
     return getattr(cl.networks, names[word])()
 
 
-def compare(workers: list[Worker], rounds: int, question: dict[str, Any]) -> list[list[float]]:
+def in_turns(workers: list[Worker], rounds: int, question: Row) -> list[list[float]]:
     """Return the seconds of each worker; they take turns, the first one first every other time."""
     times: list[list[float]] = [[], []]
+    started = time.monotonic()
     for turn in range(rounds):
+        if turn >= 5 and time.monotonic() - started > BUDGET:
+            break
         for index in (0, 1) if turn % 2 == 0 else (1, 0):
             times[index].append(workers[index].ask(**question)["seconds"])
     return times
 
 
-def row(label: str, times: list[list[float]], note: str = "") -> bool:
-    """Print one comparison; return whether the new checkout is as fast as the old one."""
-    old, new = (statistics.median(values) for values in times)
-    good = new <= LIMIT * old
-    mark = "" if good else "  slower"
-    print(
-        f"{label:<34}{1e3 * old:>10.3f}{1e3 * new:>10.3f}{new / old:>8.3f}{mark}  {note}",
-        flush=True,
-    )
-    return good
+def measure(workers: list[Worker], rounds: int, question: Row) -> Row:
+    """Return the medians of both workers in milliseconds, their ratio, and what was folded."""
+    row: Row = {}
+    if "batch" not in question:
+        first = [worker.ask(describe=True, **question) for worker in workers]
+        row = {key: [answer[key] for answer in first] for key in ("strategy", "error")}
+        rounds = 2 if max(answer["seconds"] for answer in first) > LONG else 7
+    old, new = (statistics.median(values) for values in in_turns(workers, rounds, question))
+    return {"old_ms": 1e3 * old, "new_ms": 1e3 * new, "ratio": new / old, **row}
+
+
+def questions(networks: list[str], batches: list[int]) -> dict[str, Row]:
+    """Return what to ask for each row, by the name of the row."""
+    found: dict[str, Row] = {}
+    for loose in (False, True):
+        for name in networks:
+            label = f"{name}{', tolerance' if loose else ''}"
+            fold = {"network": name, "tolerance": loose}
+            found[f"{label}: fold"] = fold
+            for batch in batches:
+                calls = 10 if batch == 1 else 3
+                found[f"{label}: batch {batch}"] = {**fold, "batch": batch, "calls": calls}
+    return found
+
+
+def rows_of(path: Path, commits: list[str]) -> dict[str, Row]:
+    """Return the rows that a file has for two commits, by their names."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:  # the last line was cut
+        path.write_text(whole, "utf-8")
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return {row["row"]: row for row in rows if row["commits"] == commits}
+
+
+def commit(checkout: Path) -> str:
+    """Return the commit of a checkout, marked if it has changes."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
@@ -137,23 +178,27 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 64, 1024])
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=Path("compare.jsonl"))
     options = parser.parse_args()
-    workers = [Worker(checkout, options.threads) for checkout in (options.old, options.new)]
+    checkouts = [options.old, options.new]
+    commits = [commit(checkout) for checkout in checkouts]
+    done = rows_of(options.out, commits)
+    workers = [Worker(checkout, options.threads) for checkout in checkouts]
     print(f"{'milliseconds':<34}{'old':>10}{'new':>10}{'ratio':>8}")
-    good = True
-    for name in options.networks:
-        for loose in (False, True):
-            question = {"network": name, "tolerance": loose}
-            first = [w.ask(do="fold", error=True, **question) for w in workers]
-            note = "; ".join(f"{a['strategy']}, error {a['error']:.1e}" for a in first)
-            label = f"{name}{', tolerance' if loose else ''}"
-            fold = {"do": "fold", "error": False, **question}
-            slow = max(answer["seconds"] for answer in first) > 5
-            good &= row(f"{label}: fold", compare(workers, 2 if slow else 7, fold), note)
-            for batch in options.batch:
-                call = {"do": "run", "batch": batch, "calls": 10 if batch == 1 else 3, **question}
-                good &= row(f"{label}: batch {batch}", compare(workers, options.rounds, call))
-    raise SystemExit(0 if good else 1)
+    slower = 0
+    for label, question in questions(options.networks, options.batch).items():
+        row = done.get(label)
+        if row is None:
+            row = {"row": label, "commits": commits, **measure(workers, options.rounds, question)}
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        slow = row["ratio"] > LIMIT
+        slower += slow
+        pairs = zip(row.get("strategy", []), row.get("error", []), strict=True)
+        note = "; ".join(f"{strategy}, error {error:.1e}" for strategy, error in pairs)
+        times = f"{row['old_ms']:>10.3f}{row['new_ms']:>10.3f}{row['ratio']:>8.3f}"
+        print(f"{label:<34}{times}{'  slower' if slow else '':<8}  {note}".rstrip(), flush=True)
+    raise SystemExit(1 if slower else 0)
 
 
 if __name__ == "__main__":
