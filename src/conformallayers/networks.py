@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 IMAGE_SHAPE = (3, 32, 32)
+_DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
 
 
 class Network(nn.Module, Published):
@@ -84,6 +85,13 @@ def _conformal(
 def _check_count(name: str, value: object, remedy: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refusal(name, "a whole number > 0", repr(value), remedy)
+
+
+def _check_depth(depth: int) -> None:
+    remedy = "It is the number of convolutions."
+    _check_count("depth", depth, remedy)
+    if depth > _DEEPEST:
+        raise refusal("depth", f"{_DEEPEST} at most", repr(depth), remedy)
 
 
 def _base_head(
@@ -273,7 +281,7 @@ class DkNet(Network):
     def __init__(
         self, depth: int, hidden: int | None = None, *, num_classes: int = 10, **factory: Any
     ) -> None:
-        _check_count("depth", depth, "It is the number of convolutions.")
+        _check_depth(depth)
         layers: list[nn.Module] = []
         for index in range(depth):
             layers.append(nn.Conv2d(32 if index else 3, 32, 3, padding=1, **factory))
@@ -308,7 +316,7 @@ class DkNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        _check_count("depth", depth, "It is the number of convolutions.")
+        _check_depth(depth)
         layers: list[nn.Module] = []
         for index in range(depth):
             channels = 32 if index else 3

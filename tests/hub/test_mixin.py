@@ -215,7 +215,7 @@ def test_a_pickle_is_never_opened(
     refused(lenet, r"weights in model\.safetensors, got none")
     monkeypatch.chdir(tmp_path)
     torch.save(Bomb(), lenet / "pytorch_model.bin")
-    refused(lenet, r"got pytorch_model\.bin, a pickle, which is never opened")
+    refused(lenet, r"got none\. .* pickles are never opened")
     shutil.copy(lenet / "pytorch_model.bin", lenet / "model.safetensors")
     refused(lenet, "a file that fails")
     assert not Path("exploded").exists()
@@ -235,7 +235,7 @@ def test_a_repository_with_a_pickle_alone_is_refused(
 
     monkeypatch.setattr(hub, "hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.hub_mixin.hf_hub_download", download)
-    refused("someone/lenet", "got none. .* pickles are never opened", revision="main")
+    refused("someone/lenet", "got not both. .* pickles are never opened", revision="main")
     assert asked == ["config.json", "model.safetensors"]
 
 
@@ -254,6 +254,11 @@ def test_a_repository_with_a_pickle_alone_is_refused(
         ({"num_classes": 10**9}, "expected the weights of its arguments, got others"),
         ({"num_classes": -1}, "some that fail|got others"),
         ({"gain": 1.0}, "expected the weights of its arguments, got others"),
+        ({"self": 1}, "got self=1"),
+        ({"token": "x"}, "got token='x'"),
+        ({"model_id": "x"}, "got model_id='x'"),
+        ({"cls": "x"}, "got cls='x'"),
+        ({"map_location": "meta"}, "got map_location='meta'"),
         ({"alpha": "old"}, "some that fail .*'old'"),
     ],
 )
@@ -263,6 +268,45 @@ def test_an_invalid_config_is_refused(change: dict[str, Any], message: str, lene
     refused(lenet, message)
 
 
+def test_a_depth_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    networks.DkNetCL(1).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "depth": 10**9}))
+    refused(tmp_path, "depth: expected 10000 at most", networks.DkNetCL)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_is_no_file_is_refused(name: str, lenet: Path) -> None:
+    """Reading a pipe would wait for ever, and a device has no end."""
+    path = lenet / name
+    path.unlink()
+    os.mkfifo(path)
+    refused(lenet, f"in {name}, got a device or a pipe")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused(lenet, f"in {name}, got a device or a pipe")
+    path.unlink()
+    path.mkdir()
+    refused(lenet, f"in {name}, got a folder")
+    path.rmdir()
+    path.symlink_to("nowhere")
+    refused(lenet, f"in {name}, got none")
+
+
+def test_weights_of_another_network_are_refused(lenet: Path, tmp_path: Path) -> None:
+    networks.LeNet().save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", lenet)
+    refused(lenet, "expected the weights of its arguments, got others")
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(lenet: Path) -> None:
+    before = {name: (lenet / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    (lenet / "README.md").unlink()
+    with pytest.raises(cl.ConformalError, match="accuracy"):
+        networks.LeNetCL(gain=1.0).save_pretrained(lenet, model_card_kwargs={"accuracy": 2})
+    assert {path.name: path.read_bytes() for path in lenet.iterdir()} == before
+
+
 def test_an_incomplete_folder_is_refused(lenet: Path) -> None:
     refused(lenet / "none", "expected a folder, got none")
     refused(lenet, "got one of LeNetCL", networks.DkNetCL)
@@ -270,6 +314,10 @@ def test_an_incomplete_folder_is_refused(lenet: Path) -> None:
     refused(lenet, "got no JSON object")
     (lenet / "config.json").write_text('{"alpha": ')
     refused(lenet, "got no JSON object")
+    (lenet / "config.json").write_bytes(json.dumps({}).encode("utf-16"))
+    refused(lenet, "got no JSON object")
+    (lenet / "config.json").write_text(" " * 2**20 + "{}")
+    refused(lenet, "got 1048578 bytes")
     (lenet / "config.json").unlink()
     refused(
         lenet, r"arguments in config\.json, got none\. A fold or a model of cl\.save loads with"

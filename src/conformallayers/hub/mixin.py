@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,33 +18,22 @@ from torch import nn
 
 from ..errors import ConformalError, missing_extra, refusal
 from ..registry.registry import has_hooks
-from ..utils.files import replace_file
+from ..utils.files import kind_of_file, replace_files
 from .card import LIBRARY, TAGS, TASK, model_card
 
-WEIGHTS = "model.safetensors"
-CONFIG = "config.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_DOWNLOAD_OPTIONS = (
-    *("revision", "cache_dir", "force_download", "local_files_only", "token"),
-    *("proxies", "resume_download"),  # of older versions
-)
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+_LONGEST = 2**20  # bytes of a config
+_DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 _DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
-_SAVE_AGAIN = f"Save it again with save_pretrained, or correct {CONFIG}."
+_SAVE_AGAIN = "Save it again with save_pretrained."
 N = TypeVar("N", bound="Published")
 
 
 class _Unavailable:
     """Take the mixin's place where ``huggingface_hub`` is not installed."""
 
-    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        raise missing_extra("huggingface_hub", "hub", "save_pretrained")
-
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         raise missing_extra("huggingface_hub", "hub", "push_to_hub")
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
-        raise missing_extra("huggingface_hub", "hub", "from_pretrained")
 
 
 def _mixin() -> type[Any]:
@@ -73,9 +63,9 @@ else:
 class Published(_Mixin):
     """Mix in ``save_pretrained``, ``push_to_hub`` and ``from_pretrained``.
 
-    Where ``huggingface_hub`` is installed this is a ``PyTorchModelHubMixin``, with its methods and
-    options. The class that mixes it in is an ``nn.Module`` that stores the arguments of its
-    constructor, without ``device`` and ``dtype``, in ``arguments``.
+    Where ``huggingface_hub`` is installed this is a ``PyTorchModelHubMixin``, with its options. The
+    class that mixes it in is an ``nn.Module`` that stores the arguments of its constructor, without
+    ``device`` and ``dtype``, in ``arguments``.
     """
 
     arguments: dict[str, Any]
@@ -83,11 +73,13 @@ class Published(_Mixin):
     _hub_mixin_config: Any = {}  # noqa: RUF012
 
     def save_pretrained(
-        self,
+        self: Any,
         save_directory: str | Path,
         *,
         config: dict[str, Any] | None = None,
         model_card_kwargs: dict[str, Any] | None = None,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
         **options: Any,
     ) -> str | None:
         """Write ``config.json``, ``model.safetensors`` and, unless it exists, ``README.md``.
@@ -96,64 +88,69 @@ class Published(_Mixin):
             save_directory: the folder.
             config: None; the network knows its arguments.
             model_card_kwargs: for :func:`conformallayers.hub.model_card`, such as the row of a run.
-            **options: ``push_to_hub=True`` and ``repo_id`` of the mixin.
+            push_to_hub: upload the files as well.
+            repo_id: the repository; None means the name of the folder.
+            **options: of the mixin's ``push_to_hub``.
         """
-        known = None if _Mixin is _Unavailable else config_of(self)
-        if known is not None and config not in (None, known):
+        _require_hub("save_pretrained")
+        from safetensors.torch import save
+
+        known, folder = config_of(self), Path(save_directory)
+        if config not in (None, known):
             where, remedy = f"{type(self).__name__}.save_pretrained(config=...)", "Leave it out."
             raise refusal(where, "None: it is read from the network", "another one", remedy)
-        more = {"config": known, "model_card_kwargs": model_card_kwargs}
-        return super().save_pretrained(save_directory, **more, **options)
+        state = {name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()}
+        files = {
+            folder / WEIGHTS: [save(state, {"format": "pt"})],
+            folder / CONFIG: [json.dumps(known, sort_keys=True, indent=2).encode()],
+        }
+        if not (folder / CARD).exists():
+            files[folder / CARD] = [str(model_card(self, **(model_card_kwargs or {}))).encode()]
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_files(files)
+        if not push_to_hub:
+            return None
+        name = repo_id or folder.name
+        url: str = self.push_to_hub(name, model_card_kwargs=model_card_kwargs, **options)
+        return url
 
     @classmethod
     def from_pretrained(
-        cls: type[N], pretrained_model_name_or_path: str | Path, **options: Any
+        cls: type[N],
+        pretrained_model_name_or_path: str | Path,
+        *,
+        map_location: Any = "cpu",
+        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> N:
         """Load a network from a folder or a repository, in evaluation mode; never open a pickle.
 
         Args:
             pretrained_model_name_or_path: a folder of :meth:`save_pretrained`, or a name on the Hub.
-            **options: options of the mixin, such as ``revision``; ``map_location``, the device;
-                ``dtype``, to convert the weights.
+            map_location: the device.
+            dtype: to convert the weights to; None means that of the file.
+            **options: of the download, such as ``revision``; others override arguments of the config.
         """
+        _require_hub("from_pretrained")
         name = os.fspath(pretrained_model_name_or_path)
         where = f"{cls.__name__}.from_pretrained({name})"
-        if _Mixin is not _Unavailable:
-            if os.path.isdir(name):
-                _check_folder(name, where)
-            elif isinstance(pretrained_model_name_or_path, Path) or not _is_repository(name):
-                raise refusal(where, "a folder", "none", "Give a folder, or USER/REPOSITORY.")
-        network: N = super().from_pretrained(name, **options)
-        vars(network).pop("_hub_mixin_config", None)  # the mixin leaves its own copy
-        return network
+        download = {key: options.pop(key) for key in _DOWNLOAD_OPTIONS if key in options}
+        if os.path.isdir(name):
+            paths = [os.path.join(name, file) for file in (CONFIG, WEIGHTS)]
+        elif isinstance(pretrained_model_name_or_path, Path) or not _is_repository(name):
+            raise refusal(where, "a folder", "none", "Give a folder, or USER/REPOSITORY.")
+        else:
+            paths = _downloaded(name, where, download)
+        config, weights = paths
+        _check_file(weights, f"weights in {WEIGHTS}", where)
+        network: Any = _build(cls, {**_read_config(config, where), **options}, dtype, where)
+        _load_weights(network, weights, where, str(map_location), dtype is not None)
+        loaded: N = network.eval()
+        return loaded
 
     def generate_model_card(self: Any, *arguments: Any, **row: Any) -> Any:
         """Return the model card; see :func:`conformallayers.hub.model_card`."""
         return model_card(self, **row)
-
-    def _save_pretrained(self: Any, save_directory: Path) -> None:
-        from safetensors.torch import save
-
-        state = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
-        }
-        replace_file(save_directory / WEIGHTS, [save(state, {"format": "pt"})])
-
-    @classmethod
-    def _from_pretrained(
-        cls: type[N], *, model_id: str, map_location: Any = "cpu", **options: Any
-    ) -> N:
-        where = f"{cls.__name__}.from_pretrained({model_id})"
-        download = {key: options.pop(key) for key in _DOWNLOAD_OPTIONS if key in options}
-        convert = isinstance(options.get("dtype"), torch.dtype)
-        network: Any = _build(cls, options, where)
-        if os.path.isdir(model_id):
-            path = os.path.join(model_id, WEIGHTS)
-        else:
-            path = _download_weights(model_id, where, download)
-        _load_weights(network, path, where, str(map_location), convert)
-        loaded: N = network.eval()
-        return loaded
 
 
 def config_of(network: Any) -> dict[str, Any]:
@@ -213,26 +210,79 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _build(kind: type[Any], config: dict[str, Any], where: str) -> nn.Module:
+def _require_hub(purpose: str) -> None:
+    if _Mixin is _Unavailable:
+        raise missing_extra("huggingface_hub", "hub", purpose)
+
+
+def _downloaded(name: str, where: str, options: dict[str, Any]) -> list[str]:
+    """Return the paths of the config and the weights of a repository."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return [hf_hub_download(name, file, **options) for file in (CONFIG, WEIGHTS)]
+    except EntryNotFoundError as error:
+        remedy = "Save the network with save_pretrained; pickles are never opened."
+        raise refusal(where, f"{CONFIG} and {WEIGHTS}", "not both", remedy) from error
+
+
+def _is_repository(name: str) -> bool:
+    """Tell whether a name has the form USER/REPOSITORY; asking the Hub for others is slow."""
+    return not name.startswith((".", os.sep)) and name.count("/") == 1
+
+
+def _check_file(path: str, expected: str, where: str) -> int:
+    """Return the size of a file; refuse what is no file, which reading might wait for."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        folder = os.path.dirname(path)
+        remedy = "Save the network with save_pretrained; pickles are never opened."
+        if os.path.basename(path) == CONFIG:
+            remedy = f'A fold or a model of cl.save loads with cl.load("{folder}/{WEIGHTS}").'
+        raise refusal(where, expected, "none", remedy) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise refusal(where, expected, kind_of_file(status.st_mode), _SAVE_AGAIN)
+    return status.st_size
+
+
+def _read_config(path: str, where: str) -> dict[str, Any]:
+    expected = f"arguments in {CONFIG}"
+    size = _check_file(path, expected, where)
+    if size > _LONGEST:
+        raise refusal(where, expected, f"{size} bytes", _SAVE_AGAIN)
+    try:
+        config = json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise refusal(where, expected, "no JSON object", _SAVE_AGAIN)
+    return config
+
+
+def _build(
+    kind: type[Any], config: dict[str, Any], asked: torch.dtype | None, where: str
+) -> nn.Module:
     """Build a network on the meta device; refuse arguments that do not build one."""
-    network, dtype = config.pop("network", None), config.pop("dtype", "float32")
+    network, stored = config.pop("network", None), config.pop("dtype", "float32")
     if network != kind.__name__:
         got = f"one of {network}" if isinstance(network, str) else "none"
         raise refusal(where, f"a {CONFIG} of {kind.__name__}", got, "Use the class that it names.")
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    known = {parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD}
-    unknown = sorted(set(config) - known)
-    expected = f"arguments of {kind.__name__}"
-    resolved = dtype if isinstance(dtype, torch.dtype) else _DTYPES.get(str(dtype))
-    if unknown or resolved is None:
-        got = f"{unknown[0]}={config[unknown[0]]!r}" if unknown else f"dtype={dtype!r}"
-        raise refusal(where, expected, got, _SAVE_AGAIN)
+    known = [p.name for p in inspect.signature(kind).parameters.values() if p.kind != p.VAR_KEYWORD]
+    unknown = [f"{name}={value!r}" for name, value in config.items() if name not in known]
+    dtype = asked or _DTYPES.get(str(stored))
+    if dtype not in _DTYPES.values():
+        unknown.append(f"dtype={asked or stored!r}")
+    expected, remedy = f"arguments of {kind.__name__}", f"{_SAVE_AGAIN[:-1]}, or correct {CONFIG}."
+    if unknown:
+        raise refusal(where, expected, unknown[0], remedy)
     try:
         with torch.device("meta"):
-            built: nn.Module = kind(**config, dtype=resolved)
+            built: nn.Module = kind(**config, dtype=dtype)
     except Exception as error:
         got = f"some that fail ({str(error).splitlines()[0]})"
-        raise refusal(where, expected, got, _SAVE_AGAIN) from error
+        raise refusal(where, expected, got, remedy) from error
     return built
 
 
@@ -259,41 +309,3 @@ def _load_weights(network: nn.Module, path: str, where: str, device: str, conver
             raise refusal(where, f"weights of {dtype}", got, remedy)
         state[name] = state[name].to(dtype)
     network.load_state_dict(state, assign=True)
-
-
-def _download_weights(model_id: str, where: str, options: dict[str, Any]) -> str:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        path: str = hf_hub_download(model_id, WEIGHTS, **options)
-    except EntryNotFoundError as error:
-        remedy = "Save the network with save_pretrained; pickles are never opened."
-        raise refusal(where, f"weights in {WEIGHTS}", "none", remedy) from error
-    return path
-
-
-def _check_folder(folder: str, where: str) -> None:
-    """Refuse a folder without weights, or without a config that the mixin can read."""
-    names = sorted(os.listdir(folder))
-    if WEIGHTS not in names:
-        pickles = [name for name in names if name.endswith(_PICKLES)]
-        got = f"{pickles[0]}, a pickle, which is never opened" if pickles else "none"
-        remedy = "Save the network with save_pretrained."
-        raise refusal(where, f"weights in {WEIGHTS}", got, remedy)
-    expected = f"arguments in {CONFIG}"
-    if CONFIG not in names:
-        remedy = f'A fold or a model of cl.save loads with cl.load("{folder}/{WEIGHTS}").'
-        raise refusal(where, expected, "none", remedy)
-    try:
-        config = json.loads(Path(folder, CONFIG).read_bytes())
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        remedy = "Save the network again with save_pretrained."
-        raise refusal(where, expected, "no JSON object", remedy)
-
-
-def _is_repository(name: str) -> bool:
-    """Tell whether a name has the form USER/REPOSITORY; asking the Hub for others is slow."""
-    return not name.startswith((".", os.sep)) and name.count("/") == 1
