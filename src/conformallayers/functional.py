@@ -170,7 +170,8 @@ def norm(z: Tensor) -> Tensor:
     dtype, wide = _at_least_float32(z.dtype), wide_dtype(z.device)
     count = math.prod(z.shape[1:])
     if count <= _LONG:
-        return torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype).to(wide)
+        short: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
+        return short.to(wide)
     if z.dim() == 4 and not transformed() and z.is_contiguous(memory_format=torch.channels_last):
         z = z.permute(0, 2, 3, 1)  # rows of memory
     rows, whole = z.flatten(1), count - count % _BLOCK
@@ -179,7 +180,8 @@ def norm(z: Tensor) -> Tensor:
     if whole < count:
         rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
         norms = torch.cat([norms, rest], 1)
-    return torch.linalg.vector_norm(norms, dim=1, dtype=wide)
+    total: Tensor = torch.linalg.vector_norm(norms, dim=1, dtype=wide)
+    return total
 
 
 def squared_norm(z: Tensor) -> Tensor:

@@ -101,3 +101,30 @@ def test_aot_inductor_compiles_folds(name: str, strategy: str, tmp_path: Path) -
     path = str(tmp_path / "net.pt2")
     package = torch._inductor.aoti_compile_and_package(exported(folded), package_path=path)
     agree(torch._inductor.aoti_load_package(package), folded, 1e-6)
+
+
+class _Block(nn.Module):
+    """A residual block that ends in a concatenation, for cl.Traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = cl.Conv2d(2, 2, 3, padding=1), cl.Conv2d(2, 2, 3, padding=1)
+        self.activation = cl.ReSPro(projective=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.second(self.activation(self.first(x)))
+        return torch.cat([y + y, x], 1).flatten(1)
+
+
+@compiles
+def test_traced_modules_export_strictly_and_compile_as_one_graph() -> None:
+    torch.manual_seed(0)
+    traced = cl.Traced(_Block())
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), traced, cl.ReSPro())
+    x = torch.rand(3, 1, 6, 6)
+    folded = cl.fold(model, (1, 6, 6), strategy="layers")
+    program = torch.export.export(folded, (x,), strict=True)
+    assert relative_error(program.module()(x), folded(x)) < 1e-6
+    for network in (folded, model.train()):
+        compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
+        assert relative_error(compiled(x), network(x)) < 1e-6

@@ -73,28 +73,28 @@ class Traced(Composite):
             remedy = "Take and return one tensor."
             raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
 
+        # Names instead of nodes: torch.compile cannot trace the nodes of a graph.
+        self._result = _output(graph).name
+        self._steps = [
+            (node.name, [before.name for before in _sources(node)], _action(node))
+            for node in graph.nodes
+            if node.op not in ("placeholder", "output")
+        ]
+        self._input = inputs[0].name
+
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Apply the nodes of the graph in order."""
-        found: dict[Any, T] = {}
-        for node in self.body.graph.nodes:
-            where = below(path, f"body.{node.target if node.op == 'call_module' else node.name}")
-            if node.op == "placeholder":
-                found[node] = value
-            elif node.op == "call_module":
-                found[node] = through.run(
-                    where, self.body.get_submodule(str(node.target)), found[node.args[0]]
-                )
-            elif node.target in _SUMS:
-                values = [found[argument] for argument in node.args]
-                found[node] = through.join(where, values, Join("sum"))
-            elif node.target is torch.cat:
-                values = [found[argument] for argument in _cat_parts(node)]
-                found[node] = through.join(where, values, Join("concatenate", _cat_axis(node)))
-            elif node.op != "output":
-                found[node] = through.run(
-                    where, nn.Flatten(*node.args[1:], **node.kwargs), found[node.args[0]]
-                )
-        return found[_output(self.body.graph)]
+        found = {self._input: value}
+        for name, sources, action in self._steps:
+            if isinstance(action, Join):
+                where = below(path, f"body.{name}")
+                found[name] = through.join(where, [found[source] for source in sources], action)
+            elif isinstance(action, str):
+                where, module = below(path, f"body.{action}"), self.body.get_submodule(action)
+                found[name] = through.run(where, module, found[sources[0]])
+            else:
+                found[name] = through.run(below(path, f"body.{name}"), action, found[sources[0]])
+        return found[self._result]
 
 
 class _Tracer(fx.Tracer):
@@ -133,6 +133,24 @@ def _check_node(name: str, node: fx.Node) -> None:
             call_text(node),
             _remedy(node),
         )
+
+
+def _sources(node: fx.Node) -> list[Any]:
+    """Return the nodes that a node reads, as often as it reads them."""
+    if node.target is torch.cat:
+        return list(_cat_parts(node))
+    return list(node.args) if node.target in _SUMS else node.all_input_nodes
+
+
+def _action(node: fx.Node) -> str | Join | nn.Module:
+    """Return what a node does: the path of a module, a join, or a flattening."""
+    if node.op == "call_module":
+        return str(node.target)
+    if node.target in _SUMS:
+        return Join("sum")
+    if node.target is torch.cat:
+        return Join("concatenate", _cat_axis(node))
+    return nn.Flatten(*node.args[1:], **node.kwargs)  # type: ignore[arg-type]
 
 
 def _remedy(node: fx.Node) -> str:
