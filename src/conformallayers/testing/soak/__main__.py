@@ -15,11 +15,13 @@ from multiprocessing import get_context
 import torch
 
 from ...utils.text import table
-from . import nets, runtimes
+from . import files, nets, runtimes, stale
 from .case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
     "nets": nets.attack,
+    "files": files.attack,
+    "stale": stale.attack,
     "runtimes": runtimes.attack,
 }
 

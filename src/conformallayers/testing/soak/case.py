@@ -64,7 +64,7 @@ class Case:
         """Run an attack within its limits; an exception is a finding too."""
         self.counts[f"{self.kind}: cases"] += 1
         try:
-            with _limits(), warnings.catch_warnings():
+            with _limited_time(), limited_memory(MEMORY), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 attack(self)
         except Exception as error:
@@ -86,17 +86,13 @@ def _stop(number: int, frame: Any) -> None:
 
 
 @contextmanager
-def _limits() -> Iterator[None]:
-    """Limit time and memory, where the system can."""
+def _limited_time() -> Iterator[None]:
+    """Stop a case that takes too long, where the system can."""
     if not HAS_LIMITS:
         yield
         return
     kinds = (signal.SIGPROF, signal.SIGALRM)
     held = [signal.signal(kind, _stop) for kind in kinds]
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    most = _address_space() + MEMORY
-    if before[1] == resource.RLIM_INFINITY or most < before[1]:
-        resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
     signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
     try:
@@ -104,9 +100,24 @@ def _limits() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, before)
         for kind, handler in zip(kinds, held, strict=True):
             signal.signal(kind, handler)
+
+
+@contextmanager
+def limited_memory(amount: int) -> Iterator[None]:
+    """Let the process ask for so many bytes more, where the system has such a limit."""
+    if not HAS_LIMITS:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = _address_space() + amount
+    ends = [end for end in before if end != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([most, *ends]), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def _address_space() -> int:
