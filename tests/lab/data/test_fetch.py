@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import http.server
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import conformallayers as cl
-from conformallayers.lab.data import fetch
+from conformallayers.lab.data import fetch, files
 from conformallayers.lab.data.datasets import load
 from datafiles import NAMES
 from support import run_command
@@ -91,3 +92,31 @@ def test_get_downloads_checked_files(pretended: Path, server: tuple[Path, str]) 
     (target / "mnist" / NAMES[3]).unlink()
     assert fetch.get("mnist", target, address + "/") == [target / "mnist" / NAMES[3]]
     assert load("mnist", target).test_labels.shape == (3,)
+
+
+@pytest.mark.parametrize("length", ["many", str(10**30), "0"])
+def test_servers_that_lie_are_refused(
+    length: str, pretended: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One announces what it likes, and sends without an end."""
+    monkeypatch.setattr(files, "_LIMIT", 2**22)
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(2**16))
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    target = pretended.parent / "target"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        with pytest.raises(cl.ConformalError):
+            fetch.get("mnist", target, f"http://127.0.0.1:{running.server_address[1]}")
+        running.shutdown()
+    assert not list(target.rglob("*ubyte*"))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import io
+import subprocess
+import sys
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.data import catalogue
+from conformallayers.lab.data import catalogue, files
 from conformallayers.lab.data.datasets import check, load
 from datafiles import NAMES
+from support import without_override
+from training import source_environment
 
 
 @pytest.mark.parametrize("folder", [*catalogue.LAYOUTS["fashion-mnist"][0].folders])
@@ -98,3 +104,78 @@ def test_broken_archives_are_refused(cifar: Path, tmp_path: Path) -> None:
     verdicts = list(check("cifar10", root, verify=False))
     assert [verdict.fault is None for verdict in verdicts] == [True, False]
     assert sorted(child.name for child in root.iterdir()) == [path.name]
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytearray:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return bytearray(info.tobuf(tarfile.GNU_FORMAT))
+
+
+def sparse_archive() -> bytes:
+    """Return an archive of one file that says it has 4 GiB, and holds 512 bytes."""
+    block = header("test_batch.bin", 512, tarfile.GNUTYPE_SPARSE)
+    block[386:410] = b"%011o\0%011o\0" % (0, 512)
+    block[483:495] = b"%011o\0" % 2**32
+    block[148:156] = b" " * 8
+    block[148:155] = b"%06o\0" % sum(block)
+    with tarfile.open(fileobj=io.BytesIO(bytes(block) + bytes(3 * 512))) as archive:
+        (member,) = archive
+        assert member.issparse()
+        assert member.size == 2**32
+    return bytes(block) + bytes(3 * 512)
+
+
+BOMBS = {
+    "a long comment": (bytes(header("x", 2**23, tarfile.XHDTYPE)), 2**23, "at most 1048576 bytes"),
+    "a long name": (bytes(header("x", 2**23, tarfile.GNUTYPE_LONGNAME)), 2**23, "at most 1048576"),
+    "a long file": (bytes(header("test_batch.bin", 2**23)), 2**23, "at most 1048576 bytes, got more"),
+    "more than it holds": (bytes(header("test_batch.bin", 2**40)), 512, "a file that can be read"),
+    "a sparse file": (sparse_archive(), 0, r"an archive with .*test_batch\.bin"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "zeros", "message"), BOMBS.values(), ids=BOMBS)
+def test_archives_that_grow_are_refused(
+    start: bytes, zeros: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_LIMIT", 2**20)
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    path.write_bytes(gzip.compress(start + bytes(zeros)))
+    with pytest.raises(cl.ConformalError, match=message):
+        load("cifar10", tmp_path, verify=False)
+
+
+def test_a_file_that_grows_is_refused(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_LIMIT", 2**20)
+    (mnist / NAMES[0]).unlink()
+    (mnist / f"{NAMES[0]}.gz").write_bytes(gzip.compress(bytes(2**21)))
+    with pytest.raises(cl.ConformalError, match="expected at most 1048576 bytes, got more"):
+        load("mnist", mnist.parent, verify=False)
+
+
+def test_a_closed_folder_hides_no_other(mnist: Path) -> None:
+    closed = mnist.parent / "cifar10"
+    (closed / "cifar-10-batches-py").mkdir(parents=True)
+    closed.chmod(0)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "conformallayers", "data", "list", "--data-root", mnist.parent],
+            env=source_environment(), preexec_fn=without_override,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    finally:
+        closed.chmod(0o700)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["mnist", str(mnist)]
+    assert "cifar10        not found" in done.stdout
+
+
+def test_two_threads_load_at_once(mnist: Path, cifar: Path) -> None:
+    names = ["mnist", "cifar10"] * 4
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda name: load(name, mnist.parent, verify=False), names))
+    for name, one in zip(names, found, strict=True):
+        alone = load(name, mnist.parent, verify=False)
+        assert torch.equal(one.train_images, alone.train_images)
+        assert torch.equal(one.test_labels, alone.test_labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,12 +95,9 @@ def _fetch(choices: list[_Download], progress: Progress) -> Path:
         except (OSError, ValueError, HTTPException) as error:
             reasons.append(f"{address}: {error}")
             continue
-
-        def check(temporary: str, layout: Layout = layout, name: str = target.name) -> None:
-            _verify(layout, Path(temporary), name)
-
         target.parent.mkdir(parents=True, exist_ok=True)
         with stream:
+            check = partial(_verify, layout, called=target.name)
             replace_file(target, _chunks(stream, target.name, progress), check)
         return target
     remedy = "Name the address of the folder that holds the files."
@@ -107,10 +105,11 @@ def _fetch(choices: list[_Download], progress: Progress) -> Path:
 
 
 def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
-    length = stream.headers.get("Content-Length")
-    task = progress.add_task(name, total=int(length) if length else None)
+    length = stream.headers.get("Content-Length", "")
+    task = progress.add_task(name, total=int(length) if length.isdecimal() else None)
+    bounded = files.Bounded(stream, f"data get, {name}")
     try:
-        while chunk := stream.read(_CHUNK):
+        while chunk := bounded.read(_CHUNK):
             yield chunk
             progress.advance(task, len(chunk))
     except (OSError, HTTPException) as error:
@@ -131,8 +130,8 @@ def _correct(layout: Layout, path: Path) -> bool:
     return True
 
 
-def _verify(layout: Layout, path: Path, called: str) -> None:
+def _verify(layout: Layout, path: str | Path, called: str) -> None:
     """Compare the checksums of a file, or of all files in an archive."""
-    for name, _, data in files.read_files(layout, path, called):
+    for name, _, data in files.read_files(layout, Path(path), called):
         where = called if called != layout.archive else f"{name} in {called}"
         files.check_md5(data, layout.checksums[name], where)

@@ -6,19 +6,18 @@ import gzip
 import hashlib
 import os
 import tarfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import refusal
+from ...errors import ConformalError, refusal
 from ..checks import require_choice
 from .catalogue import DIGITS, LAYOUTS, NAMES, Layout, identify
 
 VARIABLE = "CONFORMALLAYERS_DATA"
-_LIMIT = 1 << 30  # bytes of one file after decompression; the largest known one has 47 MB
+_LIMIT = 1 << 30  # bytes of one file or archive, decompressed; the largest known one has 180 MB
 _AGAIN = "Get the file again."
 
 
@@ -68,10 +67,12 @@ def places(name: str, root: Path) -> list[Place]:
                 name: [folder / spelling for spelling in layout.spellings(name)]
                 for name in layout.checksums
             }
-            found = {n: next((p for p in paths if p.is_file()), None) for n, paths in spelt.items()}
+            found = {
+                n: next((p for p in paths if os.path.isfile(p)), None) for n, paths in spelt.items()
+            }
             places.append(Place(layout, folder, {n: path for n, path in found.items() if path}))
         for archive in [folder / layout.archive for folder in folders[-2:] if layout.archive]:
-            there = dict.fromkeys(layout.checksums, archive) if archive.is_file() else {}
+            there = dict.fromkeys(layout.checksums, archive) if os.path.isfile(archive) else {}
             places.append(Place(layout, archive, there))
     return places
 
@@ -125,24 +126,40 @@ def read_files(
         Each file's name in the catalogue, its path, and its decompressed bytes.
     """
     called = called or path.name
-    if called != layout.archive:
-        name = next(name for name in layout.checksums if called in layout.spellings(name))
-        opened = gzip.open if called.endswith(".gz") else open
-        with _readable(path), opened(path, "rb") as file:
-            data = _read(file, path)
-        yield name, path, data
-        return
-    wanted = set(layout.checksums)
-    with _readable(path), tarfile.open(path, "r|*") as archive:
-        for member in archive:
-            name = Path(member.name).name
-            stream = archive.extractfile(member) if member.isfile() and name in wanted else None
-            if stream is not None:
-                wanted.remove(name)
-                yield name, path / member.name, _read(stream, path / member.name)
+    opened = gzip.open if called.endswith(".gz") else open
+    with _readable(path), opened(path, "rb") as file:
+        stream = Bounded(file, str(path))
+        if called != layout.archive:
+            name = next(name for name in layout.checksums if called in layout.spellings(name))
+            yield name, path, stream.read()
+            return
+        wanted = set(layout.checksums)
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                # A link would lead elsewhere, and a sparse file is longer than its bytes.
+                if name in wanted and member.isreg() and not member.issparse():
+                    wanted.remove(name)
+                    content: Any = archive.extractfile(member)
+                    yield name, path / member.name, content.read()
     if wanted:
         expected = f"an archive with {', '.join(sorted(wanted))}"
         raise refusal(str(path), expected, "one without", _AGAIN)
+
+
+class Bounded:
+    """A stream that ends with an error after 1 GiB, which a few compressed bytes may become."""
+
+    def __init__(self, stream: Any, where: str) -> None:
+        self._stream, self._where, self._left = stream, where, _LIMIT
+
+    def read(self, size: int = _LIMIT) -> bytes:
+        """Return up to ``size`` bytes."""
+        data: bytes = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise refusal(self._where, f"at most {_LIMIT} bytes", "more", _AGAIN)
+        return data
 
 
 @contextmanager
@@ -150,16 +167,11 @@ def _readable(path: Path) -> Iterator[None]:
     """Turn the exceptions of a broken file into one error that names it."""
     try:
         yield
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except ConformalError:
+        raise
+    except Exception as error:  # damaged archives raise anything
         reason = str(error).rstrip(".") or type(error).__name__
         raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
-
-
-def _read(stream: Any, path: Path) -> bytes:
-    data: bytes = stream.read(_LIMIT + 1)
-    if len(data) > _LIMIT:
-        raise refusal(str(path), f"at most {_LIMIT} bytes", "more", _AGAIN)
-    return data
 
 
 def md5(data: bytes) -> str:
