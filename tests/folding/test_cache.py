@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import conformallayers as cl
+from conformallayers.folding import cache
 from conformallayers.recipe.torch.module import RecipeModule
 from oracle import exact, oracle, randomise, relative_error
 from support import samples
@@ -202,6 +203,225 @@ def test_every_change_is_noticed(name: str, model: Model, x: Tensor, made: Made)
     assert len(made) == (1 if name == "pruning" else 2)  # a hook computes pruned weights
 
 
+# -- changes that leave no version behind -----------------------------------------------------
+
+
+def fused_step(optimiser: type[torch.optim.Optimizer]) -> Callable[[Model], None]:
+    def action(model: Model) -> None:
+        x = samples(SHAPE, torch.float32, seed=9)
+        model(x).sum().mul(50).backward()
+        with torch.no_grad():
+            model(x)  # folds after the gradients and before the step
+        optimiser(model.parameters(), lr=0.1, fused=True).step()
+
+    return action
+
+
+def write_numpy(model: Model) -> None:
+    model[0].weight.detach().numpy()[:] *= 3
+
+
+def write_dlpack(model: Model) -> None:
+    torch.from_dlpack(model[0].weight.detach()).neg_()
+
+
+def vector_twice(model: Model) -> None:
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    nn.utils.vector_to_parameters(vector, model.parameters())
+    assert_true(model, samples(SHAPE, torch.float32))
+    vector *= torch.linspace(0.5, 2, len(vector))
+
+
+SILENT: dict[str, Callable[[Model], object]] = {
+    "fused SGD": fused_step(torch.optim.SGD),
+    "fused Adam": fused_step(torch.optim.Adam),
+    "fused AdamW": fused_step(torch.optim.AdamW),
+    "fused Adagrad": fused_step(torch.optim.Adagrad),
+    "numpy": write_numpy,
+    "dlpack": write_dlpack,
+    "data": lambda m: m[0].weight.data.mul_(torch.rand(3, 2, 3, 3)),
+    "vector_to_parameters": vector_twice,
+}
+
+
+@pytest.mark.parametrize("name", list(SILENT))
+def test_changes_without_a_version_are_noticed(name: str, model: Model, x: Tensor) -> None:
+    before = assert_true(model, x)
+    SILENT[name](model)
+    after = assert_true(model, x)
+    assert relative_error(after, before) > 1e-3, "the change must matter, or the test shows nothing"
+
+
+def test_a_fused_step_of_a_large_layer_is_noticed() -> None:
+    model = randomise(cl.ConformalLayers(cl.Linear(300, 400), cl.ReSPro("learned")), 3).eval()
+    x = samples((300,), torch.float32)
+    before = assert_true(model, x)
+    model(x).square().sum().mul(50).backward()
+    assert_true(model, x)
+    torch.optim.Adam(model.parameters(), lr=0.1, fused=True).step()
+    assert relative_error(assert_true(model, x), before) > 1e-3
+
+
+def test_a_fused_step_is_noticed_where_reading_waits(
+    model: Model, x: Tensor, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On other devices tensors are compared only after the step of an optimiser."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    before = assert_true(model, x)
+    bits = cache._bits
+    reads: list[object] = []
+    monkeypatch.setattr(cache, "_bits", lambda probes: reads.append(probes) or bits(probes))
+    for _ in range(3):
+        assert_true(model, x)
+    assert reads == []
+    SILENT["fused Adam"](model)
+    assert relative_error(assert_true(model, x), before) > 1e-3
+    count = len(reads)
+    assert count > 0
+    assert_true(model, x)
+    assert len(reads) == count
+
+
+def test_a_child_of_a_nested_sequential_moved_to_the_end_is_noticed() -> None:
+    inner = nn.Sequential(cl.Linear(4, 4, bias=True), cl.ReSPro(0.5), cl.Linear(4, 4))
+    model = randomise(cl.ConformalLayers(inner, cl.ReSPro(1.0)), 2).eval()
+    x = samples((4,), torch.float32)
+    before = assert_true(model, x)
+    inner._modules["0"] = inner._modules.pop("0")
+    assert relative_error(assert_true(model, x), before) > 1e-3
+
+
+def test_settings_of_layers_are_noticed() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 3, 3), nn.BatchNorm2d(3), cl.ReSPro(1.0), cl.AvgPool2d(2), nn.Upsample(size=4)
+    )
+    randomise(model, 1).eval()
+    x = samples((2, 7, 7), torch.float32)
+    before = assert_true(model, x)
+    for layer, name, value in (
+        (model[0], "padding", (1, 1)),
+        (model[1], "eps", 0.1),
+        (model[2], "alpha", 0.3),
+        (model[4], "mode", "bilinear"),
+        (model[3], "stride", 1),
+    ):
+        setattr(layer, name, value)
+        after = assert_true(model, x)
+        assert relative_error(after, before) > 1e-3, name
+        before = after
+
+
+def test_a_forward_of_an_instance_is_noticed(model: Model, x: Tensor) -> None:
+    assert_true(model, x)
+    model[2][0].forward = lambda value: -value
+    with torch.no_grad(), pytest.raises(cl.ConformalError, match=r"position 2\.0"):
+        model(x)
+
+
+def test_statistics_written_by_a_function_are_noticed() -> None:
+    model = cl.ConformalLayers(cl.Linear(6, 5), nn.BatchNorm1d(5), cl.Gnomonic(1.0)).eval()
+    x = torch.randn(8, 6) + 3
+    before = assert_true(model, x)
+    norm = model[1]
+    nn.functional.batch_norm(
+        model[0](x).detach(), norm.running_mean, norm.running_var, training=True
+    )
+    assert relative_error(assert_true(model, x), before) > 1e-3
+
+
+def test_inference_tensors_written_in_place_are_noticed() -> None:
+    with torch.inference_mode():
+        model = cl.ConformalLayers(cl.Linear(3, 2), cl.ReSPro()).eval()
+        x = samples((3,), torch.float32)
+        before = model(x)
+        model[0].weight.mul_(torch.tensor([[1.0], [-2.0]]))
+        after = model(x)
+    assert relative_error(after, oracle(exact(model), x.double())) <= 5e-6
+    assert relative_error(after, before) > 1e-3
+
+
+def test_plain_tensor_attributes_are_noticed() -> None:
+    class Times(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = torch.tensor([1.0, 2.0, 3.0])
+
+        def forward(self, input: Tensor) -> Tensor:
+            return input * self.factors
+
+    cl.register_linear(Times, lambda module, shape: float(module.factors.abs().max()))
+    model = cl.ConformalLayers(Times(), cl.ReSPro(1.0)).eval()
+    x = torch.tensor([[1.0, 2.0, -1.0]])
+    changes = (
+        lambda: model[0].factors.neg_(),
+        lambda: setattr(model[0], "factors", torch.tensor([3.0, 2.0, 1.0])),
+        lambda: setattr(model[0], "factors", torch.tensor(2.0)),
+    )
+    for change in changes:
+        model(x)
+        change()
+        with cl.layer_by_layer():
+            wanted = model(x)
+        assert relative_error(model(x), wanted) <= 5e-6
+
+
+def test_global_hooks_run(model: Model, x: Tensor) -> None:
+    before = assert_true(model, x)
+    calls: list[nn.Module] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: calls.append(m))
+    try:
+        with torch.no_grad():
+            after = model(x)
+    finally:
+        handle.remove()
+    assert [m for m in calls if isinstance(m, (nn.Conv2d, nn.Linear, cl.Scale))] == [
+        model[0],
+        model[2][0],
+        model[2][1][0],
+        model[5],
+    ]
+    assert relative_error(after, before) <= 5e-6
+
+
+# -- limits -----------------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_folds_are_dropped(
+    model: Model, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model[:4].eval()
+    monkeypatch.setattr(cache, "MOST_FOLDS", 3)
+    inputs = {size: samples((2, size, size), torch.float32) for size in (5, 6, 7, 8)}
+    for size in (5, 6, 7, 5, 8, 5, 7, 8):  # 8 drops 6
+        assert_true(model, inputs[size])
+    assert len(made) == 4
+    assert_true(model, inputs[6])
+    assert_true(model, inputs[5])  # dropped by 6
+    assert [fold.input_shape[1] for fold in made] == [5, 6, 7, 8, 6, 5]
+
+
+def test_folds_are_dropped_by_their_bytes(
+    model: Model, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model[:4].eval()
+    small, large = (samples((2, size, size), torch.float32) for size in (5, 8))
+    assert_true(model, small)
+    assert_true(model, large)
+    sizes = [sum(b.nbytes for b in fold.buffers()) for fold in made]
+    monkeypatch.setattr(cache, "MOST_BYTES", sum(sizes) - 1)
+    model.unfold()
+    for x in (small, large, large):
+        assert_true(model, x)
+    assert len(made) == 4
+    assert_true(model, small)
+    assert len(made) == 5
+    monkeypatch.setattr(cache, "MOST_BYTES", 1)  # the last one is kept whatever its size
+    model.unfold()
+    assert_true(model, large)
+    assert_true(model, large)
+    assert len(made) == 6
+
+
 def test_another_dtype(model: Model, x: Tensor, made: Made) -> None:
     assert_true(model, x)
     assert_true(model.double(), x.double())
@@ -221,13 +441,6 @@ def test_train_and_unfold_forget(model: Model, x: Tensor, made: Made) -> None:
     model.unfold()
     assert_true(model, x)
     assert len(made) == 3
-
-
-def test_writing_through_data_needs_unfold(model: Model, x: Tensor) -> None:
-    before = assert_true(model, x)
-    model[0].weight.data.mul_(torch.rand(3, 2, 3, 3))
-    model.unfold()
-    assert relative_error(assert_true(model, x), before) > 1e-3
 
 
 def test_parts_of_a_larger_model_keep_their_own_folds(x: Tensor, made: Made) -> None:

@@ -78,11 +78,11 @@ def test_interpolation_that_keeps_a_size_folds(
 
 class _Halved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):  # noqa: ANN001, ANN205
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx, g):  # noqa: ANN001, ANN205
+    def backward(ctx, g):
         return g / 2
 
 

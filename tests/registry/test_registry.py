@@ -122,7 +122,7 @@ def test_circular_padding_that_repeats_more_than_is_left_is_refused(layer, shape
     model = cl.ConformalLayers(layer, cl.ReSPro(1.0))
     for run in (model, model.eval(), lambda x: cl.fold(model, tuple(x.shape[1:]))):
         with pytest.raises(
-            cl.ConformalError, match="CircularPad.* at position 0: expected padding="
+            cl.ConformalError, match=r"CircularPad.* at position 0: expected padding="
         ):
             run(torch.rand(2, *shape))
 

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..nn.activations import RadialActivation, Rule
+from ..functional import may_look
 from ..recipe.torch.module import RecipeModule
-from ..registry.registry import find_spec, has_batch_statistics, has_hooks
+from ..registry.registry import find_spec, has_batch_statistics, has_global_hooks, has_hooks
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
+
+# A cache keeps this many folds and bytes, and always the fold that was used last.
+MOST_FOLDS = 32
+MOST_BYTES = 64 * 2**20
+_PROBES = 256  # entries of each tensor that are compared at every call
+
+_optimizer_steps = 0
+
+
+def _count_step(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class _Slot(NamedTuple):
     """A tensor in its table at the time of the fold.
 
-    ``alias`` shares its storage and keeps it alive: a freed address could come back with another
-    tensor of the same version.
+    ``alias`` keeps its storage alive: a freed address could come back with another tensor of the same
+    version.
     """
 
     table: dict[str, Any]
@@ -36,35 +54,63 @@ class _Slot(NamedTuple):
         return _version(tensor) == self.version and tensor.data_ptr() == self.alias.data_ptr()
 
 
+class _Contents:
+    """Compare entries of tensors: fused optimisers, numpy and others write without a new version.
+
+    Small tensors are compared as a whole, of larger ones every k-th entry. On other devices than the CPU
+    a comparison waits for the device, so tensors are compared there only after an optimiser's step.
+    """
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        by_kind: dict[Any, list[Tensor]] = {}
+        for tensor in tensors:
+            if type(tensor) is Tensor and tensor.layout == torch.strided and tensor.numel():
+                by_kind.setdefault((tensor.dtype, tensor.device), []).append(_probed(tensor))
+        self.groups = [(probes, _bits(probes)) for probes in by_kind.values()]
+        self.steps = _optimizer_steps
+
+    def unchanged(self) -> bool:
+        steps = _optimizer_steps
+        for probes, bits in self.groups:
+            looks = may_look(probes[0]) if probes[0].is_cpu else steps != self.steps
+            if looks and not torch.equal(_bits(probes), bits):
+                return False
+        self.steps = steps
+        return True
+
+
 class _State:
-    """The state of a model when it was folded. Only ``folds`` changes, by replacement."""
+    """The state of a model when it was folded, and its folds, the least recently used first."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.folds: dict[Key, RecipeModule] = {}
-        self.slots: list[_Slot] = []
-        self.modules: list[tuple[nn.Module, dict[str, Any]]] = []
-        self.activations: list[tuple[RadialActivation, Any, Rule]] = []
-        for module in model.modules():
-            self.modules.append((module, dict(module._modules)))
-            if isinstance(module, RadialActivation):
-                self.activations.append((module, module.alpha, module.rule))
-            for table in (module._parameters, module._buffers):
-                for name, tensor in table.items():
-                    alias = None if tensor is None else tensor.detach()
-                    version = 0 if tensor is None else _version(tensor)
-                    self.slots.append(_Slot(table, name, tensor, version, alias))
+        self.folds: OrderedDict[Key, RecipeModule] = OrderedDict()
+        self.modules = [(m, list(m._modules.values()), dict(vars(m))) for m in model.modules()]
+        self.slots = [
+            _Slot(
+                table,
+                name,
+                tensor,
+                0 if tensor is None else _version(tensor),
+                None if tensor is None else tensor.detach(),
+            )
+            for module in model.modules()
+            for table in (module._parameters, module._buffers, vars(module))
+            for name, tensor in table.items()
+            if tensor is None or isinstance(tensor, Tensor)
+        ]
+        self.contents = _Contents([s.alias for s in self.slots if s.alias is not None])
 
     def holds(self) -> bool:
         """Tell whether the model is unchanged and may still be folded."""
+        if has_global_hooks():
+            return False
         root = self.modules[0][0]
-        return (
-            all(slot.unchanged() for slot in self.slots)
-            and all(
-                module._modules == children and (module is root or not must_run(module))
-                for module, children in self.modules
-            )
-            and all((m.alpha, m.rule) == (a, p) for m, a, p in self.activations)
-        )
+        for module, children, attributes in self.modules:
+            if list(module._modules.values()) != children:
+                return False
+            if module is not root and (has_hooks(module) or not _equal(vars(module), attributes)):
+                return False
+        return all(slot.unchanged() for slot in self.slots) and self.contents.unchanged()
 
 
 class FoldCache:
@@ -73,6 +119,7 @@ class FoldCache:
     def __init__(self) -> None:
         self._state: _State | None = None
         self._cleared = 0
+        self._lock = threading.Lock()  # of the order in which folds were used
 
     def clear(self) -> None:
         """Drop all folds, also one that another thread is building."""
@@ -81,9 +128,14 @@ class FoldCache:
 
     def find(self, input: Tensor) -> RecipeModule | None:
         """Return the fold for the shape, dtype and device of an input, or None without a valid one."""
-        state = self._state  # other threads may replace it meanwhile
-        fold = state.folds.get(_key(input)) if state is not None else None
-        return fold if state is not None and fold is not None and state.holds() else None
+        state, key = self._state, _key(input)  # other threads may replace the state meanwhile
+        fold = state.folds.get(key) if state is not None else None
+        if state is None or fold is None or not state.holds():
+            return None
+        with self._lock:
+            if key in state.folds:
+                state.folds.move_to_end(key)
+        return fold
 
     def begin(self, model: nn.Module) -> tuple[_State, int]:
         """Note the state of the model before it is folded."""
@@ -91,10 +143,16 @@ class FoldCache:
         return (state if state is not None and state.holds() else _State(model)), self._cleared
 
     def store(self, begun: tuple[_State, int], input: Tensor, fold: RecipeModule) -> None:
-        """Keep a fold, unless the model has changed while it was made."""
+        """Keep a fold, unless the model has changed while it was made; drop what exceeds the limits."""
         state, cleared = begun
-        if cleared == self._cleared and state.holds():
-            state.folds = {**state.folds, _key(input): fold}
+        if cleared != self._cleared or not state.holds():
+            return
+        with self._lock:
+            state.folds[_key(input)] = fold
+            sizes = [sum(b.nbytes for b in kept.buffers()) for kept in state.folds.values()]
+            while len(sizes) > 1 and (len(sizes) > MOST_FOLDS or sum(sizes) > MOST_BYTES):
+                state.folds.popitem(last=False)
+                sizes.pop(0)
             self._state = state
 
 
@@ -103,7 +161,7 @@ def must_run(module: nn.Module) -> bool:
 
     Such layers have hooks, or are a dropout or batch normalisation in training mode.
     """
-    if has_hooks(module):
+    if has_hooks(module) or has_global_hooks():
         return True
     kind = find_spec(module) if module.training else None
     return kind is not None and (kind.identity_in_eval or has_batch_statistics(module))
@@ -114,5 +172,26 @@ def _key(input: Tensor) -> Key:
 
 
 def _version(tensor: Tensor) -> int:
-    # Inference tensors have no version; they are compared by identity and address.
+    # Inference tensors have no version; they are compared by identity, address and contents.
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _equal(attributes: dict[str, Any], before: dict[str, Any]) -> bool:
+    try:
+        return attributes == before  # the same tensor is equal without a look at its values
+    except (RuntimeError, TypeError, ValueError):  # another tensor or array
+        return False
+
+
+def _probed(tensor: Tensor) -> Tensor:
+    """Return a view of at most ``_PROBES`` entries, evenly spread over the memory of the tensor."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in pairs)
+    step = (
+        1 if span <= _PROBES else -(-span // _PROBES) | 1
+    )  # odd, to meet every column of a matrix
+    return tensor.as_strided((-(-span // step),), (step,))
+
+
+def _bits(probes: list[Tensor]) -> Tensor:
+    return torch.cat(probes).view(torch.uint8)  # bits: NaN equals NaN

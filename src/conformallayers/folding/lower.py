@@ -166,6 +166,8 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
     none = (0,) * axes
     if module.padding == "valid":
         return none, None
+    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+        return _per_axis(module.padding, axes), None
     twice = module._reversed_padding_repeated_twice  # last axis first, before and after
     pads = tuple((twice[2 * i], twice[2 * i + 1]) for i in reversed(range(axes)))
     if module.padding_mode != "zeros":

@@ -135,7 +135,8 @@ class Operator:
     def apply(self, x: Tensor) -> Tensor:
         """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
         if torch.is_grad_enabled() and x.requires_grad and self._matrix is not None:
-            return torch.sparse.mm(self._matrix, x.flatten(1).T).T.view(-1, *self.output_shape)
+            product: Tensor = torch.sparse.mm(self._matrix, x.flatten(1).T)
+            return product.T.view(-1, *self.output_shape)
         result: Tensor = self.module(x)
         return result
 
@@ -235,9 +236,6 @@ def merged(before: Operator, after: Operator) -> Operator | None:
         module.in_channels //= times
     elif (margin := _margin(before.module)) and _pads_with_zeros(module, len(margin)):
         module.padding = tuple(n + m for n, m in zip(module.padding, margin, strict=True))
-        # The layer caches its padding for F.pad, last axis first; the cache must agree with it.
-        twice = [n for n in reversed(module.padding) for _ in range(2)]
-        module._reversed_padding_repeated_twice = twice
     else:
         return None
     return Operator(module, before.input_shape, after.output_shape, after.bias)

@@ -56,8 +56,8 @@ class ConformalLayers(nn.Sequential):
 
     In training mode the layers run one by one. In evaluation mode, without gradients to trainable
     parameters, the first call for an input shape folds them into one linear map and one quadratic
-    form; later calls reuse the fold until a parameter, a buffer or the list of layers changes.
-    Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
+    form; later calls reuse the fold until a parameter, a buffer, an attribute of a layer or the list of
+    layers changes. At most 32 folds and 64 MiB are kept. Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
     gives NaN, and no other sample is touched.
 
     Args:
@@ -160,7 +160,12 @@ class ConformalLayers(nn.Sequential):
         return result
 
     def unfold(self) -> None:
-        """Forget the fold. Needed only after writing to a weight through ``.data``."""
+        """Forget the folds.
+
+        Needed only after changes that cannot be noticed: a write past torch's version counter (through
+        ``.data``, numpy or DLPack) to a few entries of a large tensor, or to any tensor that is not on the
+        CPU; a change inside a list or an array that a layer holds; another method in a layer's class.
+        """
         self._cache.clear()
 
     def train(self: Self, mode: bool = True) -> Self:

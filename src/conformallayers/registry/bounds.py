@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..functional import Scalar, signed, wide_dtype
 from ..utils.axes import per_axis

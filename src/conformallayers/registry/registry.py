@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal, shape_text
 from ..functional import Scalar
@@ -126,6 +127,16 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def has_global_hooks() -> bool:
+    """Check whether torch has hooks that run at every call of any module."""
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
+
+
 def is_affine(module: nn.Module) -> bool:
     """Check whether a supported module adds a bias."""
     if isinstance(module, Composite):
@@ -221,7 +232,7 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
-    scaled = scale_output if has_hooks(module) else spec.scaled
+    scaled = scale_output if has_hooks(module) or has_global_hooks() else spec.scaled
     return scaled(module, x, factor)
 
 
