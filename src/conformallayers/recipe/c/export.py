@@ -100,20 +100,19 @@ def export_c(
     recipe = _exact_recipe(folded)
     certificates = [plan.certificate for plan in folded.plans.values()]
     program, certificate = write(recipe, certificates, STORAGE[dtype], name)
-    lines, work = program.placed()
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
         name=name,
         dtype=dtype,
         arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
-        work_bytes=4 * work,
+        work_bytes=4 * max(1, program.work_size),
         multiply_adds=program.multiply_adds,
         samples=len(x),
         certificate=certificate,
         **_errors(folded, recipe, x, program.rounded),
     )
-    _save(result, *header_and_source(folded, program.constants, lines, result))
+    _save(result, *header_and_source(folded, program.constants, program.lines, result))
     return result
 
 

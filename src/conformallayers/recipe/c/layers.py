@@ -22,17 +22,11 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     stored = program.weights(op.weight, matrix, x)
     rows, columns = stored.values.shape
-    count, width = program.count(x) // columns, program.width(x)
-    sizes = f"{rows}" if stored.runs else f"{rows}, {columns}"
-    source, target = program.read(x), program.write(y)
+    count = program.count(x) // columns
+    addresses = f"{program.read(x)}, {program.write(y)}"
+    call = f"{stored.arguments}, {addresses}, {rows}, {columns}, {count}"
+    program.say(f"times{stored.suffix}({call});")
     program.multiply_adds += count * stored.entries
-    if count == 1:
-        program.say(f"times{stored.suffix}({stored.arguments}, {source}, {target}, {sizes});")
-    else:
-        source = f"{source} + i * {columns * width}"
-        target = f"{target} + i * {rows * width}"
-        call = f"times{stored.suffix}({stored.arguments}, {source}, {target}, {sizes});"
-        program.say("{", "int32_t i;", f"for (i = 0; i < {count}; i++)", call, "}")
     _add_bias(op.bias, program, y, 1, rows)
 
 
@@ -44,7 +38,7 @@ def _conv(op: layer.Conv, program: Program) -> None:
     sizes = program.shape(x)[1:], program.shape(y)[1:], window, op.stride, op.dilation
     numbers = [program.shape(x)[0], channels, op.groups]
     numbers += [n for values in sizes for n in _three(tuple(values), 1)]
-    geometry = program.numbers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
+    geometry = program.integers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
     source, target = program.read(x), program.write(y)
     program.say(f"convolve{stored.suffix}({stored.arguments}, {source}, {target}, {geometry});")
     program.multiply_adds += program.count(y) * share * prod(window)
@@ -68,7 +62,7 @@ def _max_pool(op: layer.MaxPool, program: Program) -> None:
     sizes = program.shape(x)[1:], program.shape(y)[1:], op.kernel, op.stride
     numbers = [program.shape(x)[0], *(n for values in sizes for n in _three(values, 1))]
     numbers += [*_three(op.padding, 0), *_three(op.dilation, 1)]
-    geometry = program.numbers(f"{y}_geometry", numbers)
+    geometry = program.integers(f"{y}_geometry", numbers)
     program.call("max_pool", x, program.read(x), program.write(y), geometry)
 
 
@@ -104,7 +98,7 @@ def _gather(op: Operation, program: Program, tables: list[Table], beside: float 
     """Append a copy whose places along each axis stand in a table."""
     (x,), (y,) = op.inputs, op.outputs
     numbers = [*program.shape(y), *(int(n) for table in tables for n in table)]
-    held = program.numbers(f"{y}_places", numbers)
+    held = program.integers(f"{y}_places", numbers)
     value = number(beside, program.ctype(x))
     program.call("gather", x, program.read(x), program.write(y), held, len(tables), value)
 

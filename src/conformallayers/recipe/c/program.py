@@ -1,33 +1,42 @@
-"""A C program while it is written: statements, arrays, and where values stand in memory."""
+"""A C program while it is written: statements, arrays, and where values are in memory."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
-from ..layer_operations import WIDE, Cast
+from ..layer_operations import (
+    WIDE,
+    AddConstant,
+    Cast,
+    Elementwise,
+    Multiply,
+    PRelu,
+    Reshape,
+)
 from ..operation import Shape
+from ..point_operations import Divide
 from ..recipe import INPUT, Recipe
-from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel, plain
+from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel
 from .prune import Proofs
 
-IMAGE, OUT = "image", "out"  # the arguments of the function in C
+IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
+_IN_PLACE = AddConstant, Divide, Elementwise, Multiply, PRelu, Reshape
 
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one value, or of several that share it; ``size`` in floats."""
+    """Memory of one value, or of several that share it; places and sizes count floats."""
 
-    number: int
+    base: str
+    start: int
     size: int
-    first: int  # operation that writes it
-    last: int  # operation that needs it for the last time
     values: list[str] = field(default_factory=list)
-    place: str | None = None
 
 
 def wide_values(recipe: Recipe) -> frozenset[str]:
@@ -47,8 +56,8 @@ def wide_values(recipe: Recipe) -> frozenset[str]:
 class Program:
     """Collect the statements of a recipe.
 
-    Features stand in buffers: the image, the output, or work memory. The scalars of a sample are local
-    variables of type double.
+    Features are in buffers: the image, the output, or work memory, where buffers that are never needed at
+    the same time share a place. The scalars of a sample are local variables of type double.
 
     Args:
         recipe: what to write.
@@ -62,19 +71,23 @@ class Program:
         self.constants: list[Constant] = []
         self.rounded: dict[str, Array] = {}  # constants of the recipe as the program has them
         self.multiply_adds = 0
+        self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
         self._shapes, self._wide = recipe.shapes(), wide_values(recipe)
-        self._last_use = {
-            name: i for i, op in enumerate(recipe.operations) for name in (*op.inputs, *op.outputs)
-        }
+        self._last_use = {INPUT: 0}
+        for i, op in enumerate(recipe.operations):
+            self._last_use.update(dict.fromkeys((*op.inputs, *op.outputs), i))
         self._last_use[recipe.output] = len(recipe.operations)
         self._buffers: list[Buffer] = []
-        self._values: dict[str, tuple[Buffer, int]] = {}
+        self._places: dict[str, tuple[Buffer, int]] = {}  # value → buffer, and where in it
         self._stored: dict[tuple[str, str], Stored] = {}
         self._scalars: dict[str, str] = {}
         self._unread: set[str] = set()
-        self._taken = set(reserved)
-        self._new(INPUT).place = IMAGE
+        self._taken: set[str] = set()
+        for name in reserved:
+            self._take(name)
+        self._share(INPUT, Buffer(IMAGE, 0, self.count(INPUT)), 0)
+        self._results = self._written_to_output()
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -95,7 +108,7 @@ class Program:
         return "double" if name in self._wide else "float"
 
     def suffix(self, name: str) -> str:
-        """Return how the functions end that take a value."""
+        """Return the suffix of functions that take a value."""
         return f"_{SUFFIX[self.ctype(name)]}"
 
     def width(self, name: str) -> int:
@@ -103,42 +116,64 @@ class Program:
         return 2 if name in self._wide else 1
 
     def read(self, name: str, offset: int = 0) -> str:
-        """Return where a value, or its entry ``offset``, stands."""
-        buffer, start = self._values[name]
-        buffer.last = self.index
-        return f"@{buffer.number}:{start + offset * self.width(name)}@"
+        """Return the address of a value, or of its entry ``offset``."""
+        buffer, start = self._places[name]
+        place = buffer.start + start + offset * self.width(name)
+        return f"{buffer.base} + {place}" if place else buffer.base
 
     def write(self, name: str, *, over: str | None = None) -> str:
-        """Return where a new value is to be written: over another one, if nobody needs that later."""
+        """Return the address of a new value: that of another one, if nothing reads that later."""
         if over is not None and self._is_free(over, name):
-            self._share(name, *self._values[over])
+            self._share(name, *self._places[over])
+        elif name in self._results:
+            self._share(name, Buffer(OUT, 0, self.count(name)), 0)
         else:
-            self._new(name)
+            self._share(name, self._allocated(self.count(name) * self.width(name)), 0)
         return self.read(name)
 
     def alias(self, name: str, source: str, offset: int = 0) -> None:
-        """Let a new value stand where another one does, from its entry ``offset`` on."""
-        self.read(source)
-        buffer, start = self._values[source]
+        """Let a new value be part of another one, from its entry ``offset`` on."""
+        buffer, start = self._places[source]
         self._share(name, buffer, start + offset * self.width(source))
 
-    def _new(self, name: str) -> Buffer:
-        size = self.count(name) * self.width(name)
-        buffer = Buffer(len(self._buffers), size, self.index, self.index)
-        self._buffers.append(buffer)
-        self._share(name, buffer, 0)
-        return buffer
+    def _written_to_output(self) -> set[str]:
+        """Return the values that are computed where the output is: its own, and those it overwrites."""
+        writer = {name: op for op in self.recipe.operations for name in op.outputs}
+        reads = Counter(name for op in self.recipe.operations for name in op.inputs)
+        name, found = self.recipe.output, set()
+        while name in writer and not self.wide(name):
+            found.add(name)
+            operation, (name, *_) = writer[name], writer[name].inputs
+            if not isinstance(operation, _IN_PLACE) or reads[name] > 1:
+                break
+        return found
 
     def _share(self, name: str, buffer: Buffer, start: int) -> None:
         buffer.values.append(name)
-        self._values[name] = buffer, start
+        self._places[name] = buffer, start
+
+    def _allocated(self, size: int) -> Buffer:
+        """Return the first stretch of work memory that no value needs any more."""
+        start = 0
+        self._buffers = sorted(filter(self._in_use, self._buffers), key=lambda other: other.start)
+        for other in self._buffers:
+            if start + size <= other.start:
+                break
+            start = max(start, other.start + other.size)
+        buffer = Buffer(WORK, start, size)
+        self._buffers.append(buffer)
+        self.work_size = max(self.work_size, start + size)
+        return buffer
+
+    def _in_use(self, buffer: Buffer) -> bool:
+        return any(self._last_use[value] >= self.index for value in buffer.values)
 
     def _is_free(self, name: str, other: str) -> bool:
-        buffer, _ = self._values[name]
-        later = any(self._last_use.get(value, -1) > self.index for value in buffer.values)
+        buffer, _ = self._places[name]
+        later = any(self._last_use[value] > self.index for value in buffer.values)
         reads = [x for x in self.recipe.operations[self.index].inputs if x in buffer.values]
         same = self.width(name) == self.width(other) and self.count(name) == self.count(other)
-        return same and not later and len(reads) == 1 and buffer.place != IMAGE
+        return same and not later and len(reads) == 1 and buffer.base != IMAGE
 
     # -- scalars --------------------------------------------------------------------------------
 
@@ -155,7 +190,7 @@ class Program:
         return variable
 
     def factor(self, expression: str, name: str) -> str:
-        """Return a variable or a call as a factor of a value."""
+        """Return a double as a factor of a value."""
         return expression if self.wide(name) else f"(float){expression}"
 
     # -- statements and arrays ------------------------------------------------------------------
@@ -165,107 +200,70 @@ class Program:
         self.lines += lines
 
     def call(self, function: str, like: str, *arguments: str | int) -> None:
-        """Append the call of a function that takes a value like ``like``."""
+        """Append the call of a function for the type of the value ``like``."""
         self.say(f"{function}{self.suffix(like)}({', '.join(map(str, arguments))});")
 
     def identifier(self, name: str) -> str:
-        """Return a name that C takes and that neither is taken nor begins one that is."""
+        """Return a C identifier that is neither taken nor the beginning of one that is."""
         base = found = re.sub(r"\W", "_", name, flags=re.ASCII)
         count = 1
-        while any(f"{taken}_".startswith(f"{found}_") for taken in self._taken):
+        while found in self._taken:
             count += 1
             found = f"{base}_{count}"
-        self._taken.add(found)
+        self._take(found)
         return found
+
+    def _take(self, name: str) -> None:
+        words = name.split("_")
+        self._taken.update("_".join(words[:n]) for n in range(1, len(words) + 1))
 
     def array(self, name: str) -> Array:
         """Return a constant of the recipe in float64."""
         return np.asarray(self.recipe.constants[name], np.float64)
 
-    def keep(self, name: str, what: str, store: Callable[[str], Stored]) -> Stored:
-        """Return a constant of the recipe as it is stored, once for every ``what``.
+    def keep(self, name: str, how: str, store: Callable[[str], Stored]) -> Stored:
+        """Return a constant of the recipe as the program stores it, once for every ``how``.
 
         Args:
             name: of the constant.
-            what: how it is stored.
+            how: type and layout.
             store: takes the name of the array in C.
         """
-        if (name, what) not in self._stored:
-            self._stored[name, what] = stored = store(self.identifier(f"k_{name}"))
+        if (name, how) not in self._stored:
+            self._stored[name, how] = stored = store(self.identifier(f"k_{name}"))
             self.constants += stored.constants
+            for constant in stored.constants:
+                self._take(constant.name)
             self.rounded[name] = stored.values
-        return self._stored[name, what]
+        return self._stored[name, how]
 
     def weights(self, name: str, store: Callable[[str, Array, str], Stored], like: str) -> Stored:
-        """Return weights that a value like ``like`` is multiplied with."""
+        """Return the weights that the value ``like`` is multiplied with."""
         storage = "double" if self.wide(like) else self.proofs.storage
-        what = f"{store.__name__} {storage}"
-        return self.keep(name, what, lambda to: store(to, self.array(name), storage))
+        how = f"{store.__name__} {storage}"
+        return self.keep(name, how, lambda to: store(to, self.array(name), storage))
 
     def exact(self, name: str, ctype: str, shape: Shape | None = None) -> str:
-        """Return the array of a constant that is not rounded further; ``shape``: write it out to that."""
+        """Return the array of a constant that is never int8, broadcast to ``shape``."""
         values = self.array(name)
-        if shape is None or values.size == prod(shape):
-            return self.keep(name, ctype, lambda to: kernel(to, values, ctype)).arguments
-        written = plain(self.identifier(f"k_{name}"), np.broadcast_to(values, shape), ctype)
-        self.constants.append(written)
+        written = values if shape is None else np.broadcast_to(values, shape)
+        stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
         self.rounded[name] = as_type(values, ctype)
-        return written.name
+        return stored.arguments
 
-    def numbers(self, name: str, values: Sequence[int]) -> str:
-        """Write whole numbers as an array; return its name."""
+    def integers(self, name: str, values: Sequence[int]) -> str:
+        """Append an array of integers; return its name."""
         constant = Constant(self.identifier(f"k_{name}"), "int32_t", np.array(values))
         self.constants.append(constant)
         return constant.name
 
-    # -- the end --------------------------------------------------------------------------------
-
     def finish(self) -> None:
-        """Bring the result to the output, and mention the scalars that nobody reads."""
-        self.index = len(self.recipe.operations)
-        name = self.recipe.output
-        buffer, start = self._values[name]
-        count = self.count(name)
-        if self.wide(name) or start or buffer.size != count or buffer.place == IMAGE:
-            source = self.read(name)
-            buffer = Buffer(len(self._buffers), count, self.index, self.index)
-            self._buffers.append(buffer)
-            call = "narrow({}, {}, {})" if self.wide(name) else "copy({}, 0, {}, 0, 1, {})"
-            self.say(call.format(source, f"@{buffer.number}:0@", count) + ";")
-        buffer.place = OUT
+        """Copy the result to the output if it is elsewhere, and mention what no statement reads."""
+        name, source = self.recipe.output, self.read(self.recipe.output)
+        if self.wide(name):
+            self.say(f"narrow({source}, {OUT}, {self.count(name)});")
+        elif source != OUT:
+            self.say(f"copy({source}, 0, {OUT}, 0, 1, {self.count(name)});")
         self.say(*(f"(void){variable};" for variable in sorted(self._unread)))
-
-    def placed(self) -> tuple[list[str], int]:
-        """Return the statements with all places, and the floats of work memory.
-
-        Buffers that are never needed at the same time share a place.
-        """
-        ends: dict[int, tuple[int, int]] = {}
-        for buffer in self._buffers:
-            if buffer.place is not None:
-                continue
-            taken = sorted(
-                ends[other.number]
-                for other in self._buffers[: buffer.number]
-                if other.number in ends
-                and other.first <= buffer.last
-                and buffer.first <= other.last
-            )
-            start = 0
-            for begin, end in taken:
-                if start + buffer.size <= begin:
-                    break
-                start = max(start, end)
-            ends[buffer.number] = start, start + buffer.size
-
-        def place(match: re.Match[str]) -> str:
-            buffer, offset = self._buffers[int(match[1])], int(match[2])
-            if buffer.place is None:
-                offset += ends[buffer.number][0]
-            base = buffer.place or "work"
-            return f"{base} + {offset}" if offset else base
-
-        lines = [re.sub(r"@(\d+):(\d+)@", place, line) for line in self.lines]
-        if not ends:
-            lines.insert(0, "(void)work;")
-        return lines, max([1, *(end for _, end in ends.values())])
+        if not self.work_size:
+            self.lines.insert(0, f"(void){WORK};")

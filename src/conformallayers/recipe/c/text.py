@@ -1,9 +1,9 @@
-"""The text of a C program: the functions that it calls, from ``templates/helpers.c``. ASCII only."""
+"""The text of C programs: the functions they call, from ``templates/helpers.c``. ASCII only."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import Template
@@ -18,7 +18,13 @@ _SUFFIXES = {  # of functions: type of the weights, type of values
     "s": ("int16_t", "float"),
     "d": ("double", "double"),
 }
-# Functions of one number v, or of the double d where they need <math.h>; a and b are parameters.
+# How entries are read, written and pointed at: pattern, for float, for double.
+_ENTRIES = (
+    (r"\$get\((\w+), ([^()]*)\)", r"\1[\2]", r"load(\1, \2)"),
+    (r"\$at\((\w+), ([^()]*)\)", r"\1 + \2", r"\1 + 2 * (size_t)(\2)"),
+    (r"\$put\((\w+), (\w+), (.*)\);", r"\1[\2] = \3;", r"store(\1, \2, \3);"),
+)
+# Functions of one number v; d is v as a double, a and b are parameters of type double.
 MAPS = {
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
     "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
@@ -47,75 +53,63 @@ BROADCASTS = {
 
 @lru_cache(maxsize=1)
 def helpers() -> dict[str, str]:
-    """Return the functions by name, in an order in which they may call each other."""
+    """Return the templates of functions by name; a function calls only those before it."""
     _, *parts = re.split(r"^//: ", (_FOLDER / "helpers.c").read_text("ascii"), flags=re.MULTILINE)
     return dict(part.split("\n", 1) for part in parts)
 
 
 def functions(text: str) -> str:
     """Return the functions that a text calls, and those that they call."""
-    found: dict[tuple[int, str], str] = {}
     order = list(helpers())
+    found: dict[tuple[int, str], str] = {}
     waiting = [text]
     while waiting:
         for name in set(re.findall(r"\b([a-z]\w*)\(", waiting.pop())):
-            written = _function(name)
-            if written is not None and (order.index(written[0]), name) not in found:
-                found[order.index(written[0]), name] = written[1]
-                waiting.append(written[1].split("{", 1)[1])
+            template = _template(name)
+            key = order.index(template) if template else -1, name
+            if template and key not in found:
+                found[key] = _written(template, name)
+                waiting.append(found[key].split("{", 1)[1])
     return "\n".join(found[key].rstrip() + "\n" for key in sorted(found))
 
 
-def _function(name: str) -> tuple[str, str] | None:
-    """Return the snippet that a function comes from, and its text; None where it is none of ours."""
-    snippets = helpers()
-    if name in snippets and "$" not in snippets[name]:
-        return name, snippets[name]
+def _template(name: str) -> str | None:
+    """Return the helper that a function is written from; None where it is not one of ours."""
     base, _, suffix = name.rpartition("_")
+    if name in helpers() and "$" not in helpers()[name]:
+        return name
     if suffix not in _SUFFIXES:
         return None
     if base in MAPS:
-        snippet, expression = "map", MAPS[base]
-    elif base in BROADCASTS:
-        snippet, expression = "broadcast", BROADCASTS[base]
-    elif base in snippets:
-        snippet, expression = base, ""
-    else:
-        return None
-    count = FUNCTIONS.get(base, 0) if snippet == "map" else 0
-    parameters = "".join(f", double {letter}" for letter in "ab"[:count])
-    text = snippets[snippet].replace("$E", expression).replace("$N", base).replace("$P", parameters)
-    text = re.sub(r"\$D" if re.search(r"\bd\b", expression) else r"\$D.*\n", "", text)
-    return snippet, _typed(text, suffix)
+        return "map"
+    if base in BROADCASTS:
+        return "broadcast"
+    return base if base in helpers() else None
 
 
-def _typed(text: str, suffix: str) -> str:
-    """Write a function down for one type of weights and values."""
-    weights, values = _SUFFIXES[suffix]
+def _written(template: str, name: str) -> str:
+    """Write a function for one type of weights and values."""
+    base, _, suffix = name.rpartition("_")
+    weights, values = _SUFFIXES.get(suffix, ("", ""))
     scaled, wide = suffix in ("i", "s"), values == "double"
-    lines = [line for line in text.splitlines() if scaled or not line.startswith("$Q")]
-    text = "\n".join(line.removeprefix("$Q") for line in lines)
+    expression = {**MAPS, **BROADCASTS}.get(base, "")
+    parameters = "".join(f", double {letter}" for letter in "ab"[: FUNCTIONS.get(base, 0)])
+    text = helpers()[template]
+    for mark, kept in ((r"^\$Q", scaled), (r"^\$D", re.search(r"\bd\b", expression))):
+        text = re.sub(mark if kept else rf"{mark}.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r" \$S(\s)", r" const float *scale,\1" if scaled else r"\1", text)
-    text = text.replace("$T", "scale[r] * " if scaled else "")
-    text = text.replace("$W", weights).replace("$V", values).replace("$s", f"_{suffix}")
-    text = _expand(text, "$get(", lambda x, i: f"load({x}, {i})" if wide else f"{x}[{i}]")
-    text = _expand(text, "$at(", lambda x, i: f"{x} + 2 * (size_t)({i})" if wide else f"{x} + {i}")
-    return _expand(
-        text, "$put(", lambda y, i, v: f"store({y}, {i}, {v})" if wide else f"{y}[{i}] = {v}"
-    )
-
-
-def _expand(text: str, token: str, write: Callable[..., str]) -> str:
-    """Replace a token and the arguments in its parentheses; the last one may have commas."""
-    count = 3 if token == "$put(" else 2
-    while token in text:
-        start = text.index(token)
-        stop, depth = start + len(token), 1
-        while depth:
-            depth += {"(": 1, ")": -1}.get(text[stop], 0)
-            stop += 1
-        inside = text[start + len(token) : stop - 1].split(", ", count - 1)
-        text = text[:start] + write(*inside) + text[stop:]
+    for token, word in (
+        ("$E", expression),
+        ("$N", base),
+        ("$P", parameters),
+        ("$T", "scale[r] * " if scaled else ""),
+        ("$W", weights),
+        ("$V", values),
+        ("$s", f"_{suffix}"),
+    ):
+        text = text.replace(token, word)
+    for pattern, of_float, of_double in _ENTRIES:
+        text = re.sub(pattern, of_double if wide else of_float, text)
     return text
 
 

@@ -2,10 +2,10 @@
  * The functions that programs call; a program gets those it needs. A line "//: name" begins each.
  *
  * Suffixes $s: f for float, d for double, i and s for int8_t and int16_t weights with a scale for each
- * row. $W is the type of the weights, $V that of values. $get, $put and $at read, write and step along
- * values: doubles are kept in pairs of floats. $S is the scales as a parameter, $T what multiplies a sum by
- * its scale; lines that begin with $Q are for scales alone. $N, $P, $D and $E are the name, the parameters,
- * a line for those that compute in double, and the expression of an entry of MAPS or BROADCASTS.
+ * row. $W is the type of the weights, $V that of values. $get(x, i), $put(y, i, v); and $at(x, i) read, write
+ * and point at an entry; doubles are kept in pairs of floats. $S is the parameter of the scales, $T multiplies
+ * a sum by its scale; lines that begin with $Q are for scales alone. $N, $P and $E are the name, the
+ * parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d.
  */
 
 //: load
@@ -61,28 +61,34 @@ static $V dot$s(const $W *w, const float *x, int32_t n)
 }
 
 //: times
-/* y = W x, row after row. */
+/* y = W x for some vectors x, row after row. */
 static void times$s(const $W *w, $S const float *x, float *y, int32_t rows,
-                    int32_t columns)
+                    int32_t columns, int32_t count)
 {
-    int32_t r;
-    for (r = 0; r < rows; r++, w += columns)
-        $put(y, r, $Tdot$s(w, x, columns));
+    int32_t i, r, n = 0;
+    for (i = 0; i < count; i++, x = $at(x, columns))
+        for (r = 0; r < rows; r++, n++)
+            $put(y, n, $Tdot$s(w + r * columns, x, columns));
 }
 
 //: times_runs
-/* y = W x for the stretches of W that are not zero: so many in a row, start and length of each. */
+/* y = W x for the runs of W that are not zero: how many a row has, start and length of each. */
 static void times_runs$s(const $W *w, $S const uint16_t *runs,
-                         const uint16_t *places, const float *x, float *y, int32_t rows)
+                         const uint16_t *places, const float *x, float *y, int32_t rows,
+                         int32_t columns, int32_t count)
 {
-    int32_t r, k;
-    for (r = 0; r < rows; r++) {
-        $V total = 0;
-        for (k = 0; k < runs[r]; k++, places += 2) {
-            total += dot$s(w, $at(x, places[0]), places[1]);
-            w += places[1];
+    int32_t i, r, k, n = 0;
+    for (i = 0; i < count; i++, x = $at(x, columns)) {
+        const $W *row = w;
+        const uint16_t *place = places;
+        for (r = 0; r < rows; r++, n++) {
+            $V total = 0;
+            for (k = 0; k < runs[r]; k++, place += 2) {
+                total += dot$s(row, $at(x, place[0]), place[1]);
+                row += place[1];
+            }
+            $put(y, n, $Ttotal);
         }
-        $put(y, r, $Ttotal);
     }
 }
 
@@ -131,7 +137,8 @@ static void convolve$s(const $W *w, $S const float *x, float *y,
     const int32_t *step = g + 12, *gap = g + 15, *pad = g + 18;
     int32_t r, p, q, c, i, j, k, n;
     for (r = 0; r < g[1]; r++, w += channels * size[0] * size[1] * size[2]) {
-        const float *image = $at(x, (r / share) * channels * in[0] * in[1] * in[2]);
+        const int32_t first = (r / share) * channels;
+        const float *image = $at(x, first * in[0] * in[1] * in[2]);
         for (p = 0; p < to[0]; p++)
             for (q = 0; q < to[1]; q++, y = $at(y, to[2])) {
                 const $W *row = w;
@@ -142,10 +149,11 @@ static void convolve$s(const $W *w, $S const float *x, float *y,
                         for (j = 0; j < size[1]; j++, row += size[2]) {
                             const int32_t a = p * step[0] + i * gap[0] - pad[0];
                             const int32_t b = q * step[1] + j * gap[1] - pad[1];
+                            const int32_t place = (c * in[0] + a) * in[1] + b;
                             const float *line;
                             if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
                                 continue;
-                            line = $at(image, ((c * in[0] + a) * in[1] + b) * in[2]);
+                            line = $at(image, place * in[2]);
                             for (k = 0; k < size[2]; k++) {
                                 const int32_t shift = k * gap[2] - pad[2], room = in[2] - 1 - shift;
                                 const int32_t last = room < 0 ? -1 : room / step[2];
@@ -182,12 +190,13 @@ static void max_pool$s(const float *x, float *y, const int32_t *g)
                                 const int32_t a = p * step[0] + i * gap[0] - pad[0];
                                 const int32_t b = q * step[1] + j * gap[1] - pad[1];
                                 const int32_t d = r * step[2] + k * gap[2] - pad[2];
+                                const int32_t place = (a * in[1] + b) * in[2] + d;
                                 $V v;
                                 if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
                                     continue;
                                 if (d < 0 || d >= in[2])
                                     continue;
-                                v = $get(x, (a * in[1] + b) * in[2] + d);
+                                v = $get(x, place);
                                 best = v > best || v != v ? v : best;
                             }
                     $put(y, n, best);
@@ -265,14 +274,6 @@ static void add$s(const float *a, const float *b, float *y, int32_t n)
     int32_t i;
     for (i = 0; i < n; i++)
         $put(y, i, $get(a, i) + $get(b, i));
-}
-
-//: add_scaled
-static void add_scaled$s(const float *x, $V by, const $V *more, float *y, int32_t n)
-{
-    int32_t i;
-    for (i = 0; i < n; i++)
-        $put(y, i, $get(x, i) + by * more[i]);
 }
 
 //: multiply
