@@ -5,11 +5,10 @@ Scalars of a sample are variables of type double; see ``point_operations.py`` fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ...errors import refusal
 from .. import point_operations as point
-from ..point_operations import Key
 from .constants import form, number
 from .layers import WRITE
 from .program import Program
@@ -120,42 +119,34 @@ def _rebase(op: point.Rebase, program: Program) -> None:
 
 @WRITE.runs(point.Grow)
 def _grow(op: point.Grow, program: Program) -> None:
-    m, tau, *values = op.inputs
+    (growth,), (m, tau, *values) = op.outputs, op.inputs
     dots = values.pop(0) if op.constant_parts else None
     forms, sites = values[: op.form_count], values[op.form_count :]
-    t = program.scalar(tau)
-    result = program.identifier(f"s_{op.outputs[0]}_growth")
-    program.say(f"double {result};", "{", *_coefficients(op, program, sites, t))
-    program.say("double q = 0;")
-    used = iter(forms)
-    for a in range(len(op.linear)):
-        for b in range(a, len(op.linear)):
-            twice = "" if a == b else "2 * "
-            program.say(f"q += {twice}k[{a}] * k[{b}] * {program.scalar(next(used))};")
+    t, count, parts = program.scalar(tau), len(op.constant_parts), len(op.linear)
+    result = program.identifier(f"s_{growth}_growth")
+    program.say(f"double {result};", "{")
+    _coefficients(op, program, sites, t, "1")
+    program.say(_doubles("n", [program.scalar(name) for name in forms]))
+    program.say(f"double q = energy(k, n, {parts});")
     if op.gram is not None and dots is not None:
-        count = len(op.constant_parts)
-        products = program.exact(op.gram, "double")
+        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots)}"
         program.say(f"q += gram(c, {products}, {count});")
-        for a in range(len(op.linear)):
-            place = program.read(dots, a * count)
-            program.say(f"q += 2 * k[{a}] * mixed{program.suffix(dots)}(c, {place}, {count});")
-    program.say("q = q < 0 ? 0 : q;")
+        program.say(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
     if op.rule == "published":
-        coordinate = f"{program.scalar(m)} * {t} * {number(op.factor)}"
-        for first, last in _spans(op.coordinate):
-            coordinate = f"grown({coordinate}, g, {first}, {last})"
-        program.say(f"{result} = limited(1 + {coordinate} * q);", "}")
+        sites_passed = program.integers(f"{growth}_coordinate", [len(op.coordinate), *op.coordinate])
+        coordinate = f"grown({program.scalar(m)} * {t} * {number(op.factor)}, g, {sites_passed})"
+        program.say(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
     else:
-        program.say(f"{result} = limited({_growth(op.rule, 'q')});", "}")
-    program.define(op.outputs[0], result)
+        program.say(f"{result} = limited({_growth(op.rule, 'positive(q)')});", "}")
+    program.define(growth, result)
 
 
 @WRITE.runs(point.Combine)
 def _combine(op: point.Combine, program: Program) -> None:
     (v, tau, *sites), (y,) = op.inputs, op.outputs
     count, parts = len(op.constant_parts), len(op.linear)
-    lines = _coefficients(op, program, sites, program.scalar(tau), f"{number(op.scale)} * ")
-    program.say("{", *lines)
+    program.say("{")
+    _coefficients(op, program, sites, program.scalar(tau), number(op.scale))
     vectors = "0, 0, 0"
     if op.vectors is not None:
         vectors = f"{program.exact(op.vectors, program.ctype(v))}, c, {count}"
@@ -165,43 +156,20 @@ def _combine(op: point.Combine, program: Program) -> None:
 
 
 def _coefficients(
-    op: point.Grow | point.Combine,
-    program: Program,
-    sites: Sequence[str],
-    tau: str,
-    scale: str = "",
-) -> Iterator[str]:
+    op: point.Grow | point.Combine, program: Program, sites: Sequence[str], tau: str, scale: str
+) -> None:
     """Declare g, the growths, and k and c, the coefficients of linear and of constant parts."""
-    coordinate = op.coordinate if isinstance(op, point.Grow) and op.rule == "published" else ()
-    if any([*op.linear, *op.constant_parts, coordinate]):
-        yield from _list("g", [program.scalar(site) for site in sites])
-    yield from _list("k", [scale + _over(f"ratio(1, {tau})", key) for key in op.linear])
-    alive = f"({tau} == 0 ? 0.0 : 1.0)"
-    yield from _list("c", [_over(alive, key) for key in op.constant_parts])
+    program.say(_doubles("g", [program.scalar(site) for site in sites]))
+    alive = f"{tau} == 0 ? 0.0 : 1.0"
+    every = (("k", f"ratio({scale}, {tau})", op.linear), ("c", alive, op.constant_parts))
+    for name, first, keys in every:
+        if keys:
+            numbers = [number for key in keys for number in (len(key), *key)]
+            passed = program.integers(f"{op.outputs[0]}_{name}", numbers)
+            program.say(f"double {name}[{len(keys)}];")
+            program.say(f"coefficients({first}, g, {passed}, {len(keys)}, {name});")
 
 
-def _list(name: str, items: Sequence[str]) -> Iterator[str]:
-    if items:
-        yield f"const double {name}[{len(items)}] = {{"
-        yield from (f"{item}," for item in items)
-        yield "};"
-
-
-def _spans(key: Key) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of a key that follow each other.
-
-    Examples:
-        >>> list(_spans((0, 1, 2, 5)))
-        [(0, 3), (5, 6)]
-    """
-    start = 0
-    for index in range(1, len(key) + 1):
-        if index == len(key) or key[index] != key[index - 1] + 1:
-            yield key[start], key[index - 1] + 1
-            start = index
-
-
-def _over(first: str, key: Key) -> str:
-    for start, stop in _spans(key):
-        first = f"over({first}, g, {start}, {stop})"
-    return first
+def _doubles(name: str, items: Sequence[str]) -> str:
+    """Declare an array; C has no empty ones."""
+    return f"const double {name}[{max(1, len(items))}] = {{{', '.join(items) or '0'}}};"

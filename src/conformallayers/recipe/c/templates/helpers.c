@@ -380,22 +380,40 @@ static double growth_radial_tanh(double q)
     return q < 1e-4 ? 1 + q / 3 - q * q / 45 : u / tanh(u);
 }
 
-//: over
-/* c divided by the growths of some activations, one by one. */
-static double over(double c, const double *growth, int32_t first, int32_t last)
+//: coefficients
+/* The coefficients of parts: the first number over the growths that a part has passed. keys: for each
+   part how many these are, and which. */
+static void coefficients(double first, const double *growth, const int32_t *keys, int32_t count,
+                         double *out)
 {
-    for (; first < last; first++)
-        c /= growth[first];
-    return c;
+    int32_t i, left;
+    for (i = 0; i < count; i++) {
+        out[i] = first;
+        for (left = *keys++; left > 0; left--)
+            out[i] /= growth[*keys++];
+    }
 }
 
 //: grown
-/* t times the growths of some activations. */
-static double grown(double t, const double *growth, int32_t first, int32_t last)
+/* t times some growths. key: how many these are, and which. */
+static double grown(double t, const double *growth, const int32_t *key)
 {
-    for (; first < last; first++)
-        t = limited(t * growth[first]);
+    int32_t left;
+    for (left = *key++; left > 0; left--)
+        t = limited(t * growth[*key++]);
     return t;
+}
+
+//: energy
+/* The sum of k[a] k[b] n[a, b] over all pairs of parts; n has those with a <= b, row after row. */
+static double energy(const double *k, const double *n, int32_t parts)
+{
+    double total = 0;
+    int32_t a, b;
+    for (a = 0; a < parts; a++)
+        for (b = a; b < parts; b++)
+            total += (a == b ? 1 : 2) * k[a] * k[b] * *n++;
+    return total;
 }
 
 //: gram
@@ -411,13 +429,14 @@ static double gram(const double *c, const double *products, int32_t n)
 }
 
 //: mixed
-/* The sum of c[i] x[i]. */
-static double mixed$s(const double *c, const float *x, int32_t n)
+/* Twice the sum of k[a] c[i] x[a, i]. */
+static double mixed$s(const double *k, int32_t parts, const double *c, int32_t n, const float *x)
 {
     double total = 0;
-    int32_t i;
-    for (i = 0; i < n; i++)
-        total += c[i] * (double)$get(x, i);
+    int32_t a, i;
+    for (a = 0; a < parts; a++)
+        for (i = 0; i < n; i++)
+            total += 2 * k[a] * c[i] * (double)$get(x, a * n + i);
     return total;
 }
 
