@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,21 @@ COMPILER = shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
 FLAGS = ["-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic", "-Wconversion"]
 FLAGS += ["-Wdouble-promotion", "-Wshadow"]
-SANITIZED = ["-fsanitize=address,undefined", "-fno-sanitize-recover", "-g"]
+
+
+def _sanitizers() -> list[str]:
+    """Return the flags of sanitizers, or nothing where the compiler has none."""
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover", "-g"]
+    with tempfile.TemporaryDirectory() as folder:
+        line = [str(COMPILER), *flags, "-x", "c", "-", "-o", f"{folder}/probe"]
+        try:
+            subprocess.run(line, input=b"int main(void) { return 0; }", check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return []
+    return flags
+
+
+SANITIZED = _sanitizers()
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 

@@ -1,7 +1,7 @@
 """The constants of a C program: numbers, matrices with many zeros, symmetric forms; exact or rounded.
 
-A matrix is written row after row, or, where that is shorter, as runs: the stretches of a row that are
-not zero, one after the other. Of a symmetric form there are the diagonal and the rows right of it.
+A matrix is stored row by row or, where that is shorter, as runs: the stretches of each row that are not
+zero. Of a symmetric form the diagonal and the rows right of it are stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of func
 LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
 LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before
 _RUN_BYTES = 4  # start and length
-_WIDTH = 98
+_WIDTH = 94  # of lines without their margin
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +37,10 @@ class Constant:
         """Return the definition in C; floats are hexadecimal, so no digit and no locale matters."""
         items = self.values.tolist() or [0]  # C has no empty arrays
         exact = self.ctype in ("float", "double")
-        lines, line = [], "   "
-        for item in items:
-            word = number(item, self.ctype) if exact else str(item)
-            if len(line) + len(word) + 2 > _WIDTH:
-                lines.append(line)
-                line = "   "
-            line += f" {word},"
-        body = "\n".join([*lines, line])
+        words = [f"{number(item, self.ctype) if exact else item}," for item in items]
+        count = _WIDTH // (max(map(len, words)) + 1)  # in a line
+        lines = [" ".join(words[i : i + count]) for i in range(0, len(words), count)]
+        body = "\n".join(f"    {line}" for line in lines)
         return f"static const {self.ctype} {self.name}[{len(items)}] = {{\n{body}\n}};\n"
 
 
@@ -108,11 +104,6 @@ def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
     return typed.reshape(rows.shape), scale
 
 
-def plain(name: str, values: Array, ctype: str) -> Constant:
-    """Return an array that is written as it is."""
-    return Constant(name, ctype, as_type(values, ctype).reshape(-1))
-
-
 def as_type(values: Array, ctype: str) -> Array:
     """Return values in the type that C has them in."""
     return values.astype(np.float32 if ctype == "float" else np.float64)
@@ -125,16 +116,14 @@ def kernel(name: str, values: Array, storage: str) -> Stored:
 
 
 def matrix(name: str, values: Array, storage: str) -> Stored:
-    """Choose the shorter way to write a matrix (rows, columns) down."""
+    """Store a matrix (rows, columns) whole or as runs, whichever is shorter."""
     kept, index = _chosen(name, values != 0, np.ones(values.shape, bool), storage)
     rounded, constants = _rounded(name, values, storage, kept)
     return Stored(storage, bool(index), rounded, (*constants, *index), int(kept.sum()))
 
 
 def form(name: str, values: Array, storage: str, mask: Array | None = None) -> Stored:
-    """Choose the shorter way to write a symmetric matrix down.
-
-    The diagonal is large and stays as it is; int8 is for the rest.
+    """Store a symmetric matrix whole or as runs, whichever is shorter; its diagonal is never int8.
 
     Args:
         name: of its arrays.
@@ -143,9 +132,8 @@ def form(name: str, values: Array, storage: str, mask: Array | None = None) -> S
         mask: (n, n), what may not be left out; None: whatever is not zero.
     """
     n = len(values)
-    diagonal = plain(
-        f"{name}_diagonal", values.diagonal(), "double" if storage == "double" else "float"
-    )
+    ctype = "double" if storage == "double" else "float"
+    diagonal = Constant(f"{name}_diagonal", ctype, as_type(values.diagonal(), ctype))
     right = np.triu(np.ones((n, n), bool), 1)
     kept, index = _chosen(name, right & (values != 0 if mask is None else mask), right, storage)
     upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
@@ -188,18 +176,14 @@ def _rounded(
 def _runs(mask: Array, storage: str) -> tuple[Array, Array, Array]:
     """Close gaps that cost less than a new run; return what is kept, runs per row, and the runs."""
     gap = _RUN_BYTES // ITEM_BYTES[storage]
-    kept, counts, pairs = mask.copy(), [], []
-    for row, filled in enumerate(mask):
-        places = np.flatnonzero(filled)
-        if not len(places):
-            counts.append(0)
-            continue
-        breaks = np.flatnonzero(np.diff(places) > gap + 1)
-        starts = places[np.concatenate([[0], breaks + 1])]
-        stops = places[np.concatenate([breaks, [len(places) - 1]])] + 1
-        for start, stop in zip(starts, stops, strict=True):
-            kept[row, start:stop] = True
-        counts.append(len(starts))
-        pairs.append(np.stack([starts, stops - starts], 1))
-    joined = np.concatenate(pairs) if pairs else np.zeros((0, 2), int)
-    return kept, np.array(counts), joined
+    kept, counts, runs = mask.copy(), [], []
+    for row in kept:
+        places = np.flatnonzero(row)
+        # A run begins at the first place and behind every gap that is too long to close.
+        stretches = np.split(places, np.flatnonzero(np.diff(places) > gap + 1) + 1)
+        found = [(line[0], line[-1] + 1 - line[0]) for line in stretches if len(line)]
+        for start, length in found:
+            row[start : start + length] = True
+        counts.append(len(found))
+        runs += found
+    return kept, np.array(counts), np.array(runs, int).reshape(-1, 2)

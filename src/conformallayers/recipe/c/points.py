@@ -133,7 +133,9 @@ def _grow(op: point.Grow, program: Program) -> None:
         program.say(f"q += gram(c, {products}, {count});")
         program.say(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
     if op.rule == "published":
-        sites_passed = program.integers(f"{growth}_coordinate", [len(op.coordinate), *op.coordinate])
+        sites_passed = program.integers(
+            f"{growth}_coordinate", [len(op.coordinate), *op.coordinate]
+        )
         coordinate = f"grown({program.scalar(m)} * {t} * {number(op.factor)}, g, {sites_passed})"
         program.say(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
     else:

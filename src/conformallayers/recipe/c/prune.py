@@ -1,9 +1,10 @@
-"""Leave out of forms what their certificates have room for, and prove that the room is enough."""
+"""Shorten forms as far as their certificates have room for, and prove that the room is enough."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -100,7 +101,7 @@ def needed(form: Tensor, epsilon: float, radius: float) -> Tensor:
 
 
 class Proofs:
-    """What is proven of the denominators, while the forms of a recipe are stored.
+    """What is proven of the denominators while the forms of a recipe are stored.
 
     The i-th ``normalize`` of a recipe begins its i-th part.
 
@@ -116,13 +117,18 @@ class Proofs:
         self.storage = storage
         self._writer = {name: op for op in recipe.operations for name in op.outputs}
         self._parts: list[list[Operation]] = []
+        self._part_of: dict[str, int] = {}  # value → the part that computes it
         for operation in recipe.operations:
             if isinstance(operation, Normalize):
                 self._parts.append([])
             if self._parts:
                 self._parts[-1].append(operation)
+                self._part_of |= dict.fromkeys(operation.outputs, len(self._parts) - 1)
         self._given = [*certificates, *[None] * len(self._parts)][: len(self._parts)]
-        self._found: dict[int, list[Certificate | None]] = {}
+        self._proven = self._given.copy()
+        for index, part in enumerate(self._parts):
+            if storage != "float" and any(isinstance(op, (SumSquares, Rescale)) for op in part):
+                self._proven[index] = None  # energies of rounded weights are only measured
 
     def store(self, name: str, operation: QuadraticForm, exact: Array) -> Stored:
         """Return a form as it is stored: as short as the certificate of its part allows.
@@ -132,29 +138,28 @@ class Proofs:
             operation: that reads it.
             exact: (n, n), symmetric, without its weight.
         """
-        index = next((i for i, part in enumerate(self._parts) if operation in part), None)
-        certificate = None if index is None else self._given[index]
-        stored, proof = self._stored(name, operation, exact, certificate, index)
-        if index is not None:
-            self._found.setdefault(index, []).append(proof)
+        index = self._part_of.get(operation.outputs[0])
+        if index is None:
+            return form(name, exact, self.storage)
+        given, before = self._given[index], self._proven[index]
+        found = None if given is None else self._shortened(name, operation, exact, index, given)
+        if found is None:
+            found = form(name, exact, self.storage), given if self.storage == "float" else None
+        stored, proof = found
+        known = [other for other in (before, proof) if other is not None]
+        self._proven[index] = min(known, key=lambda p: p.margin) if len(known) == 2 else None
         return stored
 
-    def _stored(
-        self,
-        name: str,
-        operation: QuadraticForm,
-        exact: Array,
-        certificate: Certificate | None,
-        index: int | None,
-    ) -> tuple[Stored, Certificate | None]:
-        rules = [] if index is None else self._rules(self._parts[index])
-        room = room_each(room_left(certificate), len(rules)) if rules else 0.0
-        if certificate is None or room == 0:
-            proof = certificate if self.storage == "float" else None
-            return form(name, exact, self.storage), proof
+    def _shortened(
+        self, name: str, operation: QuadraticForm, exact: Array, index: int, given: Certificate
+    ) -> tuple[Stored, Certificate | None] | None:
+        """Return a shorter form and what is proven of it; None where the certificate has no room."""
+        rules = self._rules(self._parts[index])
+        room = room_each(room_left(given), len(rules)) if rules else 0.0
+        if room == 0:
+            return None
         # Rules on points are bounded as for R = 1, at any norm.
-        on_points = dict(rules)[operation.outputs[0]]
-        radius = 1.0 if on_points else certificate.max_norm
+        radius = 1.0 if rules[operation.outputs[0]] else given.max_norm
         # Rows of zeros, as padding leaves them, are no matter of the proof.
         used = np.flatnonzero(exact.any(0))
         inner = np.ix_(used, used)
@@ -165,20 +170,18 @@ class Proofs:
             stored = form(name, exact, storage, mask)
             rounded = torch.from_numpy(stored.values[inner].astype(np.float64))
             if proven(whole, rounded * operation.weight, room, radius):
-                return stored, Certificate(certificate.epsilon, certificate.max_norm, 0.0)
-            if storage == self.storage:
-                break
-        if self.storage == "int8_t":
-            return stored, None
-        return form(name, exact, self.storage), certificate
+                return stored, replace(given, margin=0.0)
+            if storage == self.storage == "int8_t":
+                return stored, None
+        return None
 
-    def _rules(self, part: list[Operation]) -> list[tuple[str, bool]]:
-        """Return the value of each form, and whether the rule that it goes into is one on points.
+    def _rules(self, part: list[Operation]) -> dict[str, bool]:
+        """Tell for the value of each form whether the rule that it goes into is one on points.
 
         There are none unless every energy of the part is a form of x̂ by itself, which is what the proof
         is about, and every rule is provable.
         """
-        found = []
+        found = {}
         for operation in part:
             if not isinstance(operation, Advance):
                 continue
@@ -189,8 +192,8 @@ class Proofs:
                 writer = self._writer[writer.inputs[0]]
             alone = len(operation.inputs) == 3 and isinstance(writer, QuadraticForm)
             if not alone or rule is None or not rule.provable or not self._of_unit(writer):
-                return []
-            found.append((writer.outputs[0], rule.on_points))
+                return {}
+            found[writer.outputs[0]] = rule.on_points
         return found
 
     def _of_unit(self, operation: Operation) -> bool:
@@ -208,15 +211,8 @@ class Proofs:
 
     def weakest(self) -> Certificate | None:
         """Return the weakest proof among the parts; in int8 one that lacks it leaves none."""
-        found: list[Certificate | None] = []
-        for index, part in enumerate(self._parts):
-            measured = any(isinstance(op, (SumSquares, Rescale)) for op in part)
-            proven_here = self._found.get(index, [self._given[index]])
-            known = [proof for proof in proven_here if proof is not None]
-            lacking = (self.storage != "float" and measured) or len(known) < len(proven_here)
-            found.append(None if lacking else min(known, key=lambda proof: proof.margin))
-        proofs = [proof for proof in found if proof is not None]
-        if not proofs or (self.storage != "float" and len(proofs) < len(found)):
+        proofs = [proof for proof in self._proven if proof is not None]
+        if not proofs or (self.storage != "float" and len(proofs) < len(self._proven)):
             return None
         return Certificate(
             max(proof.epsilon for proof in proofs),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import Template
@@ -127,18 +128,13 @@ def comment(lines: Sequence[str]) -> str:
 
 def indented(lines: Iterable[str]) -> str:
     """Indent statements by their braces and wrap them."""
-    return "\n".join(_indented(lines))
-
-
-def _indented(lines: Iterable[str]) -> Iterator[str]:
-    depth = 1
+    depth, found = 1, []
     for line in lines:
         depth -= line.startswith("}")
         margin = "    " * depth
-        while len(line) > WIDTH - len(margin) and " " in line:
-            cut = line.rfind(" ", 0, WIDTH - len(margin))
-            cut = line.find(" ") if cut < 0 else cut
-            yield margin + line[:cut]
-            line, margin = line[cut + 1 :], "    " * (depth + 1)
-        yield margin + line
+        wrapper = textwrap.TextWrapper(
+            WIDTH, margin, margin + "    ", break_long_words=False, break_on_hyphens=False
+        )
+        found += wrapper.wrap(line)
         depth += line.endswith("{")
+    return "\n".join(found)
