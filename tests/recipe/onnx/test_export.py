@@ -233,7 +233,7 @@ def test_other_numbers_refuse_the_export(
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]
 
 
-def test_an_invalid_graph_or_a_full_disk_leaves_the_old_file(
+def test_a_failed_export_leaves_the_old_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = network()
@@ -249,6 +249,10 @@ def test_an_invalid_graph_or_a_full_disk_leaves_the_old_file(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
+            export_onnx(net, path)
+    with monkeypatch.context() as patched:
+        patched.setattr(exporter, "_NODES", 7)
+        with pytest.raises(cl.ConformalError, match=r"at most 7 nodes, got \d+\. Fold with"):
             export_onnx(net, path)
     with monkeypatch.context() as patched:
         patched.setattr(exporter, "_LARGEST", 100)

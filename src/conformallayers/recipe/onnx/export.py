@@ -25,6 +25,7 @@ OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of ONNX Runtime
 BATCHES = 1, 4, 64  # that a file is run with
+_NODES = 10_000  # ONNX Runtime needs minutes to open more
 _ELEMENTS = 2**27  # of all values of a batch that a file is run with
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _WHERE = "export_onnx(folded)"
@@ -75,7 +76,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         opset: version of the operators, 18 to 25.
 
     Raises:
-        ConformalError: ONNX has no such operation.
+        ConformalError: ONNX has no such operation, or the graph is too large.
     """
     helper = _package("onnx").helper
     graph = OnnxGraph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
@@ -83,11 +84,15 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     for operation in recipe.operations:
         RUN.check(operation, _WHERE, _REMEDY)
         RUN.step(operation, graph, values)
+    result = graph.finish(values[recipe.output])
+    if len(graph.nodes) > _NODES:
+        remedy = 'Fold with a smaller max_paths, or with strategy="layers".'
+        raise refusal(_WHERE, f"at most {_NODES} nodes", f"{len(graph.nodes)}", remedy)
     x, y = (
         helper.make_tensor_value_info(
             value.name, helper.np_dtype_to_tensor_dtype(value.dtype), [BATCH, *value.shape]
         )
-        for value in (graph.input, graph.finish(values[recipe.output]))
+        for value in (graph.input, result)
     )
     proto = helper.make_graph(graph.nodes, "folded", [x], [y], graph.initializers)
     opsets = [helper.make_opsetid("", opset)]
