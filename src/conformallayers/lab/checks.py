@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -55,6 +56,14 @@ def require_folder(where: str, path: Path) -> None:
     """Refuse the path of a file where a folder is written."""
     if path.exists() and not path.is_dir():
         raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
+
+
+def make_folder(where: str, path: Path) -> None:
+    """Create the folder that a command writes, before it measures anything."""
+    require_folder(where, path)
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise refusal(where, "a folder that can be written", str(path), "Name another folder.")
 
 
 def require_same(

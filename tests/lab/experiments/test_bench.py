@@ -16,9 +16,12 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.lab.experiments import bench
-from conformallayers.lab.experiments.bench import Row, run_bench
+from conformallayers.lab.experiments.bench import run_bench
 from conformallayers.lab.experiments.options import BenchOptions
+from conformallayers.lab.experiments.records import Row
 from support import run_command
+
+RESULTS = Path(__file__).parents[3] / "results" / "benchmarks"
 
 
 @pytest.fixture
@@ -28,8 +31,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, BenchOptions]]:
 
     def measure(name: str, pair: Any, options: BenchOptions) -> list[Row]:
         measured.append((name, options))
-        times = {"eager": (2.0, 1.0, 3.0), "folded": (0.5, 0.4, 0.6)}
-        return [Row(name, batch, "conv", 1e-7, times, {}) for batch in options.batch]
+        row = {"network": name, "strategy": "conv", "error": 1e-7, "notes": {}}
+        row["times"] = {"eager": [2.0, 1.0, 3.0], "folded": [0.5, 0.4, 0.6]}
+        return [{**row, "batch": batch} for batch in options.batch]
 
     monkeypatch.setattr(bench, "measure", measure)
     return measured
@@ -66,7 +70,7 @@ def test_rows_of_an_earlier_run_are_kept_on_request(tmp_path: Path) -> None:
     assert len(run_bench(["Base"], out=tmp_path, keep=True)) == 2
     assert len(run_bench(["Base"], out=tmp_path)) == 1
     (tmp_path / "bench.json").write_text("[]")
-    with pytest.raises(cl.ConformalError, match="expected the rows of an earlier run"):
+    with pytest.raises(cl.ConformalError, match=r"bench --keep, .*: expected a record"):
         run_bench(["Base"], out=tmp_path, keep=True)
 
 
@@ -94,6 +98,14 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_an_earlier_record_of_the_repository_is_read() -> None:
+    """Rows are added to the committed file: its fields must stay those that a run writes."""
+    record = json.loads((RESULTS / "bench.json").read_text())
+    text = bench.markdown(record["rows"])
+    assert text in (RESULTS / "bench.md").read_text()
+    assert record["rows"] == sorted(record["rows"], key=bench._order)
+
+
 def tiny(convolution: type[nn.Module], *activation: nn.Module) -> nn.Module:
     features = convolution(3, 2, 5, stride=9, bias=False), *activation
     whole = cl.ConformalLayers if convolution is cl.Conv2d else nn.Sequential
@@ -106,7 +118,7 @@ def test_engines_are_timed_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "pairs", lambda depths: {"tiny": pair})
     monkeypatch.setattr(bench, "relu_engines", eager_alone)
     (row,) = run_bench(["tiny"], out=tmp_path, batch=(2,), executions=1)
-    assert set(row.times) == {"eager", "layers", "folded", "tolerance"}
-    assert row.fastest == "eager"
-    assert row.error < 1e-5
-    assert all(0 < low <= median <= high for median, low, high in row.times.values())
+    assert set(row["times"]) == {"eager", "layers", "folded", "tolerance"}
+    assert row["error"] < 1e-5
+    assert all(0 < low <= median <= high for median, low, high in row["times"].values())
+    assert "| tiny | 2 |" in (tmp_path / "bench.md").read_text()

@@ -76,3 +76,16 @@ def test_record_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "times.json").write_text("[]")
     with pytest.raises(cl.ConformalError, match="expected a record, got another file"):
         run_depth(resume=True, out=tmp_path)
+
+
+def test_nothing_is_measured_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    measured: list[int] = []
+    monkeypatch.setattr(depth, "measured", lambda k, options: measured.append(k))
+    with pytest.raises(NotADirectoryError):
+        run_depth(depths=[1], out=tmp_path / "file" / "deep")
+    with pytest.raises(cl.ConformalError, match="experiment 3 --out: expected a folder, got the"):
+        run_depth(depths=[1], out=tmp_path / "file")
+    assert measured == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ... import networks
-from ...errors import refusal
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
-from ..checks import command_line, require_choice, require_positive
+from ..checks import command_line, make_folder, require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
 from .options import BenchOptions
-from .records import provenance
-from .timing import interleave, run_layers
+from .records import Row, kept, provenance
+from .timing import fastest_other, interleave, run_layers
 
 SHAPE = networks.IMAGE_SHAPE
 _CALLS = 3  # timed calls per turn
@@ -131,29 +128,6 @@ def pairs(depths: Iterable[int]) -> dict[str, Pair]:
     return found
 
 
-@dataclass(frozen=True)
-class Row:
-    """One network at one batch size; times are milliseconds per batch: median and quartiles."""
-
-    network: str
-    batch: int
-    strategy: str
-    error: float
-    times: dict[str, tuple[float, ...]]
-    notes: dict[str, str]
-    commit: str | None = None  # one file may hold rows of several runs
-
-    @property
-    def fastest(self) -> str:
-        """The fastest engine of the ReLU counterpart."""
-        others = [name for name in self.times if name not in ("folded", "layers", "tolerance")]
-        return min(others, key=lambda name: self.times[name][0])
-
-    def speedup(self, name: str = "folded") -> float:
-        """Return the speed-up over the fastest engine of the ReLU counterpart."""
-        return self.times[self.fastest][0] / self.times[name][0]
-
-
 def folded_engines(
     model: nn.Module, x: Tensor, folded: Folded, loose: Folded | None
 ) -> dict[str, Engine]:
@@ -165,7 +139,10 @@ def folded_engines(
 
 
 def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
-    """Time one pair of networks at several batch sizes."""
+    """Time one pair of networks at several batch sizes.
+
+    The times of a row are milliseconds per batch: the median and the quartiles.
+    """
     torch.manual_seed(0)
     relu, conformal = pair[0]().eval(), pair[1]().eval()
     folded, loose = fold(conformal, SHAPE), None
@@ -178,33 +155,42 @@ def measure(name: str, pair: Pair, options: BenchOptions) -> list[Row]:
         engines, notes = relu_engines(relu, x)
         engines |= folded_engines(conformal, x, folded, loose)
         seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
-        times = {key: tuple(value.milliseconds.values()) for key, value in seconds.items()}
-        error = fold_error(conformal, folded, x[:8])
-        rows.append(Row(name, batch, folded.strategy, error, times, notes, commit()))
+        rows.append(
+            {
+                "network": name,
+                "batch": batch,
+                "strategy": folded.strategy,
+                "error": fold_error(conformal, folded, x[:8]),
+                "times": {key: list(found.milliseconds.values()) for key, found in seconds.items()},
+                "notes": notes,
+                "commit": commit(),  # one file may hold rows of several runs
+            }
+        )
     return rows
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the rows as a table in Markdown."""
-    names = list(dict.fromkeys(name for row in rows for name in row.times))
+    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     header = ["network", "batch", *(f"{name} (ms)" for name in names)]
     header += ["strategy", "fastest other", "speed-up", "error"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for row in rows:
-        cells = [row.network, str(row.batch)]
-        cells += [f"{row.times[n][0]:.3f}" if n in row.times else "" for n in names]
-        cells += [row.strategy, row.fastest, f"{row.speedup():.2f}", f"{row.error:.1e}"]
+        medians = {name: times[0] for name, times in row["times"].items()}
+        other = fastest_other(medians)
+        speedup = "" if other is None else f"{medians[other] / medians['folded']:.2f}"
+        cells = [row["network"], str(row["batch"])]
+        cells += [f"{medians[name]:.3f}" if name in medians else "" for name in names]
+        cells += [row["strategy"], other or "", speedup, f"{row['error']:.1e}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def save(rows: Sequence[Row], names: Sequence[str], options: BenchOptions) -> None:
     """Write bench.json and bench.md."""
-    options.out.mkdir(parents=True, exist_ok=True)
     shown = {key: value for key, value in vars(options).items() if key != "out"}
     source = provenance(command_line(["bench", *names], shown))
-    result = {**source, "options": shown, "rows": [asdict(row) for row in rows]}
-    write_json(options.out / "bench.json", result)
+    write_json(options.out / "bench.json", {**source, "options": shown, "rows": rows})
     text = f"Times are medians in milliseconds (ms) per batch.\n\n{markdown(rows)}"
     replace_file(options.out / "bench.md", [text.encode()])
 
@@ -224,14 +210,16 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    rows = _earlier(chosen.out) if chosen.keep else []
+    make_folder("bench --out", chosen.out)
+    before = kept(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
+    rows: list[Row] = before.get("rows", [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # exporters warn of their own deprecations
         for name in names or known:
             found = measure(name, known[name], chosen)
             print(markdown(found), flush=True)
-            again = {(row.network, row.batch) for row in found}
-            rows = [row for row in rows if (row.network, row.batch) not in again] + found
+            again = [_order(row) for row in found]
+            rows = [row for row in rows if _order(row) not in again] + found
             rows.sort(key=_order)
             save(rows, names, chosen)  # after every network, so that a stop loses only one
     speedup_figure(rows, chosen.out)
@@ -240,22 +228,9 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
 
 def _order(row: Row) -> tuple[str, bool, int, int]:
     """Return the sort key: kind of network, depth, batch size."""
-    kind, _, rest = row.network.partition(" ")
+    kind, _, rest = row["network"].partition(" ")
     depth = int(rest.split()[0]) if rest else 0
-    return kind, rest.endswith("circular"), depth, row.batch
-
-
-def _earlier(folder: Path) -> list[Row]:
-    """Return the rows of an earlier run, if there was one."""
-    path = folder / "bench.json"
-    if not path.exists():
-        return []
-    try:
-        return [Row(**row) for row in json.loads(path.read_text())["rows"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise refusal(
-            f"bench --keep ({path})", "the rows of an earlier run", str(error), "Remove the file."
-        ) from error
+    return kind, rest.endswith("circular"), depth, row["batch"]
 
 
 def speedup_figure(rows: list[Row], folder: Path) -> None:
@@ -263,19 +238,19 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
 
     The batch size is the one with the most depths; there is no figure of a single depth.
     """
-    deep = [r for r in rows if r.network.startswith("DkNet ") and r.network[-1].isdigit()]
-    counts = Counter(row.batch for row in deep)
+    deep = [row for row in rows if _order(row)[:2] == ("DkNet", False)]
+    counts = Counter(row["batch"] for row in deep)
     batch, depth_count = counts.most_common(1)[0] if counts else (0, 0)
     if depth_count < 2:
         return
-    chosen = sorted((r for r in deep if r.batch == batch), key=lambda r: int(r.network[6:]))
+    chosen = {_order(row)[2]: row["times"] for row in deep if row["batch"] == batch}
     with figures.styled(6.4, 4.2) as (figure, axes):
-        for name in dict.fromkeys(name for row in chosen for name in row.times):
-            timed = [row for row in chosen if name in row.times]
-            depths = [int(row.network.split()[1]) for row in timed]
+        for name in dict.fromkeys(name for times in chosen.values() for name in times):
+            medians = {depth: times[name][0] for depth, times in chosen.items() if name in times}
             width = 2.5 if name in ("folded", "tolerance") else 1
-            medians = [row.times[name][0] for row in timed]
-            axes.plot(depths, medians, marker="o", label=name, linewidth=width)
+            axes.plot(
+                list(medians), list(medians.values()), marker="o", label=name, linewidth=width
+            )
         axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
         axes.legend()
     figures.save(figure, folder, "bench")

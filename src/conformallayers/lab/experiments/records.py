@@ -16,7 +16,7 @@ import torch
 
 from ...errors import refusal
 from ...utils.files import write_csv, write_json
-from ..checks import command_line, require_folder, require_same
+from ..checks import command_line, make_folder, require_folder, require_same
 from ..training.runs import commit
 
 Row = dict[str, Any]
@@ -51,23 +51,22 @@ def mean_and_spread(shares: Sequence[float]) -> str:
     return f"{100 * fmean(shares):.2f}{spread} %"
 
 
-def kept(path: Path, options: Mapping[str, Any], resume: bool) -> Row:
+def kept(path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume") -> Row:
     """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
-    remedy = "Give the same options, or start again without --resume."
+    remedy = f"Give the same options, or start again without {where.split()[-1]}."
     try:
         record: Row = json.loads(path.read_text("utf-8"))
         before = dict(record["options"])
     except (ValueError, KeyError, TypeError) as error:
-        raise refusal(f"--resume, {path}", "a record", "another file", remedy) from error
-    require_same("--resume,", before, json.loads(json.dumps(dict(options))), remedy)
+        raise refusal(f"{where}, {path}", "a record", "another file", remedy) from error
+    require_same(f"{where},", before, json.loads(json.dumps(dict(options))), remedy)
     return record
 
 
 def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> None:
     """Write the record as NAME.json, and its rows, flattened, as NAME.csv."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", record)
     write_csv(folder / f"{name}.csv", [_flat(row) for row in rows])
 
@@ -131,6 +130,7 @@ class Measurements:
         lists: Sequence[str] = (),
     ) -> None:
         self._out, self._name, self._line, self._sort = options.out, name, line, sort
+        self._where = f"{' '.join(words)} --out"
         self.say, self.settings = say, {key: getattr(options, key) for key in settings}
         before = kept(options.out / f"{name}.json", self.settings, options.resume)
         self.rows: dict[Any, Row] = {key(row): row for row in before.get("rows", [])}
@@ -163,12 +163,16 @@ class Measurements:
     @contextmanager
     def drawing(self, draw: Callable[[list[Row]], object]) -> Iterator[None]:
         """Draw the measured rows at the end, also after an interrupt, which then says how to resume."""
+        make_folder(self._where, self._out)
+        stop = None
         try:
             yield
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt as interrupt:
             done = f"Interrupted: {len(self.rows)} rows kept."
-            raise KeyboardInterrupt(f"{done} To go on: {self._resume}") from stop
-        finally:
-            measured = [row for row in self.rows.values() if "failed" not in row]
-            if measured:
-                draw(measured)
+            stop = KeyboardInterrupt(f"{done} To go on: {self._resume}")
+            stop.__cause__ = interrupt
+        measured = [row for row in self.rows.values() if "failed" not in row]
+        if measured:
+            draw(measured)
+        if stop is not None:
+            raise stop

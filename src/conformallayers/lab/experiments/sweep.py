@@ -18,7 +18,7 @@ from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...errors import ConformalError, refusal
-from ..checks import command_line, require_positive, require_same
+from ..checks import command_line, make_folder, require_positive, require_same
 from ..data.datasets import Dataset, load
 from ..report import figures
 from ..training.config import TrainConfig, make_config
@@ -161,7 +161,7 @@ def suggested(trial: Trial, max_epochs: int) -> Row:
 
 
 def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder("sweep --out", out)
     journal, most, eta = out / "journal.log", options["max_epochs"], paper.HYPERBAND["eta"]
     fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be pruned
     pruner = HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...nn.container import layer_by_layer
 
+CONFORMAL = ("layers", "folded", "tolerance")  # engines of the conformal network
 _FEWEST = 3  # rounds, however long they take
 
 
@@ -66,6 +67,17 @@ def interleave(
             run()
             seconds[name] += [call_seconds(run) for _ in range(calls)]
     return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def fastest_other(times: Mapping[str, float]) -> str | None:
+    """Return the fastest engine of the ReLU counterpart, None if there is none.
+
+    Examples:
+        >>> fastest_other({"eager": 2.0, "onnx": 1.0, "folded": 0.5})
+        'onnx'
+    """
+    others = [name for name in times if name not in CONFORMAL]
+    return min(others, key=lambda name: times[name], default=None)
 
 
 def run_layers(model: nn.Module, x: Tensor) -> Tensor:
