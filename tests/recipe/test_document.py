@@ -66,7 +66,7 @@ def test_a_description_without_sense_raises_value_errors() -> None:
         (lambda d: d.update(operations={}), "without a list of operations"),
         (lambda d: d.update(output="none"), "the output is None"),
         (lambda d: d.update(wide=["none"]), "constants that no operation reads"),
-        (lambda d: d.update(input_shape=[True]), "is no shape"),
+        (lambda d: d.update(input_shape=[True]), "True is no whole number"),
         (lambda d: d["operations"][0].update(operation="?"), "no operation"),
         (lambda d: d["operations"][0].update(more=1), "an operation with other entries"),
         (lambda d: d["operations"][0]["settings"].update(more=1), "has no setting 'more'"),

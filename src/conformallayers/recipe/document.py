@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from .operation import OPERATIONS, Operation, Shape, read_settings
+from .fields import name, positives, several
+from .operation import OPERATIONS, Operation, read_settings
 from .recipe import Recipe
+
+_names = several(name)
 
 
 def describe(recipe: Recipe) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def _described(operation: Operation) -> dict[str, Any]:
         "reads": list(operation.inputs),
         "writes": list(operation.outputs),
         "constants": dict(operation.constants()),
-        "settings": {name: _plain(value) for name, value in operation.settings()},
+        "settings": {key: _plain(value) for key, value in operation.settings()},
     }
 
 
@@ -52,15 +55,15 @@ def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Re
     if not isinstance(operations, list):
         raise ValueError("a recipe without a list of operations")
     recipe = Recipe(
-        _shape(document["input_shape"]),
-        _shape(document["output_shape"]),
+        positives(document["input_shape"]),
+        positives(document["output_shape"]),
         tuple(_operation(item) for item in operations),
-        _name(document["output"]),
+        name(document["output"]),
         dict(constants),
         frozenset(_names(document["wide"])),
     )
     recipe.shapes()
-    used = {name for operation in recipe.operations for _, name in operation.constants()}
+    used = {array for operation in recipe.operations for _, array in operation.constants()}
     if used != set(constants) or not recipe.wide <= used:
         raise ValueError("constants that no operation reads")
     return recipe
@@ -70,36 +73,17 @@ def _operation(item: Any) -> Operation:
     entries = {"operation", "reads", "writes", "constants", "settings"}
     if not isinstance(item, dict) or set(item) != entries:
         raise ValueError("an operation with other entries")
-    name = item["operation"]
-    kind = OPERATIONS.get(name) if isinstance(name, str) else None
+    stored = item["operation"]
+    kind = OPERATIONS.get(stored) if isinstance(stored, str) else None
     if kind is None:
-        raise ValueError(f"no operation {name!r:.60}")
+        raise ValueError(f"no operation {stored!r:.60}")
     if not isinstance(item["settings"], dict) or not isinstance(item["constants"], dict):
-        raise ValueError(f"{name} without settings or constants")
+        raise ValueError(f"{stored} without settings or constants")
     values = read_settings(kind, item["settings"])
     known = {f.metadata["constant"]: f for f in fields(kind) if "constant" in f.metadata}
     given = item["constants"]
-    needed = {stored for stored, f in known.items() if not f.metadata["optional"]}
+    needed = {key for key, f in known.items() if not f.metadata["optional"]}
     if not needed <= set(given) <= set(known):
-        raise ValueError(f"{name} with other constants")
-    values |= {known[stored].name: _name(array) for stored, array in given.items()}
+        raise ValueError(f"{stored} with other constants")
+    values |= {known[key].name: name(array) for key, array in given.items()}
     return kind(inputs=_names(item["reads"]), outputs=_names(item["writes"]), **values)
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 200:
-        raise ValueError(f"{value!r:.60} is no name")
-    return value
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{value!r:.60} is no list of names")
-    return tuple(_name(item) for item in value)
-
-
-def _shape(value: Any) -> Shape:
-    whole = isinstance(value, list) and all(type(n) is int and 0 < n < 2**31 for n in value)
-    if not whole:
-        raise ValueError(f"{value!r:.60} is no shape")
-    return tuple(value)

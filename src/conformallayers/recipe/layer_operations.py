@@ -94,11 +94,8 @@ class SparseMatmul(Operation):
         )
 
 
-@operation("conv")
 @dataclass(frozen=True, kw_only=True)
-class Conv(Operation):
-    """Convolve (C, ...) with a kernel (C_out, C/groups, ...), zeros around the input."""
-
+class _Convolution(Operation):
     weight: str = constant("weight")
     bias: str | None = constant("bias", optional=True)
     stride: tuple[int, ...] = setting("stride", positives)
@@ -106,60 +103,49 @@ class Conv(Operation):
     dilation: tuple[int, ...] = setting("dilation", positives)
     groups: int = setting("groups", whole(1), 1)
 
+    def _shape(self, channels: int, spatial: list[int], what: str, constant: ShapeOf) -> Shape:
+        """Return the shape of the result, if there is one and the bias has its channels."""
+        if self.bias is not None:
+            expect_shape(constant(self.bias), (channels,), "the bias")
+        expect(all(n > 0 for n in spatial), what)
+        return (channels, *spatial)
+
+
+@operation("conv")
+@dataclass(frozen=True, kw_only=True)
+class Conv(_Convolution):
+    """Convolve (C, ...) with a kernel (C_out, C/groups, ...), zeros around the input."""
+
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,), weight = inputs, constant(self.weight)
+        what = f"conv of {x} with a kernel {weight}"
         _expect_axes(x, self.stride, self.padding, self.dilation)
-        channels, rest = weight[0], weight[1:]
-        fits = len(weight) == len(x) + 1 and channels % self.groups == 0 and 0 not in weight
-        expect(fits and x[0] == rest[0] * self.groups, f"conv of {x} with a kernel {weight}")
-        if self.bias is not None:
-            expect_shape(constant(self.bias), weight[:1], "the bias")
-        every = zip(x[1:], rest[1:], self.stride, self.padding, self.dilation, strict=True)
-        spatial = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in every)
-        expect(all(n > 0 for n in spatial), f"conv of {x} with a kernel {weight}")
-        return ((channels, *spatial),)
+        fits = len(weight) == len(x) + 1 and weight[0] % self.groups == 0 and 0 not in weight
+        expect(fits and x[0] == weight[1] * self.groups, what)
+        axes = zip(x[1:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
+        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+        return (self._shape(weight[0], spatial, what, constant),)
 
 
 @operation("conv_transpose")
 @dataclass(frozen=True, kw_only=True)
-class ConvTranspose(Operation):
+class ConvTranspose(_Convolution):
     """Convolve transposed: (C, ...) with a kernel (C, C_out/groups, ...)."""
 
-    weight: str = constant("weight")
-    bias: str | None = constant("bias", optional=True)
-    stride: tuple[int, ...] = setting("stride", positives)
-    padding: tuple[int, ...] = setting("padding", sizes)
     output_padding: tuple[int, ...] = setting("output_padding", sizes)
-    dilation: tuple[int, ...] = setting("dilation", positives)
-    groups: int = setting("groups", whole(1), 1)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,), weight = inputs, constant(self.weight)
-        _expect_axes(x, self.stride, self.padding, self.dilation, self.output_padding)
+        what = f"transposed conv of {x} with a kernel {weight}"
+        settings = self.stride, self.padding, self.dilation, self.output_padding
+        _expect_axes(x, *settings)
         fits = len(weight) == len(x) + 1 and 0 not in weight and x[0] % self.groups == 0
-        expect(fits and x[0] == weight[0], f"transposed conv of {x} with a kernel {weight}")
-        channels = weight[1] * self.groups
-        if self.bias is not None:
-            expect_shape(constant(self.bias), (channels,), "the bias")
-        every = zip(
-            x[1:],
-            weight[2:],
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.output_padding,
-            strict=True,
-        )
-        expect(
-            all(
-                o < max(s, d)
-                for s, d, o in zip(self.stride, self.dilation, self.output_padding, strict=True)
-            ),
-            "an output padding as large as stride and dilation",
-        )
-        spatial = tuple((n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, d, o in every)
-        expect(all(n > 0 for n in spatial), f"transposed conv of {x} with a kernel {weight}")
-        return ((channels, *spatial),)
+        expect(fits and x[0] == weight[0], what)
+        spatial = []
+        for n, k, s, p, d, o in zip(x[1:], weight[2:], *settings, strict=True):
+            expect(o < max(s, d), "an output padding as large as stride and dilation")
+            spatial.append((n - 1) * s - 2 * p + d * (k - 1) + o + 1)
+        return (self._shape(weight[1] * self.groups, spatial, what, constant),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +157,11 @@ class _Pool(Operation):
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs
-        _expect_axes(x, self.kernel, self.stride, self.padding)
         dilation = getattr(self, "dilation", (1,) * len(self.kernel))
-        _expect_axes(x, dilation)
+        settings = self.kernel, self.stride, self.padding, dilation
+        _expect_axes(x, *settings)
         found = []
-        for n, k, s, p, d in zip(
-            x[1:], self.kernel, self.stride, self.padding, dilation, strict=True
-        ):
+        for n, k, s, p, d in zip(x[1:], *settings, strict=True):
             expect(2 * p <= k, "a padding of more than half the window")
             found.append(windows(n, d * (k - 1) + 1, s, p, self.ceil_mode))
         expect(all(n > 0 for n in found), f"windows of {self.kernel} in {x}")
@@ -263,28 +247,40 @@ class Upsample(Operation):
         return ((x[0], *self.size),)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Broadcast(Operation):
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        (x,) = inputs
+        for _, held in self.constants():
+            array = constant(held)
+            pairs = zip(reversed(array), reversed(x), strict=False)
+            fits = len(array) <= len(x) and all(a in (1, n) for a, n in pairs)
+            expect(fits, f"a constant {array} for {x}")
+        return (x,)
+
+
 @operation("multiply")
 @dataclass(frozen=True, kw_only=True)
-class Multiply(Operation):
+class Multiply(_Broadcast):
     """Multiply by a constant that broadcasts to the sample."""
 
     factor: str = constant("factor")
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_broadcast(inputs[0], constant(self.factor))
-        return (inputs[0],)
-
 
 @operation("add_constant")
 @dataclass(frozen=True, kw_only=True)
-class AddConstant(Operation):
+class AddConstant(_Broadcast):
     """Add a constant that broadcasts to the sample."""
 
     value: str = constant("value")
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_broadcast(inputs[0], constant(self.value))
-        return (inputs[0],)
+
+@operation("prelu")
+@dataclass(frozen=True, kw_only=True)
+class PRelu(_Broadcast):
+    """``max(x, 0) + slope·min(x, 0)`` with a slope that broadcasts to the sample."""
+
+    slope: str = constant("slope")
 
 
 @operation("add")
@@ -380,18 +376,6 @@ class Elementwise(Operation):
         return (inputs[0],)
 
 
-@operation("prelu")
-@dataclass(frozen=True, kw_only=True)
-class PRelu(Operation):
-    """``max(x, 0) + slope·min(x, 0)`` with a slope that broadcasts to the sample."""
-
-    slope: str = constant("slope")
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_broadcast(inputs[0], constant(self.slope))
-        return (inputs[0],)
-
-
 @operation("softmax")
 @dataclass(frozen=True, kw_only=True)
 class Softmax(Operation):
@@ -405,39 +389,42 @@ class Softmax(Operation):
         return (inputs[0],)
 
 
-@operation("layer_norm")
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm(Operation):
-    """Normalise the last ``axes`` axes together, then multiply and add constants of their shape."""
-
-    axes: int = setting("axes", whole(1))
+class _Norm(Operation):
     eps: float = setting("eps", number)
     weight: str | None = constant("weight", optional=True)
     bias: str | None = constant("bias", optional=True)
 
+    def _expect_constants(self, expected: Shape, constant: ShapeOf) -> None:
+        for stored, array in self.constants():
+            expect_shape(constant(array), expected, f"the {stored} of {self.kind}")
+
+
+@operation("layer_norm")
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(_Norm):
+    """Normalise the last ``axes`` axes together, then multiply and add constants of their shape."""
+
+    axes: int = setting("axes", whole(1))
+
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs
         expect(self.axes <= len(x), f"{self.axes} axes of {x}")
-        for _, array in self.constants():
-            expect_shape(constant(array), x[len(x) - self.axes :], "a constant of layer_norm")
+        self._expect_constants(x[len(x) - self.axes :], constant)
         return (x,)
 
 
 @operation("group_norm")
 @dataclass(frozen=True, kw_only=True)
-class GroupNorm(Operation):
+class GroupNorm(_Norm):
     """Normalise each group of channels, then multiply and add one number per channel."""
 
     groups: int = setting("groups", whole(1))
-    eps: float = setting("eps", number)
-    weight: str | None = constant("weight", optional=True)
-    bias: str | None = constant("bias", optional=True)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs
         expect(x and x[0] % self.groups == 0, f"{self.groups} groups of {x}")
-        for _, array in self.constants():
-            expect_shape(constant(array), x[:1], "a constant of group_norm")
+        self._expect_constants(x[:1], constant)
         return (x,)
 
 
@@ -470,9 +457,3 @@ def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
     expect(1 <= len(x) - 1 <= 3, f"one to three spatial axes, not {x}")
     for values in settings:
         expect(len(values) == len(x) - 1, f"{values} for the axes of {x}")
-
-
-def _expect_broadcast(x: Shape, array: Shape) -> None:
-    fits = len(array) <= len(x)
-    pairs = zip(reversed(array), reversed(x), strict=False)
-    expect(fits and all(a in (1, n) for a, n in pairs), f"a constant {array} for {x}")

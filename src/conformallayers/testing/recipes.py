@@ -41,13 +41,20 @@ def _constant(builder: RecipeBuilder, name: str, *shape: int, wide: bool = False
     return builder.constant(name, array, wide=wide)
 
 
-def _one(
-    kind: type[Operation], shape: Shape, arrays: dict[str, Shape], settings: dict[str, Any]
-) -> Recipe:
-    """Return a recipe of a single operation on the input."""
-    builder = RecipeBuilder(shape)
-    constants = {field: _constant(builder, field, *size) for field, size in arrays.items()}
-    return builder.recipe(builder.add(kind, INPUT, name="y", **constants, **settings))
+Cases = Iterator[RecipeCase]
+
+
+def _case(
+    name: str, kind: type[Operation], shape: Shape, arrays: dict[str, Shape], /, **settings: Any
+) -> RecipeCase:
+    """Return the case of a single operation on the input."""
+
+    def build() -> Recipe:
+        builder = RecipeBuilder(shape)
+        constants = {field: _constant(builder, field, *size) for field, size in arrays.items()}
+        return builder.recipe(builder.add(kind, INPUT, name="y", **constants, **settings))
+
+    return RecipeCase(name, build)
 
 
 def _windows(axes: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -59,130 +66,99 @@ def _windows(axes: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "stride and padding", {"stride": (2,) * axes, "padding": (1,) * axes}
 
 
-def _window_cases(axes: int) -> Iterator[tuple[str, Callable[[], Recipe]]]:
-    size = _SPATIAL[axes]
-    shape, kernel = (4, *size), (3, 2, 2)[:axes]
+def _conv_cases(axes: int) -> Cases:
+    shape, kernel = (4, *_SPATIAL[axes]), (3, 2, 2)[:axes]
     for name, options in _windows(axes):
         for dilation, groups in (((1,) * axes, 1), ((2, 1, 1)[:axes], 2)):
             more = {**options, "dilation": dilation, "groups": groups}
             suffix = f"{axes}d {name}" + (" dilation and groups" if groups > 1 else "")
-            weight = {"weight": (6, 4 // groups, *kernel), "bias": (6,)}
-            yield f"conv {suffix}", _later(layer.Conv, shape, weight, more)
-            turned = {"weight": (4, 6 // groups, *kernel), "bias": (6,)}
-            for extra in {
-                (0,) * axes,
-                tuple(max(s, d) - 1 for s, d in zip(options["stride"], dilation, strict=True)),
-            }:
+            arrays: dict[str, Shape] = {"weight": (6, 4 // groups, *kernel), "bias": (6,)}
+            yield _case(f"conv {suffix}", layer.Conv, shape, arrays, **more)
+            arrays = {"weight": (4, 6 // groups, *kernel), "bias": (6,)}
+            most = tuple(max(s, d) - 1 for s, d in zip(options["stride"], dilation, strict=True))
+            for extra in {(0,) * axes, most}:
+                label = f"conv_transpose {suffix} {extra}"
                 both = {**more, "output_padding": extra}
-                yield (
-                    f"conv_transpose {suffix} {extra}",
-                    _later(layer.ConvTranspose, shape, turned, both),
-                )
+                yield _case(label, layer.ConvTranspose, shape, arrays, **both)
+
+
+def _pool_cases(axes: int) -> Cases:
+    shape, ones = (4, *_SPATIAL[axes]), (1,) * axes
+    averages: list[dict[str, Any]] = [
+        {},
+        {"ceil_mode": True},
+        {"count_include_pad": False},
+        {"divisor": 3},
+        {"ceil_mode": True, "count_include_pad": False},
+    ]
+    for name, options in _windows(axes):
         pool = {**options, "kernel": (3, 2, 2)[:axes]}
-        yield f"avg_pool {axes}d {name}", _later(layer.AvgPool, shape, {}, pool)
-        for option in (
-            {"ceil_mode": True},
-            {"count_include_pad": False},
-            {"divisor": 3},
-            {"ceil_mode": True, "count_include_pad": False},
-        ):
-            suffix = " ".join(option)
-            yield (
-                f"avg_pool {axes}d {name} {suffix}",
-                _later(layer.AvgPool, shape, {}, {**pool, **option}),
-            )
+        for option in averages:
+            label = " ".join(["avg_pool", f"{axes}d", name, *option])
+            yield _case(label, layer.AvgPool, shape, {}, **pool, **option)
         for ceil in (False, True):
-            most = {**pool, "dilation": (1,) * axes, "ceil_mode": ceil}
-            yield f"max_pool {axes}d {name} {ceil}", _later(layer.MaxPool, shape, {}, most)
+            most = {**pool, "dilation": ones, "ceil_mode": ceil}
+            yield _case(f"max_pool {axes}d {name} {ceil}", layer.MaxPool, shape, {}, **most)
+    twos = (2,) * axes
+    wide = {"kernel": twos, "stride": ones, "padding": ones, "dilation": twos}
+    yield _case(f"max_pool {axes}d dilation", layer.MaxPool, shape, {}, **wide)
+    size = (4, 3, 5)[:axes]
+    yield _case(f"adaptive_avg_pool {axes}d", layer.AdaptiveAvgPool, shape, {}, size=size)
 
 
-def _resampling_cases(axes: int) -> Iterator[tuple[str, Callable[[], Recipe]]]:
+def _resampling_cases(axes: int) -> Cases:
     size = _SPATIAL[axes]
     shape = (4, *size)
-    yield (
-        f"max_pool {axes}d dilation",
-        _later(
-            layer.MaxPool,
-            shape,
-            {},
-            {
-                "kernel": (2,) * axes,
-                "stride": (1,) * axes,
-                "padding": (1,) * axes,
-                "dilation": (2,) * axes,
-            },
-        ),
-    )
-    yield (
-        f"adaptive_avg_pool {axes}d",
-        _later(layer.AdaptiveAvgPool, shape, {}, {"size": (4, 3, 5)[:axes]}),
-    )
     pads = ((1, 2), (0, 1), (2, 0))[:axes]
     for mode in ("zeros", "reflect", "replicate", "circular"):
-        yield f"pad {axes}d {mode}", _later(layer.Pad, shape, {}, {"pads": pads, "mode": mode})
-    yield (
-        f"pad {axes}d crop",
-        _later(layer.Pad, shape, {}, {"pads": ((-1, 2), (1, -1), (-1, -1))[:axes]}),
-    )
+        yield _case(f"pad {axes}d {mode}", layer.Pad, shape, {}, pads=pads, mode=mode)
+    mixed = ((-1, 2), (1, -1), (-1, -1))[:axes]
+    for mode in ("zeros", "reflect", "replicate", "circular"):
+        yield _case(f"pad {axes}d crop {mode}", layer.Pad, shape, {}, pads=mixed, mode=mode)
     linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[axes]
-    target = tuple(2 * n - 1 for n in size)
     for mode in ("nearest", "nearest-exact", linear, *(["bicubic"] if axes == 2 else [])):
         for corners in {False, not mode.startswith("nearest")}:
-            options = {"size": target, "mode": mode, "align_corners": corners}
-            yield (
-                f"upsample {axes}d {mode} {corners}",
-                _later(layer.Upsample, shape, {}, options),
-            )
-        scales = tuple(1.7 for _ in size)
-        scaled = {"size": tuple(int(n * 1.7) for n in size), "mode": mode, "scales": scales}
-        yield f"upsample {axes}d {mode} scales", _later(layer.Upsample, shape, {}, scaled)
+            target = {"size": tuple(2 * n - 1 for n in size), "align_corners": corners}
+            label = f"upsample {axes}d {mode} {corners}"
+            yield _case(label, layer.Upsample, shape, {}, mode=mode, **target)
+        for scale in (1.7, 1.1):  # 1.1 keeps the size of short axes
+            target = {"size": tuple(int(n * scale) for n in size), "scales": (scale,) * axes}
+            label = f"upsample {axes}d {mode} scales {scale}"
+            yield _case(label, layer.Upsample, shape, {}, mode=mode, **target)
 
 
-def _layer_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
-    yield "matmul", _later(layer.Matmul, (5,), {"weight": (3, 5)}, {})
-    yield "matmul with bias", _later(layer.Matmul, (5,), {"weight": (3, 5), "bias": (3,)}, {})
-    yield "matmul of rows", _later(layer.Matmul, (2, 4, 5), {"weight": (3, 5), "bias": (3,)}, {})
+def _layer_cases() -> Cases:
+    yield _case("matmul", layer.Matmul, (5,), {"weight": (3, 5)})
+    yield _case("matmul with bias", layer.Matmul, (5,), {"weight": (3, 5), "bias": (3,)})
+    yield _case("matmul of rows", layer.Matmul, (2, 4, 5), {"weight": (3, 5), "bias": (3,)})
     for axes in _SPATIAL:
-        yield from _window_cases(axes)
+        yield from _conv_cases(axes)
+        yield from _pool_cases(axes)
         yield from _resampling_cases(axes)
     shape = (4, 3, 5)
-    yield "pad with a value", _later(layer.Pad, shape, {}, {"pads": ((1, 0),), "value": 0.5})
-    for array in ((), (4, 1, 1), (4, 3, 5), (5,)):
-        yield f"multiply {array}", _later(layer.Multiply, shape, {"factor": array}, {})
-        yield f"add_constant {array}", _later(layer.AddConstant, shape, {"value": array}, {})
-        yield f"prelu {array}", _later(layer.PRelu, shape, {"slope": array}, {})
-    yield "slice", _later(layer.Slice, shape, {}, {"axis": 1, "start": 1, "stop": 3})
-    yield "reshape", _later(layer.Reshape, shape, {}, {"shape": (6, 10)})
-    yield "permute", _later(layer.Permute, shape, {}, {"order": (2, 0, 1)})
-    for function, count in layer.FUNCTIONS.items():
-        parameters = {"softplus": (1.5, 2.0), "hardtanh": (-0.5, 0.7)}.get(function, (0.3,) * count)
-        options = {"function": function, "parameters": parameters}
-        yield f"elementwise {function}", _later(layer.Elementwise, shape, {}, options)
+    yield _case("pad with a value", layer.Pad, shape, {}, pads=((1, 0),), value=0.5)
+    arrays: list[Shape] = [(), (4, 1, 1), (4, 3, 5), (5,)]
+    for array in arrays:
+        yield _case(f"multiply {array}", layer.Multiply, shape, {"factor": array})
+        yield _case(f"add_constant {array}", layer.AddConstant, shape, {"value": array})
+        yield _case(f"prelu {array}", layer.PRelu, shape, {"slope": array})
+    yield _case("slice", layer.Slice, shape, {}, axis=1, start=1, stop=3)
+    yield _case("reshape", layer.Reshape, shape, {}, shape=(6, 10))
+    yield _case("permute", layer.Permute, shape, {}, order=(2, 0, 1))
+    for name, count in layer.FUNCTIONS.items():
+        parameters = {"softplus": (1.5, 2.0), "hardtanh": (-0.5, 0.7)}.get(name, (0.3,) * count)
+        options: dict[str, Any] = {"function": name, "parameters": parameters}
+        yield _case(f"elementwise {name}", layer.Elementwise, shape, {}, **options)
     for axis in (0, 2):
         for log in (False, True):
-            yield (
-                f"softmax {axis} {log}",
-                _later(layer.Softmax, shape, {}, {"axis": axis, "log": log}),
-            )
-    yield (
-        "layer_norm",
-        _later(
-            layer.LayerNorm, shape, {"weight": (3, 5), "bias": (3, 5)}, {"axes": 2, "eps": 1e-3}
-        ),
-    )
-    yield "layer_norm plain", _later(layer.LayerNorm, shape, {}, {"axes": 1, "eps": 1e-5})
-    yield (
-        "group_norm",
-        _later(layer.GroupNorm, shape, {"weight": (4,), "bias": (4,)}, {"groups": 2, "eps": 1e-3}),
-    )
-    yield "group_norm plain", _later(layer.GroupNorm, shape, {}, {"groups": 1, "eps": 1e-5})
-    yield "add and concatenate", _branches
-
-
-def _later(
-    kind: type[Operation], shape: Shape, arrays: dict[str, Shape], settings: dict[str, Any]
-) -> Callable[[], Recipe]:
-    return partial(_one, kind, shape, arrays, settings)
+            yield _case(f"softmax {axis} {log}", layer.Softmax, shape, {}, axis=axis, log=log)
+    both: dict[str, Shape] = {"weight": (3, 5), "bias": (3, 5)}
+    yield _case("layer_norm", layer.LayerNorm, shape, both, axes=2, eps=1e-3)
+    yield _case("layer_norm plain", layer.LayerNorm, shape, {}, axes=1, eps=1e-5)
+    both = {"weight": (4,), "bias": (4,)}
+    yield _case("group_norm", layer.GroupNorm, shape, both, groups=2, eps=1e-3)
+    yield _case("group_norm plain", layer.GroupNorm, shape, {}, groups=1, eps=1e-5)
+    yield RecipeCase("add and concatenate", _branches)
 
 
 def _branches() -> Recipe:
@@ -327,23 +303,22 @@ def _rebased(rule: str) -> Recipe:
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
-def _point_cases() -> Iterator[tuple[str, Callable[[], Recipe]]]:
+def _point_cases() -> Cases:
     for rule in point.RULES:
         for limits in (False, True):
-            yield f"points {rule} {limits}", partial(_points, rule, limits=limits)
-        yield f"rescale {rule}", partial(_points, rule, limits=False, rescale=True)
-        yield f"grow and combine {rule}", partial(_biased, rule)
-        yield f"rebase and bias {rule}", partial(_rebased, rule)
-    yield "quadratic_form", partial(_form, point.QuadraticForm)
+            yield RecipeCase(f"points {rule} {limits}", partial(_points, rule, limits=limits))
+        build = partial(_points, rule, limits=False, rescale=True)
+        yield RecipeCase(f"rescale {rule}", build)
+        yield RecipeCase(f"grow and combine {rule}", partial(_biased, rule))
+        yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
+    yield RecipeCase("quadratic_form", partial(_form, point.QuadraticForm))
     for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
-        name = f"banded_form {size} {width}"
-        yield name, partial(_form, point.BandedForm, size=size, width=width)
-    yield "sparse_matmul and dot", _sparse
+        build = partial(_form, point.BandedForm, size=size, width=width)
+        yield RecipeCase(f"banded_form {size} {width}", build)
+    yield RecipeCase("sparse_matmul and dot", _sparse)
     for axes in (1, 2, 3):
-        yield f"spectrum {axes}d", partial(_spectrum, axes)
-    yield "spectrum wide", partial(_spectrum, 2, wide=True)
+        yield RecipeCase(f"spectrum {axes}d", partial(_spectrum, axes))
+    yield RecipeCase("spectrum wide", partial(_spectrum, 2, wide=True))
 
 
-RECIPE_CASES: tuple[RecipeCase, ...] = tuple(
-    RecipeCase(name, build) for name, build in (*_layer_cases(), *_point_cases())
-)
+RECIPE_CASES: tuple[RecipeCase, ...] = (*_layer_cases(), *_point_cases())

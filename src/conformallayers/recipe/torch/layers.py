@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
@@ -61,15 +62,18 @@ class Holder(Protocol):
         """Return a constant."""
         ...
 
+    def optional(self, name: str | None) -> Tensor | None:
+        """Return a constant, or None where an operation has none."""
+        ...
+
     def rule(self, operation: Advance | Grow) -> Rule:
         """Return the rule of an activation."""
         ...
 
 
-@RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
-    bias = None if op.bias is None else module.constant(op.bias)
-    return F.linear(x, module.constant(op.weight), bias)
+RUN[layer.Matmul] = lambda op, module, x: F.linear(
+    x, module.constant(op.weight), module.optional(op.bias)
+)
 
 
 @RUN.runs(layer.SparseMatmul)
@@ -83,17 +87,17 @@ def _sparse_matmul(op: layer.SparseMatmul, module: Holder, x: Tensor) -> Tensor:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, module: Holder, x: Tensor) -> Tensor:
-    bias = None if op.bias is None else module.constant(op.bias)
+    constants = module.constant(op.weight), module.optional(op.bias)
     options = op.stride, op.padding, op.dilation, op.groups
-    y: Tensor = _CONVOLVE[len(op.stride)](x, module.constant(op.weight), bias, *options)
+    y: Tensor = _CONVOLVE[len(op.stride)](x, *constants, *options)
     return y
 
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, module: Holder, x: Tensor) -> Tensor:
-    bias = None if op.bias is None else module.constant(op.bias)
+    constants = module.constant(op.weight), module.optional(op.bias)
     options = op.stride, op.padding, op.output_padding, op.groups, op.dilation
-    y: Tensor = _TRANSPOSE[len(op.stride)](x, module.constant(op.weight), bias, *options)
+    y: Tensor = _TRANSPOSE[len(op.stride)](x, *constants, *options)
     return y
 
 
@@ -157,46 +161,13 @@ def _upsample(op: layer.Upsample, module: Holder, x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=op.scales, mode=op.mode, align_corners=corners)
 
 
-@RUN.runs(layer.Multiply)
-def _multiply(op: layer.Multiply, module: Holder, x: Tensor) -> Tensor:
-    return x * module.constant(op.factor)
-
-
-@RUN.runs(layer.AddConstant)
-def _add_constant(op: layer.AddConstant, module: Holder, x: Tensor) -> Tensor:
-    return x + module.constant(op.value)
-
-
-@RUN.runs(layer.Add)
-def _add(op: layer.Add, module: Holder, *values: Tensor) -> Tensor:
-    return _sum(values)
-
-
-def _sum(values: Sequence[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
-
-
-@RUN.runs(layer.Concatenate)
-def _concatenate(op: layer.Concatenate, module: Holder, *values: Tensor) -> Tensor:
-    return torch.cat(values, op.axis + 1)
-
-
-@RUN.runs(layer.Slice)
-def _slice(op: layer.Slice, module: Holder, x: Tensor) -> Tensor:
-    return x.narrow(op.axis + 1, op.start, op.stop - op.start)
-
-
-@RUN.runs(layer.Reshape)
-def _reshape(op: layer.Reshape, module: Holder, x: Tensor) -> Tensor:
-    return x.reshape(x.shape[0], *op.shape)
-
-
-@RUN.runs(layer.Permute)
-def _permute(op: layer.Permute, module: Holder, x: Tensor) -> Tensor:
-    return x.permute(0, *(axis + 1 for axis in op.order))
+RUN[layer.Multiply] = lambda op, module, x: x * module.constant(op.factor)
+RUN[layer.AddConstant] = lambda op, module, x: x + module.constant(op.value)
+RUN[layer.Add] = lambda _op, _module, *values: reduce(torch.add, values)
+RUN[layer.Concatenate] = lambda op, _, *values: torch.cat(values, op.axis + 1)
+RUN[layer.Slice] = lambda op, _, x: x.narrow(op.axis + 1, op.start, op.stop - op.start)
+RUN[layer.Reshape] = lambda op, _, x: x.reshape(x.shape[0], *op.shape)
+RUN[layer.Permute] = lambda op, _, x: x.permute(0, *(axis + 1 for axis in op.order))
 
 
 @RUN.runs(layer.Cast)
@@ -208,31 +179,15 @@ def _cast(op: layer.Cast, module: Holder, x: Tensor) -> Tensor:
     return x.to(module.dtype)
 
 
-@RUN.runs(layer.Elementwise)
-def _elementwise(op: layer.Elementwise, module: Holder, x: Tensor) -> Tensor:
-    return _ELEMENTWISE[op.function](x, *op.parameters)
-
-
-@RUN.runs(layer.PRelu)
-def _prelu(op: layer.PRelu, module: Holder, x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, x * module.constant(op.slope))
-
-
-@RUN.runs(layer.Softmax)
-def _softmax(op: layer.Softmax, module: Holder, x: Tensor) -> Tensor:
-    return F.log_softmax(x, op.axis + 1) if op.log else F.softmax(x, op.axis + 1)
-
-
-@RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, module: Holder, x: Tensor) -> Tensor:
-    weight, bias = (None if n is None else module.constant(n) for n in (op.weight, op.bias))
-    return F.layer_norm(x, tuple(x.shape[x.dim() - op.axes :]), weight, bias, op.eps)
-
-
-@RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, module: Holder, x: Tensor) -> Tensor:
-    weight, bias = (None if n is None else module.constant(n) for n in (op.weight, op.bias))
-    return F.group_norm(x, op.groups, weight, bias, op.eps)
+RUN[layer.Elementwise] = lambda op, _, x: _ELEMENTWISE[op.function](x, *op.parameters)
+RUN[layer.PRelu] = lambda op, module, x: torch.where(x > 0, x, x * module.constant(op.slope))
+RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x, op.axis + 1)
+RUN[layer.LayerNorm] = lambda op, module, x: F.layer_norm(
+    x, x.shape[-op.axes :], module.optional(op.weight), module.optional(op.bias), op.eps
+)
+RUN[layer.GroupNorm] = lambda op, module, x: F.group_norm(
+    x, op.groups, module.optional(op.weight), module.optional(op.bias), op.eps
+)
 
 
 @RUN.runs(layer.Call)

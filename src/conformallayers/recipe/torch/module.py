@@ -148,6 +148,10 @@ class RecipeModule(nn.Module):
         found: Any = self.constants._buffers[name]
         return found  # type: ignore[no-any-return]
 
+    def optional(self, name: str | None) -> Tensor | None:
+        """Return a constant, or None where an operation has none."""
+        return None if name is None else self.constant(name)
+
     def rule(self, operation: Advance | Grow) -> Rule:
         """Return the rule of an activation: a built-in rule, or the rule of a user's module."""
         if operation.module is None:
