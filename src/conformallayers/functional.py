@@ -101,11 +101,8 @@ def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
     """Return ``‖x‖``, or None if a sample needs :func:`normalise` or values must not be read.
 
-    Values are read only in plain inference on the CPU, where that costs less than the division.
-
-    Args:
-        x: coefficients, shape (B, ...).
-        limits: the range of norms that need no :func:`normalise`; None if all of them do.
+    Values are read only in plain inference on the CPU, where that costs less than the division. Norms
+    between the ``limits`` need no :func:`normalise`; without limits all of them do.
     """
     moderate = (
         limits is not None
@@ -131,13 +128,7 @@ def may_look(x: Tensor) -> bool:
 
 
 def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
-    """Check that ``n = ‖z‖²`` is far from overflow and, for nonzero samples, from underflow.
-
-    Args:
-        z: coefficients, shape (B, ...).
-        n: the result of :func:`energy`, shape (B,).
-        tau: coordinates, shape (B,); 0 for a zero sample.
-    """
+    """Check that ``n = ‖z‖²`` is far from overflow and, for nonzero samples (τ ≠ 0), from underflow."""
     high = torch.finfo(z.dtype).max ** 0.6
     if n.shape[0] == 0:
         return True
@@ -211,14 +202,7 @@ def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
 def activate_and_dehomogenize(
     z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar
 ) -> tuple[Tensor, Tensor]:
-    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once.
-
-    Args:
-        z: coefficients, shape (B, ...).
-        tau: coordinate before the activation, shape (B,).
-        gain: factor of the energy, shape (B,).
-        rho: factor of the result.
-    """
+    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once."""
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
     if transformed():
@@ -313,33 +297,25 @@ class Scaling:
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
-        weight = self._rho * self._rho if on_points else self._balance
-        return 1.0 / (alpha * alpha) if _is_one(weight) else weight / (alpha * alpha)
+        return _product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
 
     def take(self) -> Scalar | None:
         """Return the pending factor of z, or None."""
         if self._last is None:
             return None
         (double, on_points), self._last = self._last, None
+        balance, rho = _product(self._balance, double), _product(self._rho, double)
+        factor = rho if on_points else balance**0.5
         if on_points:
-            factor = double if _is_one(self._rho) else self._rho * double
-            if not _is_one(self._balance):
-                self._balance = self._balance * double / factor**2
-            else:
-                self._balance = double / factor**2
-            self._rho = 1.0
-        elif _is_one(self._balance):
-            factor = double**0.5
-            self._rho = factor if _is_one(self._rho) else self._rho * factor
+            self._balance, self._rho = balance / factor**2, 1.0
         else:
-            factor = (self._balance * double) ** 0.5
-            self._balance, self._rho = 1.0, self._rho * double / factor
+            self._balance, self._rho = 1.0, rho / factor
         return factor
 
 
-def _is_one(scalar: Scalar) -> bool:
-    """Check for the plain number 1, which needs no operation."""
-    return isinstance(scalar, float) and scalar == 1.0
+def _product(a: Scalar, b: Scalar) -> Scalar:
+    """Return ``a · b``, without an operation on tensors if a is the plain number 1."""
+    return b if isinstance(a, float) and a == 1.0 else a * b
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -30,16 +30,10 @@ _MATRIX_CHUNK = 2**24  # elements of a matrix that are computed at once
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """Copy a module for evaluation: parametrisations resolved, parameters turned into buffers.
+    """Copy a module for evaluation, without parameters, parametrisations or hooks.
 
     Hooks that compute a weight (weight norm, spectral norm, pruning) have done their work in the
     copy; other hooks are left behind, see :func:`refuse_hooks`.
-
-    Args:
-        module: any module; it is not changed.
-
-    Returns:
-        A new module in evaluation mode without parameters or hooks.
     """
     memo: dict[int, Any] = {}
     for child in module.modules():
@@ -151,7 +145,7 @@ class Operator:
         like = torch.empty(0, dtype=torch.float64, device=device)
         if _gradient_is_adjoint(self, like):
             return None
-        chunk = max(1, _MATRIX_CHUNK // _size(self.output_shape))
+        chunk = max(1, _MATRIX_CHUNK // math.prod(self.output_shape))
         with torch.no_grad():
             columns = [
                 self.module(batch).flatten(1).T.to_sparse()
@@ -173,13 +167,13 @@ class Operator:
     def multiply_adds(self) -> int:
         """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
         weight = getattr(self.module, "weight", None)
-        outputs = _size(self.output_shape)
+        outputs = math.prod(self.output_shape)
         if not isinstance(weight, Tensor):
             kernel = getattr(self.module, "kernel_size", 1)
-            size = _size(kernel) if isinstance(kernel, (tuple, list)) else int(kernel)
+            size = math.prod(kernel) if isinstance(kernel, (tuple, list)) else int(kernel)
             return outputs * size if size > 1 else 0
         if "Transpose" in type(self.module).__name__:
-            return _size(self.input_shape) * weight[0].numel()
+            return math.prod(self.input_shape) * weight[0].numel()
         return outputs * weight[0].numel()
 
 
@@ -346,16 +340,9 @@ def _operator_norm(operator: Operator) -> float:
 
 def impulses(shape: Shape, chunk: int, like: Tensor) -> Iterator[Tensor]:
     """Yield the identity as batches of at most ``chunk`` samples of the given shape."""
-    size = _size(shape)
+    size = math.prod(shape)
     for start in range(0, size, chunk):
         rows = torch.arange(start, min(start + chunk, size), device=like.device)
         identity = torch.zeros(len(rows), size, dtype=like.dtype, device=like.device)
         identity[torch.arange(len(rows), device=like.device), rows] = 1
         yield identity.view(-1, *shape)
-
-
-def _size(shape: Sequence[int]) -> int:
-    total = 1
-    for n in shape:
-        total *= int(n)
-    return total

@@ -128,25 +128,16 @@ class _Tracing(Flow[_Place]):
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         if isinstance(module, RadialActivation):
+            shape, own, bound = value.shape, value.bound, 1.0
+            base = 1.0
             alpha = _number(module.resolve(value.bound, value.base), path, module)
-            self._note(path, module, value, value.shape, value.bound, alpha)
-            return _Place(len(self.steps) - 1, value.shape)
-        kind = spec_of(path, module)
-        shape = _output_shape(path, module, kind, value.shape)
-        own = _number(kind.bound(module, value.shape), path, module)
-        self._note(path, module, value, shape, own)
-        return _Place(len(self.steps) - 1, shape, value.bound * own, value.base)
-
-    def _note(
-        self,
-        path: str,
-        module: nn.Module,
-        value: _Place,
-        shape: Shape,
-        bound: float,
-        alpha: float | None = None,
-    ) -> None:
-        self.steps.append(Step(path, module, value.shape, shape, bound, alpha, (value.step,)))
+        else:
+            kind = spec_of(path, module)
+            shape, alpha = _output_shape(path, module, kind, value.shape), None
+            own = _number(kind.bound(module, value.shape), path, module)
+            bound, base = value.bound * own, value.base
+        self.steps.append(Step(path, module, value.shape, shape, own, alpha, (value.step,)))
+        return _Place(len(self.steps) - 1, shape, bound, base)
 
 
 def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) -> Trace:

@@ -131,16 +131,10 @@ class Points:
 
 
 class LayerFlow(Flow[Points]):
-    """Run modules on batches.
+    """Run modules on batches; with ``advance`` each spectral norm makes one step of power iteration."""
 
-    Args:
-        advance: make one step of power iteration for each spectral norm.
-        alphas: the radii of the activations in the order a point passes them; None to compute them.
-    """
-
-    def __init__(self, advance: bool, alphas: Sequence[float] | None = None) -> None:
+    def __init__(self, advance: bool) -> None:
         self.advance = advance
-        self.alphas = None if alphas is None else iter(alphas)
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run one module of a branch, or all modules of an nn.Sequential."""
@@ -215,27 +209,14 @@ class LayerFlow(Flow[Points]):
         return self._activate(module, value, weight).dehomogenize()
 
     def _weight(self, module: RadialActivation, value: Points) -> Scalar:
-        resolved = self.alphas is not None
-        alpha = next(self.alphas) if resolved else value.segment.alpha(module, self.advance)  # type: ignore[arg-type]
+        alpha = value.segment.alpha(module, self.advance)
         return value.scaling.activate(alpha, module.rule.on_points, module.slope)
 
 
-def run_layers(
-    layers: Iterable[tuple[str, nn.Module]],
-    input: Tensor,
-    training: bool,
-    alphas: Sequence[float] | None = None,
-) -> Tensor:
-    """Run (path, module) pairs on a batch, (B, ...) → (B, ...).
-
-    Args:
-        layers: in order.
-        input: (B, ...).
-        training: make one step of power iteration for each spectral norm.
-        alphas: the radii of all activations, if they are known.
-    """
+def run_layers(layers: Iterable[tuple[str, nn.Module]], input: Tensor, training: bool) -> Tensor:
+    """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
     z, m, tau = normalise(input)
-    flow = LayerFlow(training and _may_step(), alphas)
+    flow = LayerFlow(training and _may_step())
     value = Points(z, m, tau, Scaling(), LinearSegment(z))
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None

@@ -18,15 +18,10 @@ _WARM_UP = 8  # steps before the first use; a random vector gives far too small 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor) -> Tensor:
-    """Advance the activation's vector by one step and return the estimated norm.
+    """Advance the vector and the norm of the activation by one step, and return the norm.
 
-    Args:
-        activation: holds the vector and the norm; both are updated.
-        segment: the linear modules since the last activation.
-        x: a batch that enters the segment; only its shape, dtype and device are used.
-
-    Returns:
-        A 0-dim tensor in the wide dtype, differentiable in the weights but not in the vector.
+    The norm is that of the layers of ``segment`` on samples like those of x. It is 0-dim, in the wide
+    dtype, and differentiable in the weights but not in the vector.
     """
     with full_precision(x):
         dtype = next((p.dtype for m, *_ in segment for p in m.parameters()), x.dtype)

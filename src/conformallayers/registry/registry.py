@@ -148,12 +148,9 @@ def is_affine(module: nn.Module) -> bool:
 
 
 def bias_is_redundant(module: nn.Module, following: nn.Module | None, rank: int) -> bool:
-    """Check whether a batch norm in training subtracts the bias of the layer right before it.
+    """Check whether ``following``, a batch norm in training, subtracts the bias of ``module`` again.
 
-    Args:
-        module: the layer.
-        following: the module after it.
-        rank: the number of axes of the batch; the bias of ``nn.Linear`` is one per channel only in 2.
+    The bias of ``nn.Linear`` is one per channel only if the ``rank`` of the batch is 2.
     """
     if not isinstance(following, BATCH_NORMS) or not following.training:
         return False
