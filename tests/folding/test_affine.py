@@ -83,8 +83,7 @@ def test_published_coordinates_that_explode_send_points_to_zero_not_to_nan() -> 
 def test_a_tolerance_with_biases_leaves_nothing_out(strategy: str) -> None:
     model = stack("bbb.", projective=False)
     folded = cl.fold(model, SHAPE, strategy=strategy, tolerance=1e-2, max_norm=50.0)
-    assert folded.certificate is not None
-    assert folded.certificate.epsilon <= 1e-2
+    assert folded.certificate is None  # nothing is proven of a sum of parts
     assert cl.fold_error(model, folded, samples(SHAPE, torch.float32)) <= TOLERANCES[torch.float32]
 
 

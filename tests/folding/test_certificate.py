@@ -186,3 +186,60 @@ def test_the_norm_of_the_input_says_nothing_of_later_parts() -> None:
     assert second.max_norm == float("inf")
     assert cl.verify(folded, model)
     assert cl.fold_error(model, folded, 1e-4 * torch.rand(8, 1, 10, 10)) < 3e-2
+
+
+def nearly_cancelled(weight: Tensor, delta: float, norm: float) -> Tensor:
+    """Return inputs of a norm that a layer maps to about ``delta`` of their length."""
+    rows = torch.linalg.svd(weight.detach().double(), full_matrices=True).Vh
+    rank = len(weight)
+    x = torch.randn(32, len(rows) - rank).double() @ rows[rank:]
+    x = x / x.norm(dim=1, keepdim=True)
+    seen = torch.randn(32, rank).double() @ rows[:rank]
+    x = x + delta * seen / seen.norm(dim=1, keepdim=True)
+    return (norm * x / x.norm(dim=1, keepdim=True)).float()
+
+
+def steep() -> cl.ConformalLayers:
+    layers = (cl.Linear(64, 16), cl.ReSPro(0.01), cl.Linear(16, 16), cl.ReSPro(0.01))
+    return cl.ConformalLayers(*layers)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "dense", "sparse", "layers"])
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-2, 1e-1])
+def test_a_certificate_covers_rounding(strategy: str, tolerance: float) -> None:
+    model = steep()
+    if strategy != "sparse":  # whose forms are float64
+        with pytest.raises(cl.ConformalError, match=r"float32 computes so closely.*float64"):
+            cl.fold(model, (64,), strategy=strategy, tolerance=tolerance, max_norm=100.0)
+    folded = cl.fold(model, (64,), strategy=strategy, tolerance=tolerance)
+    proof = folded.certificate
+    assert cl.verify(folded, model)
+    exactly = cl.fold(model, (64,), strategy="layers", dtype=torch.float64)
+    for delta in (1e-1, 1e-2, 1e-3, 1e-4):
+        x = nearly_cancelled(model[0].weight, delta, min(proof.max_norm, 1e4))
+        sizes = torch.linalg.vector_norm(x.double(), dim=1)
+        true = sizes + form_values(exactly, x.double())[0]
+        found = sizes + form_values(folded, x)[0]
+        assert float(((found - true).abs() / true).max()) <= tolerance
+
+
+@pytest.mark.parametrize("strategy", ["dense", "sparse"])
+@pytest.mark.parametrize("norm", [1.0, 1e8])
+def test_forms_keep_the_digits_that_the_layers_keep(strategy: str, norm: float) -> None:
+    model = steep()
+    folds = [cl.fold(model, (64,), strategy=name) for name in (strategy, "layers")]
+    for delta in (1e-1, 1e-2, 1e-3):
+        x = nearly_cancelled(model[0].weight, delta, norm)
+        form, layers = (cl.fold_error(model, folded, x) for folded in folds)
+        assert form <= 3 * layers + 1e-6
+
+
+@pytest.mark.parametrize("strategy", ["dense", "banded", "sparse"])
+def test_forms_of_images_keep_the_digits_that_the_input_leaves(strategy: str) -> None:
+    model = cl.ConformalLayers(cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro(0.01), cl.Conv2d(2, 2, 3))
+    with torch.no_grad():
+        model[0].weight[:, 1] = -model[0].weight[:, 0]  # two equal channels cancel
+    folded = cl.fold(model, (2, 12, 8), strategy=strategy)
+    for delta in (1e-1, 1e-2, 1e-3):
+        x = torch.randn(8, 1, 12, 8).repeat(1, 2, 1, 1) + delta * torch.randn(8, 2, 12, 8)
+        assert cl.fold_error(model, folded, 1e8 * x) <= 4 * torch.finfo(torch.float32).eps / delta

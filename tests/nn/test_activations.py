@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
-from conformallayers.recipe.point_operations import Divide, QuadraticForm
+from conformallayers.recipe.point_operations import Divide, SumSquares
 from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, chain_of, folds, operations, samples
@@ -74,9 +74,10 @@ def test_gnomonic_collapses_to_one_form_at_any_depth() -> None:
     model = stack(cl.Gnomonic, depth=4).double()
     folded = cl.fold(model, SHAPE, strategy="dense")
     x = samples(SHAPE, torch.float64)
-    (form,), (division,) = (operations(folded, kind) for kind in (QuadraticForm, Divide))
-    q, matrix, flat = folded.constants.form * form.weight, folded.constants.matrix, x.flatten(1)
-    denominator = (flat.square().sum(1) + ((flat @ q) * flat).sum(1)).sqrt()
+    (form,), (division,) = (operations(folded, kind) for kind in (SumSquares, Divide))
+    factor, matrix, flat = folded.constants.factor, folded.constants.matrix, x.flatten(1)
+    q = form.weight * (flat @ factor.T).square().sum(1)
+    denominator = (flat.square().sum(1) + q).sqrt()
     y = (flat @ matrix.T) * division.scale / denominator[:, None]
     assert relative_error(y.view(4, 2, 8, 7), folded(x)) <= 1e-12
 

@@ -3,6 +3,8 @@
 With E = Q̂ − Q, ``|xᵀEx| ≤ ε·(‖x‖ + xᵀQx)`` holds for every ‖x‖ ≤ R if ``ε(Q + I/R) ± E ⪰ 0``:
 then ``|xᵀEx| ≤ ε(xᵀQx + ‖x‖²/R) ≤ ε(xᵀQx + ‖x‖)``. Two tests are used: one Cholesky factorisation
 of each sign, and the cheaper ``‖E‖ ≤ ε(λ_min(Q) + 1/R)`` with Schur's bound of ‖E‖.
+
+Half of a requested ε is for what is left out, and half for rounding: see :class:`Rounding`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class ErrorBudget:
 class Certificate:
     """A proven bound: ``|D̂ − D| ≤ epsilon·D`` for every input with ‖x‖ ≤ ``max_norm``.
 
-    ``margin`` is the share of epsilon that the proof did not need.
+    ``margin`` is the share of epsilon that the proof did not need. Rounding is covered where epsilon was
+    requested; without a tolerance, D̂ is the denominator before rounding.
     """
 
     epsilon: float
@@ -47,6 +50,62 @@ def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
     if dtype == torch.float64:
         return ErrorBudget(0.0)
     return ErrorBudget(torch.finfo(torch.float32).eps / 2)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A bound of the rounding errors of energies that are computed as ``‖z‖²`` or as ``xᵀQx``.
+
+    With z off by ``vector·‖x‖``, its energy is off by at most ``2√n·vector·‖x‖ + vector²·‖x‖²``. Where
+    n ≥ λ‖x‖² and ‖x‖ ≤ R, that is at most ``2a + a²`` of ``n + ‖x‖²/R`` with ``a = vector/√(λ + 1/R)``. A
+    form loses up to ``form·‖x‖²``. Several energies add their errors.
+    """
+
+    vector: float = 0.0
+    form: float = 0.0
+
+    def share(self, floor: float) -> float:
+        """Return the relative error of a denominator, with ``floor = λ + 1/R``."""
+        if floor == 0:
+            return math.inf if self.vector or self.form else 0.0
+        return 2 * self.vector / math.sqrt(floor) + (self.vector**2 + self.form) / floor
+
+    def least_floor(self, share: float) -> float:
+        """Return the smallest ``λ + 1/R`` for which the relative error is at most ``share``."""
+        squares = self.vector**2 + self.form
+        if squares == 0:
+            return 0.0
+        # With y = 1/√floor: squares·y² + 2·vector·y = share.
+        root = math.sqrt(self.vector**2 + squares * share)
+        return ((self.vector + root) / share) ** 2
+
+
+def rounding_of_sum(terms: float, dtype: torch.dtype) -> float:
+    """Bound the relative rounding error of a sum of products, with its constants rounded as well.
+
+    Single errors are taken as independent: their sum is far below 4√n roundings, while n is the worst case.
+    """
+    return 4 * math.sqrt(max(terms, 1.0)) * torch.finfo(dtype).eps / 2
+
+
+def triangular_factor(form: Tensor) -> Tensor:
+    """Return L, upper triangular, with ``LᵀL = Q`` to a few roundings of float64.
+
+    A singular form gets the smallest multiple of I that lets the factorisation succeed.
+    """
+    size, peak = len(form), float(form.diagonal().abs().max())
+    if peak == 0:
+        return torch.zeros_like(form)
+    for roundings in (0, 1, 30, 1000, size * (size + 1)):
+        shifted = form
+        if roundings:
+            shifted = form.clone()
+            shifted.diagonal().add_(roundings * torch.finfo(form.dtype).eps * peak)
+        found = torch.linalg.cholesky_ex(shifted, upper=True)
+        if int(found.info) == 0:
+            factor: Tensor = found.L
+            return factor
+    return torch.full_like(form, math.nan)
 
 
 def smallest_eigenvalue(form: Tensor) -> float:

@@ -51,7 +51,8 @@ def fold(
             or none), ``"layers"`` (no folding, only α and factors resolved).
         tolerance: None drops only what is proven to be below the rounding of the dtype. A number
             allows that relative error of the denominator, and proves it: ``folded.certificate``.
-        max_norm: the largest norm of an input that the tolerance must hold for; None: any.
+        max_norm: the largest norm of an input that the tolerance must hold for; None: as large as can be
+            proven, see ``folded.certificate.max_norm``.
         dtype: of the result; None takes that of the model's first parameter.
         max_paths: where branches pass activations, write out at most so many paths; a network with
             more of them keeps its layers.

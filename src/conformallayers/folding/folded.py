@@ -87,7 +87,7 @@ class Folded(RecipeModule):
         proofs = [plan.certificate for plan in self.plans.values() if plan.certificate is not None]
         if not proofs:
             return None
-        # Parts behind others are proven for any norm, so the smallest is that of the model's input.
+        # max_norm is a norm of the input of a part: that of the model's input for the first part alone.
         return Certificate(
             max(proof.epsilon for proof in proofs),
             min(proof.max_norm for proof in proofs),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..errors import refusal
+from ..errors import ConformalError, refusal
 from ..functional import wide_dtype
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule
@@ -45,7 +46,7 @@ def lower_checked(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
     The error is measured on a few random samples against the layers in float64. If no strategy is
     accurate enough, the first choice is kept.
     """
-    first = recipe, _ = lower_part(problem, plan)
+    first = recipe, plan = _lower_certified(problem, plan)
     layers = next(c for c in plan.candidates if c.name == "layers")
     if problem.dtype == torch.float64 or (layers.multiply_adds or 0) > _CHECKED:
         return first
@@ -58,6 +59,18 @@ def lower_checked(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
         if _error(recipe, problem, x, expected) <= TOLERANCES.get(problem.dtype, 1.0):
             return recipe, other
     return first
+
+
+def _lower_certified(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
+    """Return the recipe of a choice, or of the next strategy whose rounding keeps the tolerance."""
+    try:
+        return lower_part(problem, plan)
+    except ConformalError:
+        for name in alternatives(plan) if problem.requested.requested else ():
+            other = replace(plan, strategy=name, reason=f"{plan.strategy} loses too many digits")
+            with contextlib.suppress(ConformalError):
+                return lower_part(problem, other)
+        raise
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import refusal
 from ..functional import wide_dtype
 from .affine import PathArrays, Paths, Recurrence, chain_recurrence, paths_of, write_out_paths
-from .certificate import Certificate, ErrorBudget
+from .certificate import Certificate, ErrorBudget, Rounding, rounding_of_sum
 from .forms import Forms, forms_of, matrix_of
 from .stages import Stage
 
@@ -42,11 +43,14 @@ class Problem:
         self.stage, self.dtype, self.device, self.max_paths = stage, dtype, device, max_paths
         self.requested = budget
         scale_free = not stage.branched and stage.chain.scale_free
-        provable = not stage.branched and stage.chain.provable
+        self.provable = not stage.branched and stage.chain.provable
         self.max_norm = math.inf if scale_free else budget.radius
         # ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) are proportional to ‖x‖: a proof at R = 1 holds at any norm.
-        radius = 1.0 if scale_free else budget.radius
-        epsilon = budget.epsilon if provable else 0.0
+        on_points = any(site.rule.on_points for site in stage.sites)
+        radius = 1.0 if scale_free else max(budget.radius, 1.0 if on_points else 0.0)
+        # Half of a requested tolerance is for rounding.
+        share = 0.5 if budget.requested else 1.0
+        epsilon = share * budget.epsilon if self.provable else 0.0
         self.budget = replace(budget, radius=radius, epsilon=epsilon)
         self._forms: list[Forms] = []
         self.memo: dict[Any, Any] = {}  # results that strategies keep: routes, widths of bands
@@ -121,31 +125,73 @@ class Problem:
         """The number of linear parts of the output."""
         return len(self.paths.output) if self.stage.branched else 1
 
-    def certificate(self, margin: float | None = None) -> Certificate | None:
-        """Return the certificate of the forms, or of a simplification that was proven with ``margin``.
+    def certificate(self, rounding: Rounding, margin: float | None = None) -> Certificate | None:
+        """Return the proof of the denominator; refuse a tolerance that rounding does not keep.
 
-        None where nothing was left out and no tolerance was requested.
+        None where nothing can be proven, and without a tolerance where nothing was left out.
+
+        Args:
+            rounding: a bound of the rounding errors of all energies.
+            margin: the share of the budget that is left, where more was left out than deep terms.
         """
-        budget = self.budget
-        lost = self._forms[0].missing if self._forms else 0.0
+        epsilon, missing = self.budget.epsilon, self._forms[0].missing if self._forms else 0.0
         if margin is None:
-            if lost == 0:
-                return self.exact_certificate()
-            allowed = budget.epsilon * (self.forms.smallest + self.inverse_radius)
-            margin = 1 - lost / allowed
-        return Certificate(budget.epsilon, self.max_norm, margin)
-
-    def exact_certificate(self) -> Certificate | None:
-        """Return the certificate of a strategy that leaves nothing out; None without a tolerance."""
+            margin = 1.0
+            if missing:
+                margin -= missing / (epsilon * (self.forms.smallest + self.inverse_radius))
         if not self.budget.requested:
-            return None
-        max_norm = math.inf if self.stage.branched else self.max_norm
-        return Certificate(self.budget.epsilon, max_norm, 1.0)
+            lossless = margin == 1.0
+            return None if lossless or not epsilon else Certificate(epsilon, self.max_norm, margin)
+        return self._proof(rounding, margin) if self.provable else None
+
+    def _proof(self, rounding: Rounding, margin: float) -> Certificate:
+        requested, epsilon = self.requested.epsilon, self.budget.epsilon
+        scalars = 16 * torch.finfo(self.dtype).eps
+        # Errors of several forms add up, each relative to a denominator that is off itself.
+        allowed = epsilon * (1 - requested) ** self.form_count - scalars
+        needed = rounding.least_floor(allowed) if allowed > 0 else math.inf
+        smallest = 0.0
+        if needed > self.inverse_radius and self._forms and self.form_count == 1:
+            smallest = self.forms.smallest
+        floor, max_norm = self.inverse_radius + smallest, self.max_norm
+        if needed > floor:
+            largest = 1 / (needed - smallest)
+            if self.inverse_radius > 0 or largest == 0:
+                raise refusal(
+                    f"fold(tolerance={requested:g})",
+                    f"a denominator that {self.dtype} computes so closely",
+                    f"rounding that keeps it for ‖x‖ ≤ {largest:.2g} only",
+                    "Use dtype=torch.float64, a larger tolerance or a smaller max_norm.",
+                )
+            floor, max_norm = needed, largest
+        used = (1 - margin) * epsilon + rounding.share(floor) + scalars
+        return Certificate(requested, max_norm, 1 - used / requested)
+
+    def rounding(
+        self, terms: float, *, squares: bool = True, dtype: torch.dtype | None = None
+    ) -> Rounding:
+        """Bound the rounding errors of energies.
+
+        Args:
+            terms: the number of products that are summed up for one entry.
+            squares: whether each energy is the sum of the squares of a linear image, or a form.
+            dtype: of the computation; by default that of matrices and forms.
+        """
+        if self.stage.branched:
+            return Rounding()
+        chain = self.stage.chain
+        norms = [0.0] * len(chain.groups)  # of the forms
+        for segment, bound in zip(chain.segments, chain.bounds, strict=True):
+            norms[segment.group] += segment.weight * bound**2
+        relative = rounding_of_sum(terms, dtype or self.array_dtype)
+        if squares:
+            return Rounding(vector=relative * sum(map(math.sqrt, norms)))
+        return Rounding(form=relative * sum(norms))
 
     def keeps_range(self) -> bool:
         """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""
         limit = {torch.float16: 1e3, torch.float64: LARGEST_SQUARED}.get(self.dtype, SQUARED)
-        return self.stage.growth <= limit
+        return self.stage.bound <= limit
 
     # -- the work of building -------------------------------------------------------------------
 

@@ -108,10 +108,10 @@ class Stage:
         return _chain_of(self)
 
     @cached_property
-    def growth(self) -> float:
+    def bound(self) -> float:
         """A bound of the norm of every value on the way, for an input of norm 1; at least 1."""
         if not self.branched:
-            return self.chain.growth
+            return self.chain.bound
         bounds: list[float] = []
         for node in self.nodes:
             sources = [1.0 if source < 0 else bounds[source] for source in node.sources]
@@ -284,8 +284,8 @@ class Chain:
 
     @property
     def scale_free(self) -> bool:
-        """Whether the denominator is one form beside ‖x‖², whatever the norm of the input."""
-        return len(self.rules) == 1 and self.rules[0].on_points
+        """Whether the denominator is proportional to the norm of the input."""
+        return bool(self.rules) and all(rule.on_points for rule in self.rules)
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -294,16 +294,16 @@ class Chain:
         return inner + self.trailing
 
     @cached_property
-    def growths(self) -> tuple[float, ...]:
+    def bounds(self) -> tuple[float, ...]:
         """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
         steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
         return tuple(accumulate(steps, lambda a, b: a * b))
 
     @property
-    def growth(self) -> float:
+    def bound(self) -> float:
         """A bound of ``‖z‖/‖x̂‖`` anywhere in the chain, at least 1."""
-        last = self.growths[-1] if self.growths else 1.0
-        return max(1.0, *self.growths, last * math.prod(op.norm for op in self.trailing))
+        last = self.bounds[-1] if self.bounds else 1.0
+        return max(1.0, *self.bounds, last * math.prod(op.norm for op in self.trailing))
 
 
 def _chain_of(stage: Stage) -> Chain:

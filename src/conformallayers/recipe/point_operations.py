@@ -12,6 +12,7 @@ from math import prod
 
 from .fields import (
     constant,
+    flag,
     keys,
     name,
     number,
@@ -113,7 +114,8 @@ class BandedForm(Operation):
     ``band`` (blocks − width, (width + 1)·size, size) holds, for the block row i, the blocks
     ``Q[i + o, i]`` with o = 0 … width one below the other, those with o > 0 counted twice. ``last``
     (width·size, width·size) holds the same of the last ``width`` block rows as one matrix L: they give
-    ``rᵀ L r`` with r the last ``width`` blocks of x.
+    ``rᵀ L r`` with r the last ``width`` blocks of x. With ``factor`` the blocks, all counted once, are
+    those of an upper triangular factor of Q instead: the value is ``weight`` times the squares of its image.
     """
 
     band: str = constant("band")
@@ -121,6 +123,7 @@ class BandedForm(Operation):
     size: int = setting("size", whole(1))
     width: int = setting("width", whole(0))
     weight: float = setting("weight", number)
+    factor: bool = setting("factor", flag, False)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs

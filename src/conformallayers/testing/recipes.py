@@ -313,8 +313,10 @@ def _point_cases() -> Cases:
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
     yield RecipeCase("quadratic_form", partial(_form, point.QuadraticForm))
     for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
-        build = partial(_form, point.BandedForm, size=size, width=width)
-        yield RecipeCase(f"banded_form {size} {width}", build)
+        for factor in (False, True):
+            fields = {"size": size, "width": width, "factor": factor}
+            name = f"banded_form {size} {width}" + " factor" * factor
+            yield RecipeCase(name, partial(_form, point.BandedForm, **fields))
     yield RecipeCase("sparse_matmul and dot", _sparse)
     for axes in (1, 2, 3):
         yield RecipeCase(f"spectrum {axes}d", partial(_spectrum, axes))

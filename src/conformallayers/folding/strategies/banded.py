@@ -1,8 +1,8 @@
-"""Strategy "banded": Q as blocks of image rows around the diagonal, upper half only.
+"""Strategy "banded": Q as blocks of image rows around the diagonal, by its triangular factor.
 
-A convolution couples a row with the few rows around it, and so does its form. The blocks
-``Q_ij`` with ``i ≤ j ≤ i + width`` of one block row i stand side by side, so that all of them are
-one batched product over a window that slides down the image.
+A convolution couples a row with the few rows around it, and so does its form Q = LᵀL. L has the band of the
+upper half of Q. The blocks ``L_ij`` with ``i ≤ j ≤ i + width`` of one block row i stand side by side, so
+that all of them are one batched product over a window that slides down the image.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import ErrorBudget, holds
+from ..certificate import ErrorBudget, holds, triangular_factor
 from ..cost import Cost
 from ..problem import Problem
 from ..stages import Chain
@@ -61,7 +61,7 @@ class BlockLayout:
 
 
 class Banded(Strategy):
-    """Store the upper half of the band of each form, as narrow as the budget provably allows."""
+    """Store the factor of the band of each form, as narrow as the budget provably allows."""
 
     name = "banded"
 
@@ -95,17 +95,19 @@ class Banded(Strategy):
         energies, margins = [], []
         for index, form in enumerate(problem.forms.values):
             width, margin = _width(index, layout, problem)
-            packed, weight = normalised(_pack(form, layout, width))
+            packed, peak = normalised(_pack(_banded_factor(form, layout, width), layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
             last = values.constant("last", _last(packed[full:], width, layout.size))
             fields = {"band": band, "last": last, "size": layout.size, "width": width}
-            n = values.builder.add(point.BandedForm, rows, name="n", weight=weight, **fields)
+            fields |= {"weight": peak**2, "factor": True}
+            n = values.builder.add(point.BandedForm, rows, name="n", **fields)
             energies.append((n,))
             margins.append(margin)
         image, gain = add_matrix(problem, values)
         proven = [margin for margin in margins if margin is not None]
-        certificate = problem.certificate(min(proven, default=None))
+        rounding = problem.rounding(math.prod(problem.stage.input_shape))
+        certificate = problem.certificate(rounding, min(proven, default=None))
         return Evaluation(image, tuple(energies), gain, certificate)
 
 
@@ -128,15 +130,22 @@ def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
     return F.pad(ordered, (0, extra, 0, extra))
 
 
-def _pack(form: Tensor, layout: BlockLayout, width: int) -> Tensor:
-    """Return the band, (blocks, (width + 1)·size, size); off-diagonal blocks count twice."""
+def _banded_factor(form: Tensor, layout: BlockLayout, width: int) -> Tensor:
+    """Return L, upper triangular in row order, with LᵀL the band of a form: L has the same band."""
+    ordered = _in_row_order(form, layout)
+    block = torch.arange(len(ordered), device=form.device) // layout.size
+    outside = (block[:, None] - block).abs() > width
+    return triangular_factor(ordered.masked_fill_(outside, 0.0))
+
+
+def _pack(factor: Tensor, layout: BlockLayout, width: int) -> Tensor:
+    """Return the upper blocks of a band, (blocks, (width + 1)·size, size)."""
     blocks, size = layout.blocks, layout.size
-    grid = _in_row_order(form, layout).view(blocks, size, blocks, size)
-    band = form.new_zeros(blocks, width + 1, size, size)
+    grid = factor.view(blocks, size, blocks, size)
+    band = factor.new_zeros(blocks, width + 1, size, size)
     for offset in range(width + 1):
         for i in range(blocks - offset):
-            block = grid[i, :, i + offset, :].T  # (columns of block row i + offset, rows of i)
-            band[i, offset] = block if offset == 0 else 2 * block
+            band[i, offset] = grid[i, :, i + offset, :].T  # (columns of i + offset, rows of i)
     return band.flatten(1, 2)
 
 

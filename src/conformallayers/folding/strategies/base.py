@@ -175,9 +175,9 @@ def image_shape(problem: Problem) -> tuple[int, ...]:
 
 def _moderate_limits(chain: Chain, scale: float) -> tuple[float, float] | None:
     """Return the least and largest norm of samples whose values stay in the range of float32."""
-    pairs = zip(chain.segments, chain.growths, strict=True)
-    form = sum(segment.weight * grown * grown for segment, grown in pairs)
-    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / chain.growth)
+    pairs = zip(chain.segments, chain.bounds, strict=True)
+    form = sum(segment.weight * bound * bound for segment, bound in pairs)
+    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / chain.bound)
     if not low < high:
         return None
     denominator = high + form * high * max(1.0, high)
@@ -251,7 +251,7 @@ def not_a_chain(problem: Problem) -> str | None:
 
 def out_of_range(problem: Problem) -> str | None:
     """Return the reason to refuse forms that could leave the range of float64, or None."""
-    too_large = problem.stage.growth > LARGEST_SQUARED
+    too_large = problem.stage.bound > LARGEST_SQUARED
     return "its forms could leave the range of float64" if too_large else None
 
 

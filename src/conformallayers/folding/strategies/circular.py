@@ -94,7 +94,8 @@ class Circular(Strategy):
             image = builder.add(point.InverseFourier, product, name="image", size=size)
             if not values.wide:
                 image = builder.add(layer.Cast, image, name="image", to=layer.WORKING)
-        certificate = problem.exact_certificate()
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), squares=False)
+        certificate = problem.certificate(rounding, margin=1.0)
         return Evaluation(image, tuple(energies), gain, certificate)
 
 

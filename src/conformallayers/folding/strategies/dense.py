@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
+from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
+from ..certificate import triangular_factor
 from ..cost import Cost
 from ..problem import Problem
 from .base import Evaluation, Strategy, Values, add_matrix, matrix_cost, normalised, out_of_range
@@ -31,7 +35,7 @@ def too_large(problem: Problem) -> str | None:
 
 
 class Dense(Strategy):
-    """Multiply by M; for each form take the dot product of x̂ and Q x̂."""
+    """Multiply by M and, for each form, by a factor of Q; the form is the sum of the squares."""
 
     name = "dense"
 
@@ -49,13 +53,23 @@ class Dense(Strategy):
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a form for each Q and the product with M."""
-        energies = []
-        for form in problem.forms.values:
-            scaled, weight = normalised(form)
-            held = values.constant("form", scaled)
-            n = values.builder.add(
-                point.QuadraticForm, values.flat, name="n", form=held, weight=weight
-            )
-            energies.append((n,))
+        add = _add_form if problem.stage.branched else _add_squares
+        energies = tuple((add(values, form),) for form in problem.forms.values)
         image, gain = add_matrix(problem, values)
-        return Evaluation(image, tuple(energies), gain, problem.certificate())
+        rounding = problem.rounding(math.prod(problem.stage.input_shape))
+        return Evaluation(image, energies, gain, problem.certificate(rounding))
+
+
+def _add_squares(values: Values, form: Tensor) -> str:
+    """Append ``‖Lx‖²`` with ``LᵀL = Q``: it loses no digits where Q x is small, and is never negative."""
+    factor, peak = normalised(triangular_factor(form))
+    held = values.constant("factor", factor)
+    z = values.builder.add(layer.Matmul, values.flat, weight=held)
+    return values.builder.add(point.SumSquares, z, name="n", weight=peak**2)
+
+
+def _add_form(values: Values, form: Tensor) -> str:
+    """Append ``xᵀQx`` with a Q of two branches, which has no factor."""
+    scaled, weight = normalised(form)
+    held = values.constant("form", scaled)
+    return values.builder.add(point.QuadraticForm, values.flat, name="n", form=held, weight=weight)

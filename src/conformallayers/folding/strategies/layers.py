@@ -57,7 +57,7 @@ class Layers(Strategy):
         """Append the layers, rescaled where bounds do not keep them in range."""
         if not problem.stage.affine and problem.keeps_range():
             return super().lower(problem, builder, x)
-        return _lower_rescaled(problem, builder, x), problem.exact_certificate()
+        return _lower_rescaled(problem, builder, x), _certificate(problem)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append the layers and the energy behind each segment."""
@@ -71,8 +71,15 @@ class Layers(Strategy):
             n = values.builder.add(point.SumSquares, z, name="n", weight=weight)
             energies[segment.group].append(n)
         image = add_operators(to, z, chain.trailing, 1.0)
-        certificate = problem.exact_certificate()
-        return Evaluation(image, tuple(map(tuple, energies)), 1.0, certificate)
+        return Evaluation(image, tuple(map(tuple, energies)), 1.0, _certificate(problem))
+
+
+def _certificate(problem: Problem) -> Certificate | None:
+    """Prove that rounding keeps a tolerance; each layer adds the errors of its sums to those before."""
+    operators = problem.stage.operators
+    sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
+    rounding = problem.rounding(len(sums) * sum(sums), dtype=problem.dtype)
+    return problem.certificate(rounding, margin=1.0)
 
 
 def add_operators(to: Lowering, z: str, operators: Sequence[Operator], factor: float) -> str:

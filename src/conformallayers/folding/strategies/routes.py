@@ -136,6 +136,15 @@ class RouteMap:
             and getattr(operator.module, "divisor_override", None) is None
         )
 
+    def sum_of(self, move: Move) -> float:
+        """Return how many products a step sums up for one entry, over all layers that it runs."""
+        seen = self.window(move.start, move.stop)
+        if move.how == "layers" or seen is None:
+            operators = self.operators[move.start : move.stop]
+            sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
+            return len(sums) * sum(sums)
+        return seen.patch(move.phase) * self.shape(move.start)[0]
+
     def patches(self, move: Move) -> int:
         """Return the channels of a step that computes several outputs from one patch."""
         seen = self.window(move.start, move.stop)

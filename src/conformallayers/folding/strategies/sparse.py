@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ...functional import wide_dtype
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ..cost import Cost
@@ -45,31 +46,39 @@ class Sparse(Strategy):
         if built and d_in * d_out <= _LARGEST_MATRIX:
             forms = problem.forms.values
             half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
-            entries = int(problem.matrix.count_nonzero() + half)
+            matrix, wide = int(problem.matrix.count_nonzero()), int(half)
         else:
             dense = any(isinstance(op.module, nn.Linear) for op in chain.trailing)
-            entries = int((1 if dense else _EXPECTED) * d_out * d_in)
-            entries += count * _least_entries(chain)
-        stream = 2 * d_in * (1 + count) + 2 * d_out
-        size = entries * (problem.itemsize + 4)
-        return Cost(sparse=entries, stream=stream, calls=4 + 5 * count, bytes=size)
+            matrix = int((1 if dense else _EXPECTED) * d_out * d_in)
+            wide = count * _least_entries(chain)
+        stream = 2 * d_in * (1 + 2 * count) + 2 * d_out
+        # Entries of forms are float64, twice as wide as those of most matrices.
+        size = matrix * (problem.itemsize + 4) + wide * (8 + 4)
+        return Cost(sparse=matrix + 2 * wide, stream=stream, calls=5 + 5 * count, bytes=size)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a product and a dot product for each Q, and the product with M."""
         builder, energies = values.builder, []
+        exact = values.flat
+        if not values.wide:
+            # A form cancels where Q x is small, and its factor has many more entries that are not zero.
+            exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
         for form in problem.forms.values:
             # Q is symmetric: the upper half, with what is off the diagonal counted twice.
             scaled, weight = normalised(form.triu() + form.triu(1))
-            image = _add_product(values, "form", scaled)
-            n = builder.add(point.Dot, image, values.flat, name="n", weight=weight)
+            image = _add_product(values, exact, "form", scaled, wide=True)
+            n = builder.add(point.Dot, image, exact, name="n", weight=weight)
             energies.append((n,))
         matrix, gain = normalised(problem.matrix)
-        image = add_reshape(builder, _add_product(values, "matrix", matrix), image_shape(problem))
-        return Evaluation(image, tuple(energies), gain, problem.certificate())
+        product = _add_product(values, values.flat, "matrix", matrix)
+        image = add_reshape(builder, product, image_shape(problem))
+        size, wide = math.prod(problem.stage.input_shape), wide_dtype(problem.device)
+        rounding = problem.rounding(size, squares=False, dtype=wide)
+        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
 
 
-def _add_product(values: Values, name: str, matrix: Tensor) -> str:
-    """Append the product of the input with a matrix in compressed rows."""
+def _add_product(values: Values, x: str, name: str, matrix: Tensor, *, wide: bool = False) -> str:
+    """Append the product of a value with a matrix in compressed rows."""
     entries = matrix.to_sparse_coo().coalesce()
     index, column = entries.indices()
     counts = torch.bincount(index, minlength=matrix.shape[0])
@@ -78,9 +87,9 @@ def _add_product(values: Values, name: str, matrix: Tensor) -> str:
         "rows": values.builder.constant(f"{name}_rows", rows.to(torch.int32)),
         "column": values.builder.constant(f"{name}_column", column.to(torch.int32)),
         # A copy: compilers cannot take a view of a sparse tensor.
-        "value": values.constant(f"{name}_value", entries.values().clone()),
+        "value": values.constant(f"{name}_value", entries.values().clone(), wide=wide),
     }
-    return values.builder.add(layer.SparseMatmul, values.flat, name="image", **arrays)
+    return values.builder.add(layer.SparseMatmul, x, name="image", **arrays)
 
 
 def _least_entries(chain: Chain) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,9 @@ from ..layer_operations import (
     SparseMatmul,
     Upsample,
 )
-from ..operation import Operation
+from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import BandedForm, QuadraticForm
+from ..point_operations import BandedForm, QuadraticForm, SumSquares
 from ..recipe import Recipe
 from .program import wide_values
 
@@ -48,6 +49,22 @@ def _double(array: Any) -> Array:
     return np.asarray(array.detach().cpu().to(torch.float64).numpy())
 
 
+def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
+    """Return the products with a factor of a form, by their values: half of the form is shorter."""
+    readers = Counter(name for op in recipe.operations for name in op.inputs)
+    squared = {op.inputs[0] for op in recipe.operations if isinstance(op, SumSquares)}
+    return {
+        op.outputs[0]: op
+        for op in recipe.operations
+        if isinstance(op, Matmul)
+        and op.bias is None
+        and op.outputs[0] in squared
+        and readers[op.outputs[0]] == 1
+        and shapes[op.inputs[0]] == shapes[op.outputs[0]]
+        and len(shapes[op.inputs[0]]) == 1
+    }
+
+
 class _Rewriter:
     """Collect the operations and the constants of the simpler recipe."""
 
@@ -56,12 +73,20 @@ class _Rewriter:
         self.wide = set(recipe.wide)  # names of constants
         self.operations: list[Operation] = []
         self._shapes, self._wide_values = recipe.shapes(), wide_values(recipe)
+        self._factors = _factors(recipe, self._shapes)
 
     def rewrite(self, op: Operation) -> None:
         """Append an operation, or those that take its place."""
         if isinstance(op, BandedForm):
             held = self._constant(op, "form", self._written_out(op))
             self.rewrite(QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
+        elif op in self._factors.values():
+            return
+        elif isinstance(op, SumSquares) and op.inputs[0] in self._factors:
+            product = self._factors[op.inputs[0]]
+            factor = self.constants[product.weight]
+            held = self._constant(product, "form", factor.T @ factor)
+            self.rewrite(QuadraticForm(product.inputs, op.outputs, form=held, weight=op.weight))
         elif isinstance(op, QuadraticForm):
             # A form is what its two halves are together; where both are equal, this is exact.
             half = self.constants[op.form]
@@ -102,7 +127,7 @@ class _Rewriter:
             form[start : start + (width + 1) * size, start : start + size] += block
         rest = total - width * size
         form[rest:, rest:] += self.constants[op.last]
-        return form
+        return form @ form.T if op.factor else form
 
     def _convolve(self, op: ConvTranspose) -> None:
         """Append a transposed convolution as a convolution of spread entries."""

@@ -81,9 +81,11 @@ def _banded_form(op: point.BandedForm, net: ConstantHolder, x: Array) -> Array:
     windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
     windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
     images = windows @ net.constant(op.band)
-    total = (images * windows[..., :size]).sum((0, 2), dtype=np.float64)
+    others = images if op.factor else windows[..., :size]
+    total = (images * others).sum((0, 2), dtype=np.float64)
     end = x[:, x.shape[1] - width * size :]
-    return np.asarray((total + _dots(end @ net.constant(op.last), end)) * op.weight)
+    image = end @ net.constant(op.last)
+    return np.asarray((total + _dots(image, image if op.factor else end)) * op.weight)
 
 
 # -- spectra ----------------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ def _form(graph: OnnxGraph, x: Value, form: Array) -> Value:
     return _reduced(graph, "ReduceSum", graph.add("Mul", graph.add("MatMul", x, form), x))
 
 
+def _squares(graph: OnnxGraph, x: Value, factor: Array) -> Value:
+    image = graph.add("MatMul", x, factor)
+    return _reduced(graph, "ReduceSum", graph.add("Mul", image, image))
+
+
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     band, (count,) = graph.constant(op.band), x.shape
@@ -80,12 +85,16 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     columns = graph.transpose(x, 1, 0, shape=(count,))  # (n, batch)
     first = np.arange(full)[:, None] * size
     windows = graph.add("Gather", columns, first + np.arange(span), shape=(full, span), axis=0)
-    heads = graph.add("Gather", columns, first + np.arange(size), shape=(full, size), axis=0)
     images = graph.add("MatMul", band.transpose(0, 2, 1), windows, shape=(full, size))
-    value = _total(graph, graph.add("Mul", images, heads), [0, 1])
+    others = images
+    if not op.factor:
+        others = graph.add("Gather", columns, first + np.arange(size), shape=(full, size), axis=0)
+    value = _total(graph, graph.add("Mul", images, others), [0, 1])
     if op.width:
         end = graph.slice(x, 1, count - op.width * op.size, count)
-        value = graph.add("Add", value, _form(graph, end, graph.constant(op.last)))
+        last = graph.constant(op.last)
+        rest = _squares(graph, end, last) if op.factor else _form(graph, end, last)
+        value = graph.add("Add", value, rest)
     return _weighted(graph, value, op.weight)
 
 

@@ -84,10 +84,11 @@ def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
         size, width = op.size, op.width
         windows = x.unfold(1, (width + 1) * size, size).transpose(0, 1)  # (blocks - width, B, …)
         images = torch.bmm(windows, band)
-        total = (images * windows[..., :size]).sum((0, 2))
+        total = (images * (images if op.factor else windows[..., :size])).sum((0, 2))
         if width:
             end = x[:, -width * size :]
-            total = total + (end @ last * end).sum(1)
+            image = end @ last
+            total = total + (image * (image if op.factor else end)).sum(1)
         return _wide(total) * op.weight
 
 
