@@ -85,7 +85,7 @@ def test_grey_images_fold_from_their_own_pixels(projective: bool) -> None:
     assert cl.fold_error(model, folded, x) <= TOLERANCES[torch.float32]
     assert not operations(folded, Concatenate), "channels are repeated"
     dense = cl.fold(model, (1, 28, 28), strategy="dense")
-    assert dense.constants.form.shape == (784, 784)
+    assert dense.constants.factor.shape == (784, 784)
     assert cl.fold_error(model, dense, x) <= TOLERANCES[torch.float32]
     assert all(finding.ok for finding in cl.verify(dense, model))
 

@@ -31,7 +31,7 @@ SNAPSHOT = """\
 ----------  -------------  ---------  -----------  ----
 → dense            4.74 k   18.5 KiB    0.0241 ms
   banded           4.74 k   18.5 KiB    0.0375 ms
-  sparse           2.02 k   15.8 KiB     0.045 ms
+  sparse           2.02 k   21.2 KiB    0.0576 ms
   conv             7.24 k   20.9 KiB    0.0586 ms
   layers           13.1 k   7.53 KiB    0.0709 ms
   spectral         12.3 k   4.19 KiB     0.266 ms

@@ -149,7 +149,7 @@ def test_facts_of_a_fold_are_facts(key: str, value: Any, path: Path) -> None:
         *(("input_shape", value) for value in ([], [0], [2.0, 6, 6], "266", None, [3, 6, 6])),
         *(("output_shape", value) for value in ([-1], {}, [2**60], [5, 7])),
         *(("output", value) for value in (None, "", "none", "x", "peak", "tau")),
-        *(("wide", value) for value in (None, ["form"], ["none"], [1])),
+        *(("wide", value) for value in (None, ["factor"], ["none"], [1])),
     ],
 )
 def test_facts_of_a_recipe_are_facts(key: str, value: Any, path: Path) -> None:
@@ -212,10 +212,10 @@ def test_a_certificate_is_that_of_a_part(path: Path) -> None:
 
 def test_constants_have_the_dtype_of_the_fold(path: Path) -> None:
     file = StoredFile(fold(), path)
-    shape = file.header["form"]["shape"]
-    file.replace("form", "F64", shape, b"\0" * 8 * shape[0] * shape[1])
+    shape = file.header["factor"]["shape"]
+    file.replace("factor", "F64", shape, b"\0" * 8 * shape[0] * shape[1])
     file.write()
-    refused(path, "the constant form of dtype F64")
+    refused(path, "the constant factor of dtype F64")
     file = StoredFile(fold("biases"), path)
     name = file.document["recipe"]["wide"][0]
     shape = file.header[name]["shape"]
@@ -227,9 +227,9 @@ def test_constants_have_the_dtype_of_the_fold(path: Path) -> None:
 
 def test_constants_have_the_shape_that_operations_need(path: Path) -> None:
     file = StoredFile(fold(), path)
-    file.header["form"]["shape"].insert(0, 1)
+    file.header["factor"]["shape"].insert(0, 1)
     file.write()
-    refused(path, "the form has shape")
+    refused(path, "matmul of")
 
 
 def test_an_empty_kernel_does_not_run_away(path: Path) -> None:

@@ -189,11 +189,12 @@ def _largest_part(
     if feed.op != "placeholder":
         budget = replace(budget, radius=math.inf)  # max_norm is that of the model's input
     problem = Problem(stage, budget, dtype, device, max_paths)
-    problems: list[Problem] = []
+    problems: list[Problem] = []  # with none, one, … of the layers that follow
     ends: list[fx.Node] = []
     kept: list[float] = []  # seconds of the layers that each candidate does not absorb
     for end, longer in with_followers(graph, node, stage):
-        problems.append(problem.with_stage(longer) if ends else problem)
+        last = all(user.op == "output" for user in end.users)
+        problems.append(problem.with_stage(longer, last))
         if ends:
             work = longer.operators[-1].multiply_adds()
             own = Cost(gemm=work, calls=2).seconds(machine())

@@ -30,6 +30,7 @@ class Problem:
         budget: the allowed error of the denominator.
         dtype, device: of the result.
         max_paths: the largest number of paths of a stage with branches that may be written out.
+        last: whether nothing follows the stage that may amplify its rounding errors.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class Problem:
         dtype: torch.dtype,
         device: torch.device,
         max_paths: int = MAX_PATHS,
+        last: bool = False,
     ) -> None:
+        self.last = last
         self.stage, self.dtype, self.device, self.max_paths = stage, dtype, device, max_paths
         self.requested = budget
         scale_free = not stage.branched and stage.chain.scale_free
@@ -55,12 +58,12 @@ class Problem:
         self._forms: list[Forms] = []
         self.memo: dict[Any, Any] = {}  # results that strategies keep: routes, widths of bands
 
-    def with_stage(self, stage: Stage) -> Problem:
+    def with_stage(self, stage: Stage, last: bool) -> Problem:
         """Return the problem of a stage that differs behind the last activation only.
 
         The quadratic forms are the same, so both problems share them.
         """
-        other = Problem(stage, self.requested, self.dtype, self.device, self.max_paths)
+        other = Problem(stage, self.requested, self.dtype, self.device, self.max_paths, last)
         other._forms, other.memo = self._forms, self.memo
         return other
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ from ...recipe.torch.points import RULES
 from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost
-from ..operators import Operator, window
+from ..operators import window
 from ..problem import LARGEST_SQUARED, SQUARED, Problem
 from ..stages import ActivationSite, Chain
 
@@ -268,15 +267,6 @@ def too_many_entries(problem: Problem) -> str | None:
     stage = problem.stage
     size = math.prod(stage.input_shape) * math.prod(stage.output_shape)
     return f"M would have {size} entries" if stage.chain.trailing and size > _LARGEST else None
-
-
-def refused_layer(problem: Problem, accepts: Callable[[Operator], bool], fault: str) -> str | None:
-    """Name the first layer that a strategy cannot express, or a matrix that is too large."""
-    for segment in problem.stage.chain.segments:
-        for operator in segment.operators:
-            if not accepts(operator):
-                return f"{type(operator.module).__name__} before {segment.site.path} {fault}"
-    return too_many_entries(problem)
 
 
 def reach(chain: Chain, axis: int) -> int:

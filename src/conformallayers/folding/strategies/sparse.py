@@ -51,10 +51,10 @@ class Sparse(Strategy):
             dense = any(isinstance(op.module, nn.Linear) for op in chain.trailing)
             matrix = int((1 if dense else _EXPECTED) * d_out * d_in)
             wide = count * _least_entries(chain)
-        stream = 2 * d_in * (1 + 2 * count) + 2 * d_out
         # Entries of forms are float64, twice as wide as those of most matrices.
+        stream = 2 * d_in * (1 + 2 * count) + 2 * d_out + wide
         size = matrix * (problem.itemsize + 4) + wide * (8 + 4)
-        return Cost(sparse=matrix + 2 * wide, stream=stream, calls=5 + 5 * count, bytes=size)
+        return Cost(sparse=matrix + wide, stream=stream, calls=5 + 5 * count, bytes=size)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a product and a dot product for each Q, and the product with M."""
