@@ -253,7 +253,8 @@ def _symbols(chain: Chain, transfers: list[Tensor], spatial: tuple[int, ...]) ->
 
 def _transfer(kernel: Tensor, spatial: tuple[int, ...]) -> Tensor:
     """Return the transform of kernels: (C_l, C_in, *window) → (C_l, C_in, frequencies)."""
-    return torch.fft.rfftn(kernel, s=spatial, dim=tuple(range(2, kernel.dim()))).flatten(2)
+    spectrum: Tensor = torch.fft.rfftn(kernel, s=spatial, dim=tuple(range(2, kernel.dim())))
+    return spectrum.flatten(2)
 
 
 def _kernels(chain: Chain) -> list[Tensor]:
