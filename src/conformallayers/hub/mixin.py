@@ -19,7 +19,7 @@ from torch import nn
 from ..errors import ConformalError, missing_extra, refusal
 from ..registry.registry import has_hooks
 from ..utils.files import kind_of_file, replace_files
-from .card import LIBRARY, TAGS, TASK, model_card
+from .card import model_card
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 _LONGEST = 2**20  # bytes of a config
@@ -36,28 +36,13 @@ class _Unavailable:
         raise missing_extra("huggingface_hub", "hub", "push_to_hub")
 
 
-def _mixin() -> type[Any]:
-    try:
-        from huggingface_hub import PyTorchModelHubMixin
-    except Exception:  # not installed, or broken: networks work without it
-        return _Unavailable
-
-    class Hub(
-        PyTorchModelHubMixin,
-        library_name=LIBRARY,
-        license="apache-2.0",
-        pipeline_tag=TASK,
-        tags=list(TAGS),
-    ):
-        """The mixin with this library's metadata."""
-
-    return Hub
-
-
 if TYPE_CHECKING:
     _Mixin = _Unavailable
 else:
-    _Mixin = _mixin()
+    try:
+        from huggingface_hub import PyTorchModelHubMixin as _Mixin
+    except Exception:  # not installed, or broken: networks work without it
+        _Mixin = _Unavailable
 
 
 class Published(_Mixin):

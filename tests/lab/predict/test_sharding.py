@@ -106,6 +106,15 @@ def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"]
+)
+def test_a_machine_that_does_not_answer_is_refused_at_once(address: str) -> None:
+    """Ray would try again for minutes."""
+    with pytest.raises(cl.ConformalError, match="--address: expected a Ray cluster that answers"):
+        sharding.check_address(address)
+
+
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     model, paths = folder / "net.safetensors", [str(folder / "images")]

@@ -63,54 +63,55 @@ class AccuracyOptions(CellOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthOptions:
+class TimeOptions:
+    """Options of the experiments that measure time.
+
+    Args:
+        executions: Timed calls of each path in each row.
+        seed: Seed of the weights and images.
+        threads: Threads of torch; its own default if not given.
+        resume: Keep the rows that are already measured.
+    """
+
+    executions: int = 100
+    seed: int = 0
+    threads: int | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthOptions(TimeOptions):
     """Options of experiment 3.
 
     Args:
         depths: Numbers of convolutions; 1 to 30 if none is given.
         batch: Images per batch.
-        executions: Timed calls of each path at each depth.
-        seed: Seed of the weights and images.
-        threads: Threads of torch; its own default if not given.
         strategy: Strategy of the fold.
-        resume: Keep the depths that are already measured.
         out: Folder for times.json, times.csv and the figure.
     """
 
     depths: tuple[int, ...] = ()
     batch: int = 64
-    executions: int = 100
-    seed: int = 0
-    threads: int | None = None
     strategy: str = "auto"
-    resume: bool = False
     out: Path = Path("results/experiment3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(TimeOptions):
     """Options of experiment 4.
 
     Args:
         batches: Batch sizes; the powers of two that fit into memory if none is given.
         memory: Memory budget such as 4GiB: find the largest batch of each path within it.
         strategies: Strategies of the folds of D3ModNetCL.
-        executions: Timed calls of each path at each batch size.
         seconds: Time limit per row; slow paths are called less often.
-        seed: Seed of the weights and images.
-        threads: Threads of torch; its own default if not given.
-        resume: Keep the rows that are already measured.
         out: Folder for batches.json, batches.csv and the figure.
     """
 
     batches: tuple[int, ...] = ()
     memory: str | None = None
     strategies: tuple[str, ...] = ("auto", "banded")
-    executions: int = 100
     seconds: float = 20.0
-    seed: int = 0
-    threads: int | None = None
-    resume: bool = False
     out: Path = Path("results/experiment4")
 
 

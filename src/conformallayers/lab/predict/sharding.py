@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -24,6 +25,9 @@ from .samples import Broken, Sample
 _WORKERS = 2  # processes if no number is given
 _WINDOW = 1024  # batches to submit at a time
 _BLOCKS = 8  # blocks of a window per process
+_PATIENCE = 10.0  # seconds for a machine to answer
+_EXPECTED = "a Ray cluster that answers"
+_REMEDY = "Check it and RAY_AUTH_TOKEN; without --address a local cluster is started."
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_USAGE_STATS_PROMPT_ENABLED": "0",
@@ -62,20 +66,31 @@ def _cluster(ray: Any, workers: int, address: str | None) -> Iterator[None]:
         place = {"address": "local", "num_cpus": workers, "include_dashboard": False}
     joined = not ray.is_initialized()
     if joined:
+        if address is not None:
+            check_address(address)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         try:
             ray.init(**place, **quiet, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             where = "predict --ray" if address is None else "predict --address"
-            remedy = "Check it and RAY_AUTH_TOKEN; without --address a local cluster is started."
-            expected = "a Ray cluster that answers"
-            raise refusal(where, expected, first_line(error), remedy) from error
+            raise refusal(where, _EXPECTED, first_line(error), _REMEDY) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         yield
     finally:
         if joined:
             ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Refuse the address of a machine that does not answer; Ray would try again for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # such as "auto"
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise refusal("predict --address", _EXPECTED, first_line(error), _REMEDY) from error
 
 
 def _results(
