@@ -149,7 +149,7 @@ def scaled_diagonal(module: Any, x: Tensor, factor: Any) -> Tensor:
 
 def lower_diagonal(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     scale = to.constant("scale", module.weight.view(-1, 1, 1))
-    return to.finish(to.builder.add(layer.Multiply, value, factor=scale))
+    return to.add(layer.Multiply, value, factor=scale)
 
 
 ROW = LayerSpec(diagonal_bound, scaled_diagonal, rank=4, parameter="weight")

@@ -6,7 +6,7 @@ A module that has no operation becomes a ``call``, which only torch can run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..nn.branches import Composite, Flow, Join
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
 from ..recipe import layer_operations as layer
-from ..recipe.operation import Shape
+from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
 from ..registry.bounds import channel_factor
 from ..registry.registry import computes_like, find_spec, modules_in, shape_after
@@ -49,10 +49,10 @@ class Lowering:
         bias: Tensor | None = None,
     ) -> str:
         """Append ``factor·module(value) + bias``; return the new value."""
-        own = Lowering(self.builder, self.wide, factor, bias)
+        own = replace(self, factor=factor, bias=bias)
         lower = find_lowering(module)
         if lower is None:
-            return own.finish(own.call(value, module, output_shape))
+            return own.call(value, module, output_shape)
         return lower(own, value, module, output_shape)
 
     def finish(self, value: str) -> str:
@@ -66,21 +66,20 @@ class Lowering:
             )
         return value
 
+    def add(self, kind: type[Operation], source: str, /, **settings: Any) -> str:
+        """Append the operation of a module, then the factor and the bias."""
+        return self.finish(self.builder.add(kind, source, **settings))
+
     def constant(self, name: str, array: Tensor) -> str:
         """Keep a constant."""
         return self.builder.constant(name, array.detach(), wide=self.wide)
 
     def call(self, value: str, module: nn.Module, output_shape: Shape) -> str:
-        """Append a call of a module that treats every sample by itself."""
-        name = self.builder.module("module", module)
-        what = type(module).__name__
-        fields: dict[str, Any] = {
-            "module": name,
-            "what": what,
-            "result": output_shape,
-            "by_sample": True,
-        }
-        return self.builder.add(layer.Call, value, **fields)
+        """Append a call of a module that treats every sample by itself, then factor and bias."""
+        name, what = self.builder.module("module", module), type(module).__name__
+        return self.add(
+            layer.Call, value, module=name, what=what, result=output_shape, by_sample=True
+        )
 
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
         """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
@@ -96,7 +95,7 @@ class Lowering:
             channels = left.flatten(1)[:, 0] if left.dim() > 1 else left
             bias, left = channels if bias is None else bias + channels, None
         held = None if bias is None else self.constant("bias", bias)
-        return held, Lowering(self.builder, self.wide, 1.0, left)
+        return held, replace(self, factor=1.0, bias=left)
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
@@ -135,29 +134,22 @@ def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
 @lowers(nn.Linear)
 def _linear(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     weight = to.constant("weight", module.weight * to.factor)
-    own = None if module.bias is None else module.bias
-    rest = Lowering(to.builder, to.wide, 1.0, to.bias)
+    own, rest = module.bias, replace(to, factor=1.0)
     if to.bias is not None and len(shape) == 1:
-        own, rest = (to.bias if own is None else own + to.bias), Lowering(to.builder, to.wide)
+        own, rest = (to.bias if own is None else own + to.bias), replace(rest, bias=None)
     bias = None if own is None else to.constant("bias", own)
-    return rest.finish(to.builder.add(layer.Matmul, value, weight=weight, bias=bias))
+    return rest.add(layer.Matmul, value, weight=weight, bias=bias)
 
 
 @lowers(*by_axis("Conv"))
 def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     padding, pads = _conv_padding(module)
     if pads is not None:
-        mode = module.padding_mode
-        value = to.builder.add(layer.Pad, value, pads=pads, mode=mode)
+        value = to.builder.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
     weight = to.constant("weight", module.weight * to.factor)
     bias, rest = to.channel_bias(module.bias)
-    options: dict[str, Any] = {
-        "stride": module.stride,
-        "padding": padding,
-        "dilation": module.dilation,
-    }
-    fields: dict[str, Any] = {**options, "groups": module.groups, "weight": weight, "bias": bias}
-    return rest.finish(to.builder.add(layer.Conv, value, **fields))
+    options = {name: getattr(module, name) for name in ("stride", "dilation", "groups")}
+    return rest.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
 
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
@@ -181,13 +173,9 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
 def _conv_transpose(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     weight = to.constant("weight", module.weight * to.factor)
     bias, rest = to.channel_bias(module.bias)
-    options: dict[str, Any] = {
-        name: getattr(module, name) for name in ("stride", "padding", "output_padding")
-    }
-    fields: dict[str, Any] = {**options, "dilation": module.dilation, "groups": module.groups}
-    return rest.finish(
-        to.builder.add(layer.ConvTranspose, value, weight=weight, bias=bias, **fields)
-    )
+    names = "stride", "padding", "output_padding", "dilation", "groups"
+    options = {name: getattr(module, name) for name in names}
+    return rest.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
 
 
 @lowers(*by_axis("BatchNorm"))
@@ -199,28 +187,25 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     places = (-1, *[1] * (len(shape) - 1))
     scale = to.constant("scale", (factor * to.factor).view(places))
     value = to.builder.add(layer.Multiply, value, factor=scale)
-    value = to.builder.add(layer.AddConstant, value, value=to.constant("shift", shift.view(places)))
-    return Lowering(to.builder, to.wide, 1.0, to.bias).finish(value)
+    held = to.constant("shift", shift.view(places))
+    return replace(to, factor=1.0).add(layer.AddConstant, value, value=held)
 
 
 @lowers(Scale)
 def _scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     factor = to.constant("gain", module.gain * to.factor)
-    value = to.builder.add(layer.Multiply, value, factor=factor)
-    return Lowering(to.builder, to.wide, 1.0, to.bias).finish(value)
+    return replace(to, factor=1.0).add(layer.Multiply, value, factor=factor)
 
 
 @lowers(ChannelScale)
 def _channel_scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     factor = (module.factor * to.factor).view(-1, *[1] * (len(shape) - 1))
-    value = to.builder.add(layer.Multiply, value, factor=to.constant("scale", factor))
-    return Lowering(to.builder, to.wide, 1.0, to.bias).finish(value)
+    return replace(to, factor=1.0).add(layer.Multiply, value, factor=to.constant("scale", factor))
 
 
 @lowers(Centre)
 def _centre(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    mean = to.constant("mean", -module.mean)
-    return to.finish(to.builder.add(layer.AddConstant, value, value=mean))
+    return to.add(layer.AddConstant, value, value=to.constant("mean", -module.mean))
 
 
 # -- layers without weights -------------------------------------------------------------------------
@@ -233,20 +218,16 @@ def _identity(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.Flatten, nn.Unflatten)
 def _reshape(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.finish(_add_reshape(to.builder, value, shape))
-
-
-def _add_reshape(builder: RecipeBuilder, value: str, shape: Shape) -> str:
-    if builder.shape(value) == shape:
-        return value
-    return builder.add(layer.Reshape, value, shape=shape)
+    if to.builder.shape(value) == shape:
+        return to.finish(value)
+    return to.add(layer.Reshape, value, shape=shape)
 
 
 def _rearranged(to: Lowering, value: str, split: Shape, order: Shape, shape: Shape) -> str:
     """Append a reshape, a new order of the axes, and a reshape."""
     value = to.builder.add(layer.Reshape, value, shape=split)
     value = to.builder.add(layer.Permute, value, order=order)
-    return to.finish(to.builder.add(layer.Reshape, value, shape=shape))
+    return to.add(layer.Reshape, value, shape=shape)
 
 
 @lowers(nn.PixelShuffle)
@@ -273,51 +254,42 @@ def _repeat_channels(to: Lowering, value: str, module: Any, shape: Shape) -> str
     return to.finish(to.builder.add(layer.Concatenate, *[value] * module.times, axis=0))
 
 
+def _window(module: Any, axes: int) -> dict[str, Any]:
+    """Return the settings that all pools have."""
+    names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
+    found = {key: _per_axis(getattr(module, name), axes) for key, name in names.items()}
+    return {**found, "ceil_mode": module.ceil_mode}
+
+
 @lowers(*by_axis("AvgPool"))
 def _avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    axes = len(shape) - 1
-    kernel, stride, padding = (
-        _per_axis(getattr(module, name), axes) for name in ("kernel_size", "stride", "padding")
+    return to.add(
+        layer.AvgPool,
+        value,
+        count_include_pad=module.count_include_pad,
+        divisor=getattr(module, "divisor_override", None),
+        **_window(module, len(shape) - 1),
     )
-    divisor = getattr(module, "divisor_override", None)
-    options: dict[str, Any] = {
-        "ceil_mode": module.ceil_mode,
-        "count_include_pad": module.count_include_pad,
-    }
-    fields: dict[str, Any] = {
-        "kernel": kernel,
-        "stride": stride,
-        "padding": padding,
-        "divisor": divisor,
-    }
-    return to.finish(to.builder.add(layer.AvgPool, value, **fields, **options))
 
 
 @lowers(*by_axis("MaxPool"))
 def _max_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     axes = len(shape) - 1
-    names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
-    fields: dict[str, Any] = {
-        key: _per_axis(getattr(module, name), axes) for key, name in names.items()
-    }
     dilation = _per_axis(module.dilation, axes)
-    pool = to.builder.add(
-        layer.MaxPool, value, dilation=dilation, ceil_mode=module.ceil_mode, **fields
-    )
-    return to.finish(pool)
+    return to.add(layer.MaxPool, value, dilation=dilation, **_window(module, axes))
 
 
 @lowers(*by_axis("AdaptiveAvgPool"))
 def _adaptive_avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    return to.finish(to.builder.add(layer.AdaptiveAvgPool, value, size=shape[1:]))
+    return to.add(layer.AdaptiveAvgPool, value, size=shape[1:])
 
 
 def _lower_pad(mode: str) -> Lower:
     def lower(to: Lowering, value: str, module: Any, shape: Shape) -> str:
         ends = tuple(module.padding)
         pads = tuple((ends[i], ends[i + 1]) for i in range(len(ends) - 2, -1, -2))
-        number = float(getattr(module, "value", 0.0))
-        return to.finish(to.builder.add(layer.Pad, value, pads=pads, mode=mode, value=number))
+        filled = float(getattr(module, "value", 0.0))
+        return to.add(layer.Pad, value, pads=pads, mode=mode, value=filled)
 
     return lower
 
@@ -340,9 +312,8 @@ def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     scales = None
     if module.size is None and not module.recompute_scale_factor:
         scales = tuple(float(s) for s in _per_axis(module.scale_factor, axes))
-    fields: dict[str, Any] = {"size": shape[1:], "mode": module.mode, "scales": scales}
-    corners = bool(module.align_corners)
-    return to.finish(to.builder.add(layer.Upsample, value, align_corners=corners, **fields))
+    places = {"align_corners": bool(module.align_corners), "scales": scales}
+    return to.add(layer.Upsample, value, size=shape[1:], mode=module.mode, **places)
 
 
 # -- functions around the folded parts --------------------------------------------------------------
@@ -370,29 +341,28 @@ def _function(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     kind = next(kind for kind in type(module).__mro__ if kind in _FUNCTIONS)
     function, names = _FUNCTIONS[kind]
     parameters = tuple(float(getattr(module, name)) for name in names)
-    fields: dict[str, Any] = {"function": function, "parameters": parameters}
-    return to.finish(to.builder.add(layer.Elementwise, value, **fields))
+    return to.add(layer.Elementwise, value, function=function, parameters=parameters)
 
 
 @lowers(nn.GELU)
 def _gelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     function = "gelu_tanh" if module.approximate == "tanh" else "gelu"
-    return to.finish(to.builder.add(layer.Elementwise, value, function=function))
+    return to.add(layer.Elementwise, value, function=function)
 
 
 @lowers(nn.PReLU)
 def _prelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     slope = module.weight.view(-1, *[1] * (len(shape) - 1))
-    return to.finish(to.builder.add(layer.PRelu, value, slope=to.constant("slope", slope)))
+    return to.add(layer.PRelu, value, slope=to.constant("slope", slope))
 
 
 @lowers(nn.Softmax, nn.LogSoftmax)
 def _softmax(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     axes = len(shape) + 1
     if module.dim is None or module.dim % axes == 0:
-        return to.finish(to.call(value, module, shape))
+        return to.call(value, module, shape)
     log = isinstance(module, nn.LogSoftmax)
-    return to.finish(to.builder.add(layer.Softmax, value, axis=module.dim % axes - 1, log=log))
+    return to.add(layer.Softmax, value, axis=module.dim % axes - 1, log=log)
 
 
 @lowers(nn.LayerNorm, nn.GroupNorm)
@@ -403,12 +373,9 @@ def _norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
         if getattr(module, name) is not None
     }
     if isinstance(module, nn.GroupNorm):
-        groups = module.num_groups
-        y = to.builder.add(layer.GroupNorm, value, groups=groups, eps=module.eps, **arrays)
-    else:
-        axes = len(module.normalized_shape)
-        y = to.builder.add(layer.LayerNorm, value, axes=axes, eps=module.eps, **arrays)
-    return to.finish(y)
+        return to.add(layer.GroupNorm, value, groups=module.num_groups, eps=module.eps, **arrays)
+    axes = len(module.normalized_shape)
+    return to.add(layer.LayerNorm, value, axes=axes, eps=module.eps, **arrays)
 
 
 # -- branches without activations -------------------------------------------------------------------
