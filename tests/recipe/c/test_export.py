@@ -473,6 +473,14 @@ def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.M
         export(Fold(network()), tmp_path)
 
 
+def test_large_images_are_measured_on_few_samples(tmp_path: Path) -> None:
+    builder = RecipeBuilder((1, 2048, 2048))
+    y = builder.add(
+        layer.MaxPool, INPUT, kernel=(2, 2), stride=(2, 2), padding=(0, 0), dilation=(1, 1)
+    )
+    assert export(Fold(builder.recipe(y)), tmp_path).samples == 4
+
+
 @needs_compiler
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_interpolations_of_large_images(mode: str, tmp_path: Path) -> None:

@@ -233,9 +233,7 @@ def test_other_numbers_refuse_the_export(
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]
 
 
-def test_a_failed_export_leaves_the_old_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network()
     path.write_bytes(b"the file before")
     with monkeypatch.context() as patched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
-_SAMPLES = 64
+_SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
 _SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
@@ -79,8 +80,8 @@ def export_c(
         name: of the files and functions, a C identifier.
         dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
             the denominator is float64.
-        samples: (N, *input_shape), to measure the error with; None takes 64 of random numbers
-            from 0 to 1.
+        samples: (N, *input_shape), to measure the error with; None takes 64 (fewer large ones) of
+            random numbers from 0 to 1.
 
     Returns:
         A :class:`CExport`: sizes and measured errors; prints as a table.
@@ -165,7 +166,8 @@ def _samples(folded: Folded, samples: Any) -> Array:
     shape = folded.input_shape
     if samples is None:
         generator = torch.Generator().manual_seed(0)
-        samples = torch.rand(_SAMPLES, *shape, generator=generator)
+        count = max(1, min(_SAMPLES, _ELEMENTS // prod(shape)))
+        samples = torch.rand(count, *shape, generator=generator)
     x = torch.as_tensor(samples).detach().float().cpu()
     if tuple(x.shape[1:]) != shape or not len(x) or not bool(x.isfinite().all()):
         raise refusal(
@@ -253,8 +255,8 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
     read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
     outputs, denominators = [], []
     with np.errstate(all="ignore"):
-        for start in range(0, len(x), _SAMPLES):  # every value is held on to
-            values = network.evaluate(x[start : start + _SAMPLES], keep=True)
+        for start in range(0, len(x), network.chunk_size):  # every value is held on to
+            values = network.evaluate(x[start : start + network.chunk_size], keep=True)
             outputs.append(values[recipe.output])
             denominators.append([values[name] for name in read])
     actual = torch.from_numpy(np.concatenate(outputs)).double().flatten(1)

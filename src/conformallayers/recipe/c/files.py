@@ -105,7 +105,7 @@ def header_and_source(
     origin = folded.origin or ""
     origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
     body = indented(lines)
-    needed = functions(f"{body} has_nan() no_answer() largest()")
+    needed = functions(f"{body} has_nan() fill_nan() largest()")
     arrays = "\n".join(constant.text() for constant in constants)
     digest = hashlib.sha256("\n".join([arrays, needed, body, origin]).encode())
     words: dict[str, Any] = {

@@ -25,7 +25,7 @@ def _matmul(op: layer.Matmul, program: Program) -> None:
     count = program.count(x) // columns
     addresses = f"{program.read(x)}, {program.write(y)}"
     call = f"{stored.arguments}, {addresses}, {rows}, {columns}, {count}"
-    program.say(f"times{stored.suffix}({call});")
+    program.emit(f"times{stored.suffix}({call});")
     program.multiply_adds += count * stored.entries
     _add_bias(op.bias, program, y, 1, rows)
 
@@ -40,7 +40,7 @@ def _conv(op: layer.Conv, program: Program) -> None:
     numbers += [n for values in sizes for n in _three(tuple(values), 1)]
     geometry = program.integers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
     source, target = program.read(x), program.write(y)
-    program.say(f"convolve{stored.suffix}({stored.arguments}, {source}, {target}, {geometry});")
+    program.emit(f"convolve{stored.suffix}({stored.arguments}, {source}, {target}, {geometry});")
     program.multiply_adds += program.count(y) * share * prod(window)
     _add_bias(op.bias, program, y, prod(program.shape(y)[1:]), channels)
 
@@ -94,12 +94,12 @@ def _permute(op: layer.Permute, program: Program) -> None:
     _gather(op, program, [np.arange(shape[axis]) * strides[axis] for axis in op.order])
 
 
-def _gather(op: Operation, program: Program, tables: list[Table], beside: float = 0.0) -> None:
+def _gather(op: Operation, program: Program, tables: list[Table], fill: float = 0.0) -> None:
     """Append a copy whose places along each axis stand in a table."""
     (x,), (y,) = op.inputs, op.outputs
     numbers = [*program.shape(y), *(int(n) for table in tables for n in table)]
     held = program.integers(f"{y}_places", numbers)
-    value = number(beside, program.ctype(x))
+    value = number(fill, program.ctype(x))
     program.call("gather", x, program.read(x), program.write(y), held, len(tables), value)
 
 
@@ -117,7 +117,7 @@ def _slice(op: layer.Slice, program: Program) -> None:
         return
     pitch, length = (n * inner * program.width(x) for n in (shape[op.axis], op.stop - op.start))
     source = program.read(x, op.start * inner)
-    program.say(f"copy({source}, {pitch}, {program.write(y)}, {length}, {rows}, {length});")
+    program.emit(f"copy({source}, {pitch}, {program.write(y)}, {length}, {rows}, {length});")
 
 
 @WRITE.runs(layer.Concatenate)
@@ -132,7 +132,7 @@ def _concatenate(op: layer.Concatenate, program: Program) -> None:
         length = program.count(x) // rows
         target = program.read(y, start)
         call = f"{program.read(x)}, {length * width}, {target}, {pitch}, {rows}, {length * width}"
-        program.say(f"copy({call});")
+        program.emit(f"copy({call});")
         start += length
 
 
@@ -148,7 +148,7 @@ def _cast(op: layer.Cast, program: Program) -> None:
         program.alias(y, x)
         return
     function = "widen" if program.wide(y) else "narrow"
-    program.say(f"{function}({program.read(x)}, {program.write(y)}, {program.count(x)});")
+    program.emit(f"{function}({program.read(x)}, {program.write(y)}, {program.count(x)});")
 
 
 @WRITE.runs(layer.Add)

@@ -49,9 +49,9 @@ def _rescale(op: point.Rescale, program: Program) -> None:
     suffix, count, source = program.suffix(z), program.count(z), program.read(z)
     old_m, old_tau = program.scalar(m), program.scalar(tau)
     squares, c = (program.identifier(f"s_{n}_{what}") for what in ("squares", "power"))
-    program.say(
+    program.emit(
         f"const double {squares} = squares{suffix}({source}, {count});",
-        f"const double {c} = nearer({squares});",
+        f"const double {c} = power_near({squares});",
     )
     target = program.write(scaled, over=z)
     program.call("multiply", z, source, program.factor(c, z), target, count)
@@ -124,22 +124,22 @@ def _grow(op: point.Grow, program: Program) -> None:
     forms, sites = values[: op.form_count], values[op.form_count :]
     t, count, parts = program.scalar(tau), len(op.constant_parts), len(op.linear)
     result = program.identifier(f"s_{growth}_growth")
-    program.say(f"double {result};", "{")
+    program.emit(f"double {result};", "{")
     _coefficients(op, program, sites, t, "1")
-    program.say(_doubles("n", [program.scalar(name) for name in forms]))
-    program.say(f"double q = energy(k, n, {parts});")
+    program.emit(_doubles("n", [program.scalar(name) for name in forms]))
+    program.emit(f"double q = energy(k, n, {parts});")
     if op.gram is not None and dots is not None:
         products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots)}"
-        program.say(f"q += gram(c, {products}, {count});")
-        program.say(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
+        program.emit(f"q += gram(c, {products}, {count});")
+        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
     if op.rule == "published":
         sites_passed = program.integers(
             f"{growth}_coordinate", [len(op.coordinate), *op.coordinate]
         )
         coordinate = f"grown({program.scalar(m)} * {t} * {number(op.factor)}, g, {sites_passed})"
-        program.say(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
+        program.emit(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
     else:
-        program.say(f"{result} = limited({_growth(op.rule, 'positive(q)')});", "}")
+        program.emit(f"{result} = limited({_growth(op.rule, 'positive(q)')});", "}")
     program.define(growth, result)
 
 
@@ -147,13 +147,13 @@ def _grow(op: point.Grow, program: Program) -> None:
 def _combine(op: point.Combine, program: Program) -> None:
     (v, tau, *sites), (y,) = op.inputs, op.outputs
     count, parts = len(op.constant_parts), len(op.linear)
-    program.say("{")
+    program.emit("{")
     _coefficients(op, program, sites, program.scalar(tau), number(op.scale))
     vectors = "0, 0, 0"
     if op.vectors is not None:
         vectors = f"{program.exact(op.vectors, program.ctype(v))}, c, {count}"
     arguments = f"{program.read(v)}, k, {parts}, {vectors}, {program.write(y)}"
-    program.say(f"combine{program.suffix(v)}({arguments}, {program.count(y)});", "}")
+    program.emit(f"combine{program.suffix(v)}({arguments}, {program.count(y)});", "}")
     program.multiply_adds += (parts + count) * program.count(y)
 
 
@@ -161,15 +161,15 @@ def _coefficients(
     op: point.Grow | point.Combine, program: Program, sites: Sequence[str], tau: str, scale: str
 ) -> None:
     """Declare g, the growths, and k and c, the coefficients of linear and of constant parts."""
-    program.say(_doubles("g", [program.scalar(site) for site in sites]))
+    program.emit(_doubles("g", [program.scalar(site) for site in sites]))
     alive = f"{tau} == 0 ? 0.0 : 1.0"
     every = (("k", f"ratio({scale}, {tau})", op.linear), ("c", alive, op.constant_parts))
     for name, first, keys in every:
         if keys:
             numbers = [number for key in keys for number in (len(key), *key)]
             passed = program.integers(f"{op.outputs[0]}_{name}", numbers)
-            program.say(f"double {name}[{len(keys)}];")
-            program.say(f"coefficients({first}, g, {passed}, {len(keys)}, {name});")
+            program.emit(f"double {name}[{len(keys)}];")
+            program.emit(f"coefficients({first}, g, {passed}, {len(keys)}, {name});")
 
 
 def _doubles(name: str, items: Sequence[str]) -> str:

@@ -186,7 +186,7 @@ class Program:
         """Declare the variable of a scalar; return it."""
         variable = self._scalars[name] = self.identifier(f"s_{name}")
         self._unread.add(variable)
-        self.say(f"const double {variable} = {expression};")
+        self.emit(f"const double {variable} = {expression};")
         return variable
 
     def factor(self, expression: str, name: str) -> str:
@@ -195,13 +195,13 @@ class Program:
 
     # -- statements and arrays ------------------------------------------------------------------
 
-    def say(self, *lines: str) -> None:
+    def emit(self, *lines: str) -> None:
         """Append statements."""
         self.lines += lines
 
     def call(self, function: str, like: str, *arguments: str | int) -> None:
         """Append the call of a function for the type of the value ``like``."""
-        self.say(f"{function}{self.suffix(like)}({', '.join(map(str, arguments))});")
+        self.emit(f"{function}{self.suffix(like)}({', '.join(map(str, arguments))});")
 
     def identifier(self, name: str) -> str:
         """Return a C identifier that is neither taken nor the beginning of one that is."""
@@ -261,9 +261,9 @@ class Program:
         """Copy the result to the output if it is elsewhere, and mention what no statement reads."""
         name, source = self.recipe.output, self.read(self.recipe.output)
         if self.wide(name):
-            self.say(f"narrow({source}, {OUT}, {self.count(name)});")
+            self.emit(f"narrow({source}, {OUT}, {self.count(name)});")
         elif source != OUT:
-            self.say(f"copy({source}, 0, {OUT}, 0, 1, {self.count(name)});")
-        self.say(*(f"(void){variable};" for variable in sorted(self._unread)))
+            self.emit(f"copy({source}, 0, {OUT}, 0, 1, {self.count(name)});")
+        self.emit(*(f"(void){variable};" for variable in sorted(self._unread)))
         if not self.work_size:
             self.lines.insert(0, f"(void){WORK};")

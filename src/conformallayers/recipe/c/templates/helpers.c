@@ -205,8 +205,8 @@ static void max_pool$s(const float *x, float *y, const int32_t *g)
 
 //: gather
 /* y[i, j, ...] = x[table[i] + table[j] + ...] with a table for each axis; where an entry is
-   negative, the value beside the image. g: the sizes of the axes, then the tables. */
-static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $V beside)
+   negative, the fill value. g: the sizes of the axes, then the tables. */
+static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $V fill)
 {
     const int32_t *columns = g + axes;
     const int32_t last = g[axes - 1];
@@ -228,7 +228,7 @@ static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $
         }
         for (i = 0; i < last; i++)
             if (outside || columns[i] < 0)
-                $put(y, i, beside);
+                $put(y, i, fill);
             else
                 $put(y, i, $get(x, start + columns[i]));
     }
@@ -330,9 +330,9 @@ static double inner$s(const float *a, const float *b, int32_t n)
     return sum;
 }
 
-//: nearer
+//: power_near
 /* A power of two that brings a sum of squares near 1, where it is far from it. */
-static double nearer(double squares)
+static double power_near(double squares)
 {
     int power;
     if (!(squares > 0) || (squares > 1e-20 && squares < 1e20) || squares > 1e300)
@@ -381,8 +381,8 @@ static double growth_radial_tanh(double q)
 }
 
 //: coefficients
-/* The coefficients of parts: the first number over the growths that a part has passed. keys: how many
-   these are and which, part by part. */
+/* The coefficients of parts: the first number over the growths that a part has passed. keys: part by
+   part how many these are, and which. */
 static void coefficients(double first, const double *growth, const int32_t *keys, int32_t count,
                          double *out)
 {
@@ -466,9 +466,9 @@ static int has_nan(const float *x, int32_t n)
     return 0;
 }
 
-//: no_answer
+//: fill_nan
 /* Fill the outputs with NaN. */
-static int no_answer(float *out, int32_t n)
+static int fill_nan(float *out, int32_t n)
 {
     int32_t i;
     for (i = 0; i < n; i++)

@@ -17,10 +17,10 @@ $helpers
 int ${name}_predict_with(const float *image, float *out, float *work)
 {
     if (has_nan(image, ${macro}_INPUT_SIZE))
-        return no_answer(out, ${macro}_OUTPUT_SIZE);
+        return fill_nan(out, ${macro}_OUTPUT_SIZE);
 $body
     if (has_nan(out, ${macro}_OUTPUT_SIZE))
-        return no_answer(out, ${macro}_OUTPUT_SIZE);
+        return fill_nan(out, ${macro}_OUTPUT_SIZE);
     return largest(out, ${macro}_OUTPUT_SIZE);
 }
 
