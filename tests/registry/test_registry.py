@@ -130,3 +130,15 @@ def test_circular_padding_that_repeats_more_than_is_left_is_refused(layer, shape
 def test_circular_padding_may_repeat_all_that_is_left():
     model = cl.ConformalLayers(nn.CircularPad1d((-2, 3)), cl.ReSPro(1.0))
     cl.testing.assert_folds(model, (2, 5))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_neighbours_that_depend_on_the_dtype_are_refused(mode):
+    layer = nn.Upsample(scale_factor=2.3, mode=mode)
+    x = torch.arange(31.0).view(1, 1, -1)
+    assert not torch.equal(layer(x).double(), layer(x.double()))
+    model = cl.ConformalLayers(layer, cl.ReSPro(1.0))
+    for run in (model, model.eval(), lambda x: cl.fold(model, (1, 31))):
+        with pytest.raises(cl.ConformalError, match="Upsample at position 0: expected nearest"):
+            run(x)
+    cl.testing.assert_folds(model, (1, 10))  # all of its places round alike

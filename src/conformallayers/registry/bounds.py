@@ -198,12 +198,49 @@ def repeat_bound(module: Any, shape: Shape) -> Scalar:
 
 def upsample_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Upsample`` by the row and column sums of its matrix, a product over the axes."""
+    return math.sqrt(math.prod(_interpolation_sums(shape[1:], *_upsample_options(module, shape))))
+
+
+def _upsample_options(module: Any, shape: Shape) -> tuple[Any, ...]:
+    """Return the arguments of ``nn.Upsample``, one size and scale for each axis, as tuples."""
     size, scale = (
         None if value is None else per_axis(value, len(shape) - 1)
         for value in (module.size, module.scale_factor)
     )
-    options = module.mode, module.align_corners, module.recompute_scale_factor
-    return math.sqrt(math.prod(_interpolation_sums(shape[1:], size, scale, *options)))
+    return size, scale, module.mode, module.align_corners, module.recompute_scale_factor
+
+
+def nearest_depends_on_dtype(module: Any, shape: Shape) -> bool:
+    """Check whether ``nn.Upsample`` copies other pixels in float32 than in float64.
+
+    torch computes their places in the dtype of the image, and a product such as 23 · (1/2.3) is below 10
+    in one dtype and 10 in the other.
+    """
+    nearest = module.mode in ("nearest", "nearest-exact")
+    return nearest and _rounds_differently(shape[1:], *_upsample_options(module, shape))
+
+
+@lru_cache(maxsize=256)
+def _rounds_differently(spatial: Shape, *options: Any) -> bool:
+    layer = nn.Upsample(*options)
+    return any(
+        not torch.equal(
+            _places(layer, spatial, axis, torch.float64),
+            _places(layer, spatial, axis, torch.float32).double(),
+        )
+        for axis in range(len(spatial))
+    )
+
+
+def _places(layer: nn.Module, spatial: Shape, axis: int, dtype: torch.dtype) -> Tensor:
+    """Return the place in the input of each position of an axis: the image of 0, 1, 2, … along it.
+
+    The other axes have their own size, because torch rounds by it which neighbour is nearest.
+    """
+    n = spatial[axis]
+    ramp = torch.arange(n, dtype=dtype).view(n, *[1] * (len(spatial) - axis - 1))
+    image: Tensor = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
+    return image.reshape(-1, image.shape[-1])[0]
 
 
 def repeated_pixels(module: Any) -> float | None:
@@ -232,11 +269,8 @@ def _interpolation_sums(
             matrix = nn.Upsample(*column, *options)(eye)[0, :, :, 0].abs()
             products.append(float(matrix.sum(0).max() * matrix.sum(1).max()))
             continue
-        # Each row has two positive weights with sum 1, so the image of 0, 1, 2, … gives their positions.
-        # Its other axes have their own size: torch rounds by it which neighbour is nearest.
-        ramp = torch.arange(n, dtype=torch.float64).view(n, *[1] * (len(spatial) - axis - 1))
-        image = layer(ramp.expand(1, 1, *spatial))[0, 0].movedim(axis, -1)
-        place = image.reshape(-1, image.shape[-1])[0]
+        # Each row has two positive weights with sum 1, and its place gives both.
+        place = _places(layer, spatial, axis, torch.float64)
         low = place.floor()
         columns = torch.zeros(n + 1, dtype=torch.float64)  # the last entry stays 0
         columns.index_add_(0, low.long(), 1 - (place - low))

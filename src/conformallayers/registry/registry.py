@@ -21,7 +21,7 @@ from ..functional import Scalar
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from .bounds import Shape
+from .bounds import Shape, nearest_depends_on_dtype
 from .specs import Bound, Check, scale_output
 from .specs import LayerSpec as LayerSpec  # re-exported
 from .torch_layers import BATCH_NORMS, REFUSED, SUPPORTED
@@ -333,6 +333,23 @@ def check_input(
         )
     if isinstance(module, nn.modules.padding._CircularPadNd):
         _check_wrapping(path, module, shape, got)
+    if isinstance(module, nn.Upsample) and not torch.compiler.is_compiling():
+        _check_nearest(path, module, shape, got)
+
+
+def _check_nearest(path: str, module: nn.Upsample, shape: tuple[int, ...], got: str) -> None:
+    """Refuse an interpolation that a fold, computed in float64, would not repeat in float32."""
+    try:
+        differs = nearest_depends_on_dtype(module, shape[1:])
+    except (RuntimeError, ValueError):
+        return  # sizes that do not fit, which the layer itself explains
+    if differs:
+        raise refusal(
+            f"Upsample at position {path}",
+            "nearest neighbours that are the same pixels in float32 and float64",
+            f"scale_factor={module.scale_factor}, size={module.size} on {got}",
+            'Choose another scale or size, or mode="bilinear".',
+        )
 
 
 def _check_wrapping(path: str, module: Any, shape: tuple[int, ...], got: str) -> None:
