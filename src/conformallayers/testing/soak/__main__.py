@@ -15,13 +15,14 @@ from multiprocessing import get_context
 import torch
 
 from ...utils.text import table
-from . import files, nets, runtimes, stale
+from . import certificates, files, nets, runtimes, stale
 from .case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
     "nets": nets.attack,
     "files": files.attack,
     "stale": stale.attack,
+    "certificates": certificates.attack,
     "runtimes": runtimes.attack,
 }
 
