@@ -111,7 +111,8 @@ def _near_null_space(model: ConformalLayers, shape: tuple[int, ...], most: float
 def _within(x: Tensor, most: float) -> Tensor:
     """Scale flat samples to a norm just below the largest."""
     scale = most * (1 - 1e-6) / x.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    return x * scale
+    scaled: Tensor = x * scale
+    return scaled
 
 
 def _climbed(model: nn.Module, folded: Folded, start: Tensor | None, most: float) -> Tensor:
