@@ -126,7 +126,7 @@ class Generator:
                 proposed = self._proposal(shape)
                 ConformalLayers(proposed)
                 out = output_shape(proposed, shape)
-                if 0 < math.prod(out) <= LIMIT:
+                if 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape):
                     ConformalLayers(proposed).trace(shape)
                     return proposed
             except (ConformalError, *_TORCH_REFUSALS):
@@ -360,15 +360,20 @@ _TORCH_REFUSALS = (RuntimeError, ValueError, ArithmeticError, AssertionError)
 def output_shape(module: nn.Module, shape: Shape) -> Shape:
     """Return the shape of an output sample, by torch."""
     with torch.no_grad():
-        twin = module
-        while isinstance(twin, nn.Sequential) and len(twin) == 1:
-            twin = twin[0]
         if any(isinstance(part, RadialActivation) for part in module.modules()):
             return tuple(ConformalLayers(module).trace(shape).output_shape)
         was, _ = module.training, module.eval()
         out = module(torch.zeros(1, *shape, dtype=_dtype_of(module)))
         module.train(was)
     return tuple(out.shape[1:])
+
+
+def _is_tie(module: nn.Module, shape: Shape) -> bool:
+    """Check for a position between two pixels, which torch rounds by dtype: docs/promises.md."""
+    if not isinstance(module, nn.Upsample) or not module.mode.startswith("nearest"):
+        return False
+    pixels = torch.arange(math.prod(shape), dtype=torch.float64).view(1, *shape)
+    return not torch.equal(module(pixels), module(pixels.float()).double())
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
