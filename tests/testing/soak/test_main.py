@@ -1,0 +1,123 @@
+"""The soak: it finds planted faults, its lines reproduce them, and without faults it finds none."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from conformallayers.folding import cache
+from conformallayers.folding.folded import Folded
+from conformallayers.recipe import archive
+from conformallayers.recipe.numpy import points as numpy_points
+from conformallayers.recipe.point_operations import Divide
+from conformallayers.recipe.torch.points import RUN
+from conformallayers.testing.soak import runtimes
+from conformallayers.testing.soak.__main__ import ATTACKS, main
+from conformallayers.testing.soak.case import Case
+
+SEED = 7
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def first_finding(kind: str, cases: int) -> Case | None:
+    """Run cases until one has findings."""
+    for number in range(cases):
+        case = Case(kind, SEED, number)
+        case.run(ATTACKS[kind])
+        if case.findings:
+            return case
+    return None
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_a_right_library_has_no_findings(kind: str) -> None:
+    found = first_finding(kind, 2)
+    assert found is None, found.report
+
+
+def wrong_division(patch: pytest.MonkeyPatch) -> None:
+    right = RUN[Divide]
+
+    @wraps(right)
+    def divide(*values: Any) -> Any:
+        return right(*values) * (1 + 1e-4)
+
+    patch.setitem(RUN, Divide, divide)
+
+
+def wrong_growths(patch: pytest.MonkeyPatch) -> None:
+    for name, right in list(numpy_points.GROWTH.items()):
+        patch.setitem(numpy_points.GROWTH, name, lambda q, right=right: right(q) * 1.0001)
+    patch.setattr(runtimes, "COMPILER", None)
+
+
+def blind_cache(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cache._State, "holds", lambda self: True)
+
+
+def blind_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(archive.Archive, "verify", lambda self: None)
+
+
+def false_proof(patch: pytest.MonkeyPatch) -> None:
+    right: Any = Folded.certificate
+
+    def certificate(self: Folded) -> Any:
+        found = right.fget(self)
+        return found and replace(found, epsilon=1e-9)
+
+    patch.setattr(Folded, "certificate", property(certificate))
+
+
+FAULTS: dict[str, tuple[str, Plant, int]] = {
+    "division": ("nets", wrong_division, 6),
+    "growths": ("runtimes", wrong_growths, 12),
+    "cache": ("stale", blind_cache, 3),
+    "checksum": ("files", blind_checksum, 6),
+    "proof": ("certificates", false_proof, 25),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_reproduced(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, plant, cases = FAULTS[name]
+    plant(monkeypatch)
+    found = first_finding(kind, cases)
+    assert found is not None
+    line = found.report.splitlines()[0]
+    arguments = shlex.split(line.removeprefix("python -m conformallayers.testing.soak"))
+    assert main(arguments) == 1
+    assert found.report in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(arguments) == 0
+
+
+def test_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--minutes", "0.001", "--seed", "3", "--only", "stale"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "seed 3"
+    assert any(line.split() == ["stale:", "cases", "1"] for line in lines)
+    assert any(line.split() == ["findings", "0"] for line in lines)
+
+
+def test_a_case_needs_its_kind() -> None:
+    with pytest.raises(SystemExit):
+        main(["--case", "3"])
+
+
+def test_an_exception_is_a_finding() -> None:
+    case = Case("nets", 1, 0)
+
+    def attack(case: Case) -> None:
+        raise KeyError("t")
+
+    case.run(attack)
+    assert "KeyError" in case.findings[0]
+    assert case.report.splitlines()[0].endswith("--seed 1 --case 0 --only nets")
