@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo quick test test-slow lint types format docs bench clean
+.PHONY: demo quick test test-slow soak lint types format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,8 +30,14 @@ QUICK := $(addprefix tests/,utils registry recipe/test_document.py recipe/test_p
 quick: lint
 	$(BIN)/python -m pytest -q -n 2 $(QUICK)
 
+# A minute of random attacks follows the tests; the seed of the day is printed.
 test: lint types
 	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m conformallayers.testing.soak --minutes 1 --jobs 2
+
+MINUTES ?= 120
+soak: $(READY)
+	$(BIN)/python -m conformallayers.testing.soak --minutes $(MINUTES) --jobs 2
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
