@@ -28,7 +28,7 @@ from conformallayers.lab.predict import run as run_module
 from conformallayers.lab.predict.images import read_image
 from conformallayers.lab.predict.options import PredictOptions
 from conformallayers.lab.predict.run import run_predict
-from support import run_command
+from support import run_command, without_override
 
 SOURCE = Path(cl.__file__).parents[1]
 WORDS = ("zero", "one", "two", "three")
@@ -151,29 +151,23 @@ def test_broken_files_are_reported_skipped_and_counted(
     assert shown.err.splitlines()[-1] == f"7 predicted, {len(expected)} broken"
 
 
-def test_unreadable_files_are_broken(
-    grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Denied by the system; root is denied nothing, so the system's answer is put in its place."""
+def test_unreadable_files_are_broken(grey: Path, tmp_path: Path) -> None:
     for name in ("a.png", "closed/b.png", "secret.png"):
         save_grey(tmp_path / "in" / name)
-    original, listed = Image.open, os.scandir
-
-    def denied(call: Callable[..., Any], word: str) -> Callable[..., Any]:
-        def calling(path: Any, *rest: Any, **options: Any) -> Any:
-            if word in str(path):
-                raise PermissionError(13, "Permission denied", path)
-            return call(path, *rest, **options)
-
-        return calling
-
-    monkeypatch.setattr(Image, "open", denied(original, "secret"))
-    monkeypatch.setattr(os, "scandir", denied(listed, "closed"))
-    assert run_command("predict", grey, tmp_path / "in") == 1
-    error = capsys.readouterr().err
-    assert f"{tmp_path}/in/closed: Permission denied\n" in error
-    assert f"{tmp_path}/in/secret.png: Permission denied\n" in error
-    assert "1 predicted, 2 broken" in error
+    np.save(tmp_path / "in" / "secret.npy", pixels(1, 8, 8))
+    closed = [tmp_path / "in" / name for name in ("closed", "secret.png", "secret.npy")]
+    for path in closed:
+        path.chmod(0)
+    words = [sys.executable, "-m", "conformallayers", "predict", str(grey), str(tmp_path / "in")]
+    done = subprocess.run(
+        [*words, "--engine", "numpy"], env=environment(), preexec_fn=without_override,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    closed[0].chmod(0o700)
+    assert done.returncode == 1
+    for path in closed:
+        assert f"{path}: Permission denied\n" in done.stderr
+    assert done.stderr.endswith("1 predicted, 3 broken\n")
 
 
 def test_nothing_to_predict_is_an_error(
