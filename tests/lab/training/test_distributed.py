@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformallayers.lab.training import runs
+from conformallayers.lab.training import checkpoint, runs
 from conformallayers.lab.training.train import train
-from training import QUIET, source_environment
+from training import QUIET, assert_same_weights, source_environment
 
 WORKER = """
 import os
@@ -49,3 +50,66 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert row["processes"] == 2
     assert row["loss"] == pytest.approx(alone.row["loss"], rel=1e-5)
     assert row["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
+
+
+def test_a_taken_port_is_refused_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        group = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+        group["MASTER_PORT"] = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "conformallayers", "train", "LeNet", "digits"],
+            env={**source_environment(), **group}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("conformallayers: train: expected a process group, got ")
+    assert "address already in use" in line
+    assert "Traceback" not in done.stderr
+
+
+# The second process is killed in the middle of the third epoch, on its first start.
+KILLED = """
+import os, signal
+from pathlib import Path
+import torch
+from conformallayers.cli.app import main
+step, steps = torch.optim.Adam.step, 0
+def killed(*arguments, **options):
+    global steps
+    steps += 1
+    if steps == 8 and os.environ["RANK"] == "1" and not Path("killed").exists():
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*arguments, **options)
+torch.optim.Adam.step = killed
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(KILLED)
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "killed").touch()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", str(tmp_path / "worker.py")]
+    words = ["train", "LeNetCL", "digits", "--epochs", "4", "--batch-size", "500", "--threads", "1"]
+    words += ["--out", "run"]
+
+    def started(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*launcher, *words, *more], cwd=folder, env=source_environment(),
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+
+    assert started(tmp_path / "whole").returncode == 0
+    broken = started(tmp_path)
+    assert broken.returncode != 0
+    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").state.epoch == 2
+    assert "expected all processes of the run, got" in broken.stderr
+    assert "To go on: conformallayers train LeNetCL digits" in broken.stderr
+    again = started(tmp_path, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert_same_weights(tmp_path / "run", tmp_path / "whole" / "run")

@@ -29,7 +29,7 @@ from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
 from .config import TrainConfig, make_config
-from .distributed import Ranks, process_group
+from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .recipes import resolved
 
@@ -133,6 +133,11 @@ def train(
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
+        except RuntimeError as error:
+            if not lost_process(error):
+                raise
+            got, remedy = str(error).splitlines()[0], f"To go on: {run.command} --resume"
+            raise refusal("train", "all processes of the run", got, remedy) from error
 
 
 def epoch_rows(
