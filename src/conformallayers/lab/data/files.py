@@ -128,7 +128,7 @@ def read_files(
     called = called or path.name
     opened = gzip.open if called.endswith(".gz") else open
     with _readable(path), opened(path, "rb") as file:
-        stream = Bounded(file, str(path))
+        stream: Any = Bounded(file, str(path))
         if called != layout.archive:
             name = next(name for name in layout.checksums if called in layout.spellings(name))
             yield name, path, stream.read()
@@ -140,8 +140,8 @@ def read_files(
                 # A link would lead elsewhere, and a sparse file is longer than its bytes.
                 if name in wanted and member.isreg() and not member.issparse():
                     wanted.remove(name)
-                    content: Any = archive.extractfile(member)
-                    yield name, path / member.name, content.read()
+                    content = archive.extractfile(member)
+                    yield name, path / member.name, content.read() if content else b""
     if wanted:
         expected = f"an archive with {', '.join(sorted(wanted))}"
         raise refusal(str(path), expected, "one without", _AGAIN)

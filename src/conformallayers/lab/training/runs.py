@@ -10,10 +10,7 @@ from typing import Any
 from ...errors import refusal
 from ...utils.files import is_unfinished, write_csv, write_json
 from ..checks import require_folder, require_same
-from . import checkpoint
-from .checkpoint import Checkpoint
 from .config import DEFAULTS, TrainConfig
-from .evaluate import CHECKPOINT
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _PACKAGE = Path(__file__).parents[1]
@@ -30,19 +27,6 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
         _check_same_options(folder, config)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config.model_dump())
-
-
-def last_checkpoint(folder: Path, data: str) -> Checkpoint | None:
-    """Return the last checkpoint, None if there is none; refuse that of images with another md5."""
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
-    found = checkpoint.load(path)
-    if found.state.data != data:
-        got = f"others (md5 {data}, the run has {found.state.data})"
-        remedy = "Name the data root of the run, or start another one."
-        raise refusal("train --resume", "the training images of the run", got, remedy)
-    return found
 
 
 def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:

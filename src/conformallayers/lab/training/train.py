@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
 from ..data.catalogue import CLASSES
 from ..data.datasets import Dataset, load
+from ..data.files import md5
 from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
@@ -59,23 +59,6 @@ class TrainResult:
         """The test accuracy, folded if the network folds."""
         value: float = self.row["accuracy"]
         return value
-
-
-@dataclass
-class _Run:
-    """The state of a run."""
-
-    config: TrainConfig
-    folder: Path
-    command: str
-    ranks: Ranks
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scheduler: LRScheduler
-    batches: Batches
-    held_out: Dataset | None
-    data: str  # md5 of the training images and labels
-    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def train(
@@ -121,15 +104,15 @@ def train(
         train_set, held_out = source, None
         if config.validation:
             train_set, held_out = source.split(config.validation)
-        run = _prepare(config, folder, config.command(extra), train_set, held_out, ranks)
+        run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
         if ranks.is_first:
             runs.prepare_folder(folder, config, resume)
         ranks.barrier()
         try:
             if resume:
-                _restore(run)
-            _epochs(run, console if ranks.is_first else Console(quiet=True))
-            return _finish(run, source)
+                run.restore()
+            run.train(console if ranks.is_first else Console(quiet=True))
+            return run.finish(source)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
@@ -146,10 +129,10 @@ def epoch_rows(
     """Train without writing anything; yield loss and accuracies of each epoch, on held-out test images."""
     config = config.model_copy(update={"classes": train_set.classes})
     with torch_settings(config.threads):
-        run = _prepare(config, config.folder, "", train_set, held_out, Ranks())
+        run = _Run(config, train_set, held_out)
         for epoch in range(config.epochs):
             row: dict[str, Any] = {"epoch": epoch + 1}
-            for _ in _steps(run, run.model, epoch, row):
+            for _ in run.steps(run.model, epoch, row):
                 pass
             yield row
 
@@ -178,40 +161,6 @@ def make_scheduler(
     return OneCycleLR(optimizer, config.learning_rate, steps, cycle_momentum=False, last_epoch=last)
 
 
-def _prepare(
-    config: TrainConfig,
-    folder: Path,
-    command: str,
-    train_set: Dataset,
-    held_out: Dataset | None,
-    ranks: Ranks,
-) -> _Run:
-    torch.manual_seed(config.seed)
-    model = config.build().to(config.device)
-    for module in model.modules():
-        if isinstance(module, Centre):
-            module.fit(mean_image(train_set.train_images))
-    batches = Batches(
-        train_set.train_images,
-        train_set.train_labels,
-        config.batch_size,
-        shuffle=True,
-        seed=config.seed,
-        flips=config.flips,
-        shift=config.shift,
-        device=config.device,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-    )
-    data = hashlib.md5(usedforsecurity=False)
-    for tensor in (train_set.train_images, train_set.train_labels):
-        data.update(tensor.numpy(force=True).tobytes())
-    optimizer = _make_optimizer(config, model)
-    scheduler = make_scheduler(config, optimizer, config.epochs * len(batches))
-    parts = ranks, model, optimizer, scheduler, batches, held_out
-    return _Run(config, folder, command, *parts, data.hexdigest())
-
-
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
     rate, decay, momentum = config.learning_rate, config.weight_decay, config.momentum
@@ -227,87 +176,161 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
     return torch.optim.SGD(parameters, rate, weight_decay=decay, momentum=momentum)
 
 
-def _restore(run: _Run) -> None:
-    found = runs.last_checkpoint(run.folder, run.data)
-    if found is not None:
-        checkpoint.restore(found, run.model, run.optimizer)
-        run.history = found.state.history
-        steps = len(run.batches)
-        run.scheduler = make_scheduler(
-            run.config, run.optimizer, run.config.epochs * steps, len(run.history) * steps
+class _Run:
+    """A run: the network with its optimizer and schedule, the images, and the rows of its epochs."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        train_set: Dataset,
+        held_out: Dataset | None,
+        folder: Path = Path(),
+        command: str = "",
+        ranks: Ranks | None = None,
+    ) -> None:
+        ranks = ranks or Ranks()
+        torch.manual_seed(config.seed)
+        self.config, self.folder, self.command = config, folder, command
+        self.held_out, self.ranks = held_out, ranks
+        images, labels = train_set.train_images, train_set.train_labels
+        self.model = config.build().to(config.device)
+        for module in self.model.modules():
+            if isinstance(module, Centre):
+                module.fit(mean_image(images))
+        self.batches = Batches(
+            images,
+            labels,
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            flips=config.flips,
+            shift=config.shift,
+            device=config.device,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         )
+        self.data = md5(b"".join(part.numpy(force=True).tobytes() for part in (images, labels)))
+        self.total = config.epochs * len(self.batches)
+        self.optimizer = _make_optimizer(config, self.model)
+        self.scheduler = make_scheduler(config, self.optimizer, self.total)
+        self.history: list[dict[str, Any]] = []
 
+    @property
+    def done(self) -> int:
+        """The optimizer steps of the finished epochs."""
+        return len(self.history) * len(self.batches)
 
-def _epochs(run: _Run, console: Console) -> None:
-    """Train the remaining epochs and write a checkpoint after each."""
-    model = run.ranks.wrap(run.model)
-    total = run.config.epochs
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        TextColumn("{task.fields[shown]}"),
-        TimeRemainingColumn(),
-    )
-    steps = total * len(run.batches)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        done = len(run.history)
-        task = progress.add_task(
-            "", total=steps, completed=done * len(run.batches), epoch=f"{done}/{total}", shown=""
+    def restore(self) -> None:
+        """Continue behind the last checkpoint, if there is one."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            return
+        found = checkpoint.load(path)
+        if found.state.data != self.data:
+            got = f"others (md5 {self.data}, the run has {found.state.data})"
+            remedy = "Name the data root of the run, or start another one."
+            raise refusal("train --resume", "the training images of the run", got, remedy)
+        checkpoint.restore(found, self.model, self.optimizer)
+        self.history = found.state.history
+        self.scheduler = make_scheduler(self.config, self.optimizer, self.total, self.done)
+
+    def train(self, console: Console) -> None:
+        """Train the remaining epochs and write a checkpoint after each."""
+        model, epochs = self.ranks.wrap(self.model), self.config.epochs
+        columns = (
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("{task.fields[shown]}"),
+            TimeRemainingColumn(),
         )
-        for epoch in range(done, total):
-            row = {"epoch": epoch + 1}
-            for loss in _steps(run, model, epoch, row):
-                progress.update(task, advance=1, shown=f"loss {loss:.3f}")
-            _save_epoch(run, [*run.history, row])
-            line = _summary(row)
-            progress.update(task, epoch=f"{epoch + 1}/{total}", shown=line)
-            if not console.is_terminal:
-                console.print(f"epoch {epoch + 1}/{total}   {line}", highlight=False)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+            first = len(self.history)
+            task = progress.add_task(
+                "", total=self.total, completed=self.done, epoch=f"{first}/{epochs}", shown=""
+            )
+            for epoch in range(first, epochs):
+                row = {"epoch": epoch + 1}
+                for loss in self.steps(model, epoch, row):
+                    progress.update(task, advance=1, shown=f"loss {loss:.3f}")
+                self.save([*self.history, row])
+                line = _summary(row)
+                progress.update(task, epoch=f"{epoch + 1}/{epochs}", shown=line)
+                if not console.is_terminal:
+                    console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
 
+    def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
+        """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
+        started = time.perf_counter()
+        config, batches, ranks = self.config, self.batches.at(epoch), self.ranks
+        # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
+        torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
+        model.train()
+        total, correct = 0.0, 0.0
+        for index, (images, labels) in enumerate(batches):
+            (rate, *_) = self.scheduler.get_last_lr()
+            scores = model(images)
+            loss = F.cross_entropy(scores, labels, reduction="sum")
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                where = f"train, epoch {epoch + 1}, batch {index + 1}"
+                remedy = f"Lower --learning-rate; {self.folder} holds the run up to epoch {epoch}."
+                raise refusal(where, "a finite loss", str(value), remedy)
+            self.optimizer.zero_grad()
+            # Gradients are averaged over the ranks, whose shares of a batch may differ in size.
+            (loss * (ranks.world_size / batches.size(index))).backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            total += value
+            correct += int((scores.detach().argmax(1) == labels).sum())
+            yield value / max(1, len(labels))
+        total, correct = ranks.sum(total, correct, device=config.device)
+        count = len(batches.labels)
+        row |= {"loss": total / count, "train_accuracy": correct / count}
+        if self.held_out is not None:
+            self.model.eval()
+            with layer_by_layer():
+                held_out = self.held_out.test_images, self.held_out.test_labels
+                row["validation_accuracy"] = accuracy(self.model, *held_out, config.device, ranks)
+        row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
-def _steps(run: _Run, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
-    """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
-    started = time.perf_counter()
-    config, batches, ranks = run.config, run.batches.at(epoch), run.ranks
-    # For dropout: a resumed run draws the same numbers in an epoch as one that was not stopped.
-    torch.manual_seed(derive_seed(config.seed, epoch, f"rank {ranks.rank}"))
-    model.train()
-    total, correct = 0.0, 0.0
-    for index, (images, labels) in enumerate(batches):
-        (rate, *_) = run.scheduler.get_last_lr()
-        scores = model(images)
-        loss = F.cross_entropy(scores, labels, reduction="sum")
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            where = f"train, epoch {epoch + 1}, batch {index + 1}"
-            remedy = f"Lower --learning-rate; {run.folder} holds the run up to epoch {epoch}."
-            raise refusal(where, "a finite loss", str(value), remedy)
-        run.optimizer.zero_grad()
-        # Gradients are averaged over the ranks, whose shares of a batch may differ in size.
-        (loss * (ranks.world_size / batches.size(index))).backward()
-        run.optimizer.step()
-        run.scheduler.step()
-        total += value
-        correct += int((scores.detach().argmax(1) == labels).sum())
-        yield value / max(1, len(labels))
-    total, correct = ranks.sum(total, correct, device=config.device)
-    count = len(batches.labels)
-    row |= {"loss": total / count, "train_accuracy": correct / count}
-    if run.held_out is not None:
-        run.model.eval()
-        with layer_by_layer():
-            held_out = run.held_out.test_images, run.held_out.test_labels
-            row["validation_accuracy"] = accuracy(run.model, *held_out, config.device, ranks)
-    row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
+    def save(self, history: list[dict[str, Any]]) -> None:
+        """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
+        if self.ranks.is_first:
+            state = TrainState(config=self.config.model_dump(), history=history, data=self.data)
+            checkpoint.save(self.folder / CHECKPOINT, self.model, self.optimizer, state)
+        self.history = history
+        if self.ranks.is_first:
+            runs.write_metrics(self.folder, history)
 
-
-def _save_epoch(run: _Run, history: list[dict[str, Any]]) -> None:
-    state = TrainState(config=run.config.model_dump(), history=history, data=run.data)
-    if run.ranks.is_first:
-        checkpoint.save(run.folder / CHECKPOINT, run.model, run.optimizer, state)
-    run.history = history
-    if run.ranks.is_first:
-        runs.write_metrics(run.folder, history)
+    def finish(self, source: Dataset) -> TrainResult:
+        """Measure the trained network on the test images and write the result."""
+        config, last = self.config, self.history[-1]
+        test = source.test_images, source.test_labels
+        found = accuracy_by_path(self.model, *test, config.device, self.ranks)
+        row: dict[str, Any] = {
+            "network": config.network,
+            "dataset": config.dataset,
+            "accuracy": found["layers"] if found["folded"] is None else found["folded"],
+            "accuracy_folded": found["folded"],
+            "accuracy_layers": found["layers"],
+            "accuracy_validation": last.get("validation_accuracy"),
+            "accuracy_train": last["train_accuracy"],
+            "loss": last["loss"],
+            "strategy": found["strategy"],
+            **config.model_dump(exclude={"network", "dataset", "threads"}),
+            "seconds": sum(epoch["seconds"] for epoch in self.history),
+            "command": self.command,
+            "commit": runs.commit(),
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "processes": self.ranks.world_size,
+            "samples": {"train": len(self.batches.labels), "test": len(source.test_labels)},
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+        }
+        if self.ranks.is_first:
+            runs.write_metrics(self.folder, self.history)
+            write_json(self.folder / runs.RESULT, row)
+        return TrainResult(row, self.history, self.folder, self.model)
 
 
 def _summary(row: dict[str, Any]) -> str:
@@ -315,34 +338,3 @@ def _summary(row: dict[str, Any]) -> str:
     if "validation_accuracy" in row:
         parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
     return "   ".join(parts)
-
-
-def _finish(run: _Run, source: Dataset) -> TrainResult:
-    """Measure the trained network on the test images and write the result."""
-    config, last = run.config, run.history[-1]
-    test = source.test_images, source.test_labels
-    found = accuracy_by_path(run.model, *test, config.device, run.ranks)
-    row: dict[str, Any] = {
-        "network": config.network,
-        "dataset": config.dataset,
-        "accuracy": found["layers"] if found["folded"] is None else found["folded"],
-        "accuracy_folded": found["folded"],
-        "accuracy_layers": found["layers"],
-        "accuracy_validation": last.get("validation_accuracy"),
-        "accuracy_train": last["train_accuracy"],
-        "loss": last["loss"],
-        "strategy": found["strategy"],
-        **config.model_dump(exclude={"network", "dataset", "threads"}),
-        "seconds": sum(epoch["seconds"] for epoch in run.history),
-        "command": run.command,
-        "commit": runs.commit(),
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "processes": run.ranks.world_size,
-        "samples": {"train": len(run.batches.labels), "test": len(source.test_labels)},
-        "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-    }
-    if run.ranks.is_first:
-        runs.write_metrics(run.folder, run.history)
-        write_json(run.folder / runs.RESULT, row)
-    return TrainResult(row, run.history, run.folder, run.model)
