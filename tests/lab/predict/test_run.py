@@ -263,14 +263,20 @@ def test_standard_input_may_be_an_array(grey: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("length", [0, 10_001, 0xFFFFFFFF])
 def test_long_headers_are_not_read(
-    length: int, grey: Path, capsys: pytest.CaptureFixture[str]
+    length: int, grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their length is only a claim: numpy would read as much as it says."""
-    stream = io.BytesIO(b"\x93NUMPY\2\0" + length.to_bytes(4, "little") + b" " * 100_000)
+    head = b"\x93NUMPY\2\0" + length.to_bytes(4, "little")
+    stream = io.BytesIO(head + b" " * 100_000)
     with pytest.raises(cl.ConformalError, match=r"\(1 broken\)"):
         run_predict(grey, ["-"], stdin=stream, stdout=io.StringIO())
     assert f"a damaged array (a header of {length} bytes)" in capsys.readouterr().err
     assert stream.tell() < 100
+    with (tmp_path / "a.npy").open("wb") as file:
+        file.write(head)
+        file.truncate(2**33)  # takes no place on the disk
+    assert run_command("predict", grey, tmp_path) == 1
+    assert f"a.npy: a damaged array (a header of {length} bytes)" in capsys.readouterr().err
 
 
 def test_standard_input_may_be_paths(

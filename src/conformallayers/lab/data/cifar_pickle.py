@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import refusal
+
 # Other instructions are not needed, and some allocate memory that the file does not fill.
 _INSTRUCTIONS = {
     *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
@@ -33,10 +35,6 @@ _CALLABLE = {
 }
 
 
-class PickleRefused(Exception):
-    """Raised with the reason why a pickle is not read; the caller names the file."""
-
-
 class _Call:
     """Record a call that a pickle makes, and the state that it sets, instead of making the call.
 
@@ -55,33 +53,31 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type[_Call]:
         """Return the class that records calls; nothing is imported."""
         if f"{module}.{name}" not in _CALLABLE:
-            raise PickleRefused(f"it asks for {module}.{name}"[:100])
+            raise ValueError(f"it asks for {module}.{name}"[:100])
         return _Call
 
 
-def read_pickle(data: bytes) -> dict[str, Any]:
+def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """Return the dict in a pickle; its values are arrays of bytes, lists, numbers and text.
 
-    Raises:
-        PickleRefused: if the pickle holds or calls anything else, or is damaged.
+    A pickle that holds or calls anything else, or is damaged, is refused.
 
     Examples:
-        >>> read_pickle(pickle.dumps({"labels": [3, 8]}))
+        >>> read_pickle(pickle.dumps({"labels": [3, 8]}), "batch")
         {'labels': [3, 8]}
-        >>> read_pickle(pickle.dumps(print))
+        >>> read_pickle(pickle.dumps(print), "batch")
         Traceback (most recent call last):
         ...
-        conformallayers.lab.data.cifar_pickle.PickleRefused: it asks for builtins.print
+        conformallayers.errors.ConformalError: batch: expected a pickle of arrays, lists and text, got one that fails (it asks for builtins.print). Get the file again.
     """
     try:
         _check_instructions(data)
         found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         entries = found.items() if isinstance(found, dict) else ()
         return {_text(key): _array(v) if isinstance(v, _Call) else v for key, v in entries}
-    except PickleRefused:
-        raise
     except Exception as error:  # damaged bytes lead to nearly any exception
-        raise PickleRefused(f"it is broken ({error})"[:200]) from error
+        expected, got = "a pickle of arrays, lists and text", f"one that fails ({error!s:.200})"
+        raise refusal(where, expected, got, "Get the file again.") from error
 
 
 def _check_instructions(data: bytes) -> None:
@@ -91,11 +87,11 @@ def _check_instructions(data: bytes) -> None:
         name = instruction.name
         tuples += name.startswith("TUPLE")
         if name not in _INSTRUCTIONS:
-            raise PickleRefused(f"it uses the instruction {name}")
+            raise ValueError(f"it uses the instruction {name}")
         if name in ("PUT", "LONG_BINPUT") and int(str(argument)) > len(data):
-            raise PickleRefused("it numbers more objects than it can hold")
+            raise ValueError("it numbers more objects than it can hold")
         if tuples > _MOST_TUPLES:
-            raise PickleRefused(f"it has more than {_MOST_TUPLES} tuples")
+            raise ValueError(f"it has more than {_MOST_TUPLES} tuples")
 
 
 def _array(call: _Call) -> npt.NDArray[np.uint8]:
@@ -103,7 +99,7 @@ def _array(call: _Call) -> npt.NDArray[np.uint8]:
     _version, shape, dtype, by_columns, data = call.state
     code = _text(dtype.arguments[0])
     if code not in ("u1", "|u1"):
-        raise PickleRefused(f"it has an array of type {code[:20]}")
+        raise ValueError(f"it has an array of type {code[:20]}")
     content = np.frombuffer(_text(data).encode("latin-1"), np.uint8)
     return content.reshape(shape, order="F" if by_columns else "C")
 

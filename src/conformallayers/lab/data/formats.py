@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...errors import ConformalError, refusal
 from .catalogue import CLASSES
-from .cifar_pickle import PickleRefused, read_pickle
+from .cifar_pickle import read_pickle
 
 Bytes = npt.NDArray[np.uint8]
 _UBYTE = 8  # the code of unsigned bytes in the third byte of an idx file
@@ -58,10 +58,7 @@ def read_cifar_binary(data: bytes, where: str) -> dict[str, Bytes]:
 
 def read_cifar_pickle(data: bytes, where: str) -> dict[str, Bytes]:
     """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*``; nothing is executed."""
-    try:
-        entries = read_pickle(data)
-    except PickleRefused as error:
-        raise refusal(where, "a pickle of arrays, lists and text", str(error), _AGAIN) from error
+    entries = read_pickle(data, where)
     images, labels = entries.get("data"), entries.get("labels")
     if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
         expected, got = f"an entry data of shape (N, {_PIXELS})", getattr(images, "shape", "none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from functools import lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -14,7 +14,7 @@ from ...errors import shape_text
 
 Array = np.ndarray[Any, Any]
 MAGIC = b"\x93NUMPY"
-_START = 12  # bytes up to the length of the header, in version 2
+HEAD = 12  # bytes that tell what follows, the length of the header included
 _HEADER_LIMIT = 10_000  # bytes, as numpy's own
 _WHITE = 255
 
@@ -36,39 +36,53 @@ def open_rows(path: str, shape: tuple[int, ...]) -> Array:
     """Map the samples of a file into memory, (N, *shape); raise Unreadable if it has others."""
     require_file(path)
     try:
-        array: Array = npy.open_memmap(path, mode="r")
+        with open(path, "rb") as file:
+            found, fortran, dtype, start = _read_header(file.read(HEAD), file)
+        count = _count(found, dtype, shape)
+        array: Array = np.memmap(path, dtype, "r", start, found, "F" if fortran else "C")
     except OSError as error:
         raise Unreadable(error.strerror or first_line(error)) from error
-    except Exception as error:  # a damaged header may raise anything
+    except ValueError as error:  # fewer bytes than the header says
         raise Unreadable(f"a damaged array ({first_line(error)})") from error
-    return array.reshape(_count(array.shape, array.dtype, shape), *shape)
+    return array.reshape(count, *shape)
 
 
-def piped_rows(head: bytes, stream: Any, shape: tuple[int, ...]) -> tuple[int, np.dtype[Any]]:
+def piped_rows(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> tuple[int, Any]:
     """Read the header of an array on a stream; return the number of its rows and their dtype.
 
     Args:
         head: the first twelve bytes, which were read already.
-        stream: the rest; the rows follow in it.
+        stream: the rest of the header, then the rows.
         shape: of one sample.
     """
-    version = tuple(head[6:8])
-    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    if version not in readers:
-        raise Unreadable(f"an array file of version {version}")
-    start = 10 if version == (1, 0) else _START
-    length = int.from_bytes(head[8:start], "little")
-    if not 2 <= length <= _HEADER_LIMIT:
-        raise Unreadable(f"a damaged array (a header of {length} bytes)")
-    rest = io.BytesIO(head[8:] + stream.read(start + length - len(head)))
-    try:
-        found, fortran, dtype = readers[version](rest)
-    except Exception as error:
-        raise Unreadable(f"a damaged array ({first_line(error)})") from error
+    found, fortran, dtype, _ = _read_header(head, stream)
     count = _count(found, dtype, shape)
     if fortran and len(found) > 1:
         raise Unreadable("an array in Fortran order; save it with np.ascontiguousarray")
     return count, dtype
+
+
+def _read_header(head: bytes, stream: BinaryIO) -> tuple[tuple[int, ...], bool, Any, int]:
+    """Return the shape of an array, whether it is in Fortran order, its dtype, and its first byte.
+
+    numpy would read as many bytes as a header says that it has.
+    """
+    if not head.startswith(MAGIC):
+        raise Unreadable("a damaged array (it does not begin as one)")
+    version = tuple(head[len(MAGIC) : 8])
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    if version not in readers:
+        raise Unreadable(f"an array file of version {version}")
+    start = 10 if version == (1, 0) else HEAD
+    length = int.from_bytes(head[8:start], "little")
+    if not 2 <= length <= _HEADER_LIMIT:
+        raise Unreadable(f"a damaged array (a header of {length} bytes)")
+    header = io.BytesIO(head[8:] + stream.read(start + length - len(head)))
+    try:
+        found, fortran, dtype = readers[version](header)
+    except Exception as error:  # it may raise anything
+        raise Unreadable(f"a damaged array ({first_line(error)})") from error
+    return found, fortran, dtype, start + length
 
 
 def scaled(values: Array, white: float) -> Array:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from .arrays import MAGIC, Array, Unreadable, open_rows, piped_rows, scaled
+from .arrays import HEAD, MAGIC, Array, Unreadable, open_rows, piped_rows, scaled
 from .images import SUFFIXES, is_image, read_image
 
 ARRAY = ".npy"
@@ -18,7 +18,6 @@ STANDARD_INPUT = "-"
 _NAMES = 100_000  # names of one folder to sort at a time
 _LINE = 2**16  # most bytes of a path
 _PIPED_IMAGE = 2**28  # most bytes of an image on standard input
-_HEAD = 12  # bytes that identify the contents of standard input
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _is_wanted(entry: os.DirEntry[str]) -> bool:
 
 def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
     """Yield the samples of an array, an image or a list of paths, by the first bytes."""
-    head = stream.read(_HEAD)
+    head = stream.read(HEAD)
     if head.startswith(MAGIC):
         yield from _piped_rows(head, stream, shape)
     elif is_image(head):
