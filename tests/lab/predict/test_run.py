@@ -279,6 +279,18 @@ def test_long_headers_are_not_read(
     assert f"a.npy: a damaged array (a header of {length} bytes)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("count", [2**31, 2**58, 2**63, 2**70, -1])
+def test_counts_of_rows_that_are_not_there_are_broken(
+    count: int, grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = repr({"descr": "<f4", "fortran_order": False, "shape": (count, *GREY)}).encode()
+    start = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "a.npy").write_bytes(start + bytes(2 * 256))
+    assert run_command("predict", grey, tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "a.npy: a damaged array (it ends too early)" in error or "without samples" in error
+
+
 def test_standard_input_may_be_paths(
     grey: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

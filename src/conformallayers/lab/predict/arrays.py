@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from functools import lru_cache
+from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,12 +39,13 @@ def open_rows(path: str, shape: tuple[int, ...]) -> Array:
     try:
         with open(path, "rb") as file:
             found, fortran, dtype, start = _read_header(file.read(HEAD), file)
+            size = os.fstat(file.fileno()).st_size
         count = _count(found, dtype, shape)
+        if start + prod(found) * dtype.itemsize > size:
+            raise Unreadable("a damaged array (it ends too early)")
         array: Array = np.memmap(path, dtype, "r", start, found, "F" if fortran else "C")
     except OSError as error:
         raise Unreadable(error.strerror or first_line(error)) from error
-    except ValueError as error:  # fewer bytes than the header says
-        raise Unreadable(f"a damaged array ({first_line(error)})") from error
     return array.reshape(count, *shape)
 
 
@@ -82,7 +84,7 @@ def _read_header(head: bytes, stream: BinaryIO) -> tuple[tuple[int, ...], bool, 
         found, fortran, dtype = readers[version](header)
     except Exception as error:  # it may raise anything
         raise Unreadable(f"a damaged array ({first_line(error)})") from error
-    return found, fortran, dtype, start + length
+    return tuple(map(int, found)), fortran, dtype, start + length
 
 
 def scaled(values: Array, white: float) -> Array:
