@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from ...errors import ConformalError, refusal
 from ..checks import require_choice
@@ -134,7 +134,7 @@ def read_files(
             yield name, path, stream.read()
             return
         wanted = set(layout.checksums)
-        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as archive:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 name = Path(member.name).name
                 # A link would lead elsewhere, and a sparse file is longer than its bytes.
