@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ..cost import Cost, machine
+from ..forms import dense_matrix
 from ..lower import Lowering
-from ..operators import apply_all, impulses
 from ..problem import Problem
 from .base import (
     Evaluation,
@@ -156,7 +155,6 @@ def _matrix_behind(problem: Problem, move: Move) -> Tensor:
     """Return the layers behind a map as one matrix, (d_out, d_map), in float64."""
     places = RouteMap(problem.stage.chain)
     operators = places.operators[move.start :]
-    like = torch.empty(0, dtype=torch.float64, device=problem.stage.device)
-    batches = impulses(places.shape(move.start), 256, like)
-    columns = torch.cat([apply_all(operators, batch).flatten(1) for batch in batches])
-    return columns.T * places.factor(move.levels)
+    shapes = places.shape(move.start), problem.stage.output_shape
+    matrix = dense_matrix(*shapes, (), operators, problem.stage.device)
+    return matrix * places.factor(move.levels)
