@@ -381,8 +381,8 @@ static double growth_radial_tanh(double q)
 }
 
 //: coefficients
-/* The coefficients of parts: the first number over the growths that a part has passed. keys: part by
-   part how many these are, and which. */
+/* The coefficients of parts: the first number over the growths that a part has passed.
+   keys: part by part how many these are, and which. */
 static void coefficients(double first, const double *growth, const int32_t *keys, int32_t count,
                          double *out)
 {
