@@ -74,7 +74,8 @@ def test_equal_seeds_give_equal_training():
     losses = []
     for _ in range(2):
         torch.manual_seed(3)
-        losses.append(train(build_model(config), data, config).losses)
+        (history,) = train(build_model(config), data, config)
+        losses.append(history.losses)
     assert losses[0] == losses[1]
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from ...errors import ConformalError, refusal
 from ...utils.files import write_json
 from ...utils.text import table
-from ..checks import require_choice
+from ..checks import require_choice, require_same
 from ..training.config import DEFAULTS, TrainConfig, make_config
 from ..training.evaluate import CHECKPOINT
 from ..training.recipes import resolved
@@ -23,9 +23,8 @@ from ..training.train import Stopped, train
 from . import paper
 from .options import AccuracyOptions
 from .paper import Cell
-from .records import mean_and_spread
+from .records import Row, mean_and_spread
 
-Row = dict[str, Any]
 UNCHECKED = ", other data"  # marks the setting of a row whose data was not checked
 
 
@@ -196,15 +195,14 @@ class _Job:
             return None
         remedy = "Train it --again, or name another --out."
         options = self.config.model_dump(exclude={"threads", "device"})
+        options["checked"] = self.options.verify
         try:
             row: Row = {**DEFAULTS, "checked": True, **json.loads(self.path.read_text("utf-8"))}
-            for name, value in {**options, "checked": self.options.verify}.items():
-                if row[name] != value:
-                    expected, got = f"{name} {value!r}", repr(row[name])
-                    raise refusal(str(self.path), expected, got, remedy)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            before = {name: row[name] for name in options}
+        except (ValueError, KeyError, TypeError) as error:
             got = "another file"
             raise refusal(str(self.path), "the row of a cell", got, remedy) from error
+        require_same(f"{self.path},", before, options, remedy)
         return row
 
     def train(self, console: Console) -> Row:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,8 @@ def build_model(config: DemoConfig) -> nn.Sequential:
     )
 
 
-def train(
-    model: nn.Module,
-    data: Dataset,
-    config: DemoConfig,
-    after_epoch: Callable[[History], None] | None = None,
-) -> History:
-    """Train with Adam and a one-cycle learning rate; evaluate after every epoch."""
+def train(model: nn.Module, data: Dataset, config: DemoConfig) -> Iterator[History]:
+    """Train with Adam and a one-cycle learning rate; evaluate and yield after every epoch."""
     count = len(data.train_labels)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -109,9 +105,7 @@ def train(
         model.eval()
         with torch.no_grad():
             history.accuracies.append(accuracy(model(data.test_images), data.test_labels))
-        if after_epoch is not None:
-            after_epoch(history)
-    return history
+        yield history
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
@@ -205,23 +199,25 @@ def _train_with_bar(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=config.epochs, loss="…", accuracy="…")
-
-        def after_epoch(history: History) -> None:
+        for history in train(model, data, config):
             shown = f"{100 * history.accuracies[-1]:.1f} %"
             loss = f"{history.losses[-1]:.3f}"
             progress.update(task, advance=1, loss=loss, accuracy=shown)
-
-        return train(model, data, config, after_epoch)
+    return history
 
 
 def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Path) -> None:
-    linear_part = model[:3]  # up to the first layer of the head, which folds into M and Q
-    arrays = cl.fold(linear_part, SHAPE, strategy="dense").recipe.constants
+    # Up to the first layer of the head, which folds into M and Q.
+    (part,) = cl.inspect(model[:3], SHAPE, top=math.prod(SHAPE)).parts
+    (form,) = part.forms
+    vectors = form.eigenimages.flatten(1)
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
         "respro": figures.respro_surface(),
         "training": figures.training_curve(history.losses, history.accuracies),
-        "folded": figures.folded_arrays(arrays["matrix"], arrays["form"], title),
+        "folded": figures.folded_arrays(
+            part.templates.flatten(1), vectors.T @ (form.eigenvalues[:, None] * vectors), title
+        ),
     }
     for name, figure in drawn.items():
         figures.save(figure, folder, name)

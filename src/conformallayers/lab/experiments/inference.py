@@ -17,9 +17,9 @@ from ... import networks
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...utils.memory import peak, settle
+from .records import Row
 from .timing import Timing, call_seconds
 
-Row = dict[str, Any]
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
 FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
 
