@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,8 +17,9 @@ from conformallayers.recipe.numpy import points as numpy_points
 from conformallayers.recipe.point_operations import Divide
 from conformallayers.recipe.torch.points import RUN
 from conformallayers.testing.soak import certificates, runtimes
-from conformallayers.testing.soak.__main__ import ATTACKS, main
+from conformallayers.testing.soak.__main__ import main
 from conformallayers.testing.soak.case import Case
+from conformallayers.testing.soak.run import ATTACKS
 
 SEED = 7
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -98,6 +101,14 @@ def test_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "seed 3"
     assert any(line.split() == ["stale:", "cases", "1"] for line in lines)
     assert any(line.split() == ["findings", "0"] for line in lines)
+
+
+def test_two_processes_share_the_cases() -> None:
+    command = [sys.executable, "-m", "conformallayers.testing.soak", "--jobs", "2"]
+    options = ["--minutes", "0.001", "--seed", "3", "--only", "stale"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(line.split() == ["stale:", "cases", "2"] for line in done.stdout.splitlines())
 
 
 def test_a_case_needs_its_kind() -> None:

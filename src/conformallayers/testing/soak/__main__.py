@@ -4,52 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from datetime import UTC, datetime
-from multiprocessing import get_context
-
-import torch
 
 from ...utils.text import table
-from . import certificates, files, nets, runtimes, stale
+from . import runtimes
 from .case import Case
-
-ATTACKS: dict[str, Callable[[Case], None]] = {
-    "nets": nets.attack,
-    "files": files.attack,
-    "stale": stale.attack,
-    "certificates": certificates.attack,
-    "runtimes": runtimes.attack,
-}
-
-
-def soak(
-    seed: int, minutes: float, kinds: list[str], first: int = 0, step: int = 1
-) -> tuple[Counter[str], list[str]]:
-    """Run cases of all kinds in turn until the time is over; return counts and findings."""
-    torch.set_num_threads(1)
-    counts: Counter[str] = Counter()
-    findings: list[str] = []
-    end = time.monotonic() + 60 * minutes
-    number = first
-    while time.monotonic() < end:
-        case = Case(kinds[number % len(kinds)], seed, number // len(kinds))
-        findings += run(case)
-        counts += case.counts
-        number += step
-    return counts, findings
-
-
-def run(case: Case) -> list[str]:
-    """Run a case and print its findings; return them."""
-    case.run(ATTACKS[case.kind])
-    if case.findings:
-        print(case.report, flush=True)
-    return case.findings
+from .run import ATTACKS, run, soak, soak_in_processes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,30 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.jobs == 1:
         counts, findings = soak(options.seed, options.minutes, kinds)
     else:
-        counts, findings = _in_processes(options.seed, options.minutes, kinds, options.jobs)
+        counts, findings = soak_in_processes(options.seed, options.minutes, kinds, options.jobs)
     counts["findings"] = len(findings)
     print(
         table(("count", "number"), [(name, f"{value}") for name, value in sorted(counts.items())])
     )
     return 1 if findings else 0
-
-
-def _in_processes(
-    seed: int, minutes: float, kinds: list[str], jobs: int
-) -> tuple[Counter[str], list[str]]:
-    total: Counter[str] = Counter()
-    findings: list[str] = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(soak, seed, minutes, kinds, job, jobs) for job in range(jobs)]
-        for job in running:
-            try:
-                counts, found = job.result()
-            except BrokenProcessPool:
-                findings.append("a process died; --jobs 1 shows in which case")
-                continue
-            total += counts
-            findings += found
-    return total, findings
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
