@@ -216,7 +216,9 @@ def _parametrisation(model: nn.Module, x: Tensor) -> None:
 @_way
 def _weight_norm(model: nn.Module, x: Tensor) -> None:
     for layer in _weighted(model):
-        parametrizations.weight_norm(layer)
+        weight: Any = layer.weight
+        if weight.flatten(1).norm(dim=1).min() > 0:  # torch divides by the norms of the rows
+            parametrizations.weight_norm(layer)
     with torch.no_grad():
         model(x)
         for parameter in model.parameters():
