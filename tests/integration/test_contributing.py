@@ -286,7 +286,8 @@ class Halves(Strategy):
             images.append(builder.add(layer.Matmul, values.flat, name="half", **weight_of))
         image = builder.add(layer.Concatenate, *images, name="image", axis=0)
         image = add_reshape(builder, image, image_shape(problem))
-        return Evaluation(image, tuple(energies), gain, problem.certificate())
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), squares=False)
+        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
 
 
 @pytest.fixture
