@@ -68,16 +68,16 @@ class Rounding:
         """Return the relative error of a denominator, with ``floor = λ + 1/R``."""
         if floor == 0:
             return math.inf if self.vector or self.form else 0.0
-        return 2 * self.vector / math.sqrt(floor) + (self.vector**2 + self.form) / floor
+        return 2 * self.vector / math.sqrt(floor) + (self.vector * self.vector + self.form) / floor
 
     def least_floor(self, share: float) -> float:
         """Return the smallest ``λ + 1/R`` for which the relative error is at most ``share``."""
-        squares = self.vector**2 + self.form
+        squares = self.vector * self.vector + self.form
         if squares == 0:
             return 0.0
         # With y = 1/√floor: squares·y² + 2·vector·y = share.
-        root = math.sqrt(self.vector**2 + squares * share)
-        return ((self.vector + root) / share) ** 2
+        root = (self.vector + math.sqrt(self.vector * self.vector + squares * share)) / share
+        return math.inf if math.isnan(root) else root * root
 
 
 def rounding_of_sum(terms: float, dtype: torch.dtype) -> float:

@@ -180,12 +180,12 @@ class Problem:
             squares: whether each energy is the sum of the squares of a linear image, or a form.
             dtype: of the computation; by default that of matrices and forms.
         """
-        if self.stage.branched:
-            return Rounding()
+        if not (self.budget.requested and self.provable):
+            return Rounding()  # nothing is proven
         chain = self.stage.chain
         norms = [0.0] * len(chain.groups)  # of the forms
         for segment, bound in zip(chain.segments, chain.bounds, strict=True):
-            norms[segment.group] += segment.weight * bound**2
+            norms[segment.group] += segment.weight * bound * bound
         relative = rounding_of_sum(terms, dtype or self.array_dtype)
         if squares:
             return Rounding(vector=relative * sum(map(math.sqrt, norms)))
