@@ -37,7 +37,7 @@ from .files import DEFAULT, CExport, header_and_source
 from .layers import write_scalar
 from .points import WRITE
 from .program import Program
-from .prune import Proofs
+from .prune import Proofs, room_left
 from .simplify import simplified
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def export_c(
     """
     target = _checked(folded, folder, name, dtype)
     x = _samples(folded, samples)
-    recipe = _exact_recipe(folded)
     certificates = [plan.certificate for plan in folded.plans.values()]
+    recipe = _exact_recipe(folded, dtype == "int8" or any(map(room_left, certificates)))
     program, certificate = write(recipe, certificates, STORAGE[dtype], name)
     result = CExport(
         header=target / f"{name}.h",
@@ -179,10 +179,10 @@ def _samples(folded: Folded, samples: Any) -> Array:
     return np.asarray(x.contiguous().numpy())
 
 
-def _exact_recipe(folded: Folded) -> Recipe:
+def _exact_recipe(folded: Folded, forms: bool) -> Recipe:
     """Return what a fold runs in operations that C has, with finite constants in float64."""
     lowered: Any = folded.recipe
-    recipe = simplified(lowered)
+    recipe = simplified(lowered, forms=forms)
     for name, array in recipe.constants.items():
         if not np.isfinite(_typed(recipe, name, array)).all():
             got, remedy = f"NaN or infinity in {name}", "Train or load the model again."

@@ -244,9 +244,14 @@ class Program:
         return self.keep(name, how, lambda to: store(to, self.array(name), storage))
 
     def exact(self, name: str, ctype: str, shape: Shape | None = None) -> str:
-        """Return the array of a constant that is never int8, broadcast to ``shape``."""
-        values = self.array(name)
-        written = values if shape is None else np.broadcast_to(values, shape)
+        """Return the array of a constant that is never int8, broadcast to ``shape``.
+
+        The constant may have more axes than ``shape``, all of size 1, in front.
+        """
+        values = written = self.array(name)
+        if shape is not None:
+            axes = max(0, values.ndim - len(shape))
+            written = np.broadcast_to(values.reshape(values.shape[axes:]), shape)
         stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
         self.rounded[name] = as_type(values, ctype)
         return stored.arguments

@@ -29,10 +29,13 @@ from ..recipe import Recipe
 from .program import wide_values
 
 
-def simplified(recipe: Recipe) -> Recipe:
-    """Return a recipe with the same values, and constants as arrays of numpy in float64."""
+def simplified(recipe: Recipe, *, forms: bool = False) -> Recipe:
+    """Return a recipe with the same values, and constants as arrays of numpy in float64.
+
+    ``forms`` turns factors L into forms LᵀL, which a tolerance lets be shortened and rounded to integers.
+    """
     recipe = recipe.with_constants(lambda _, array: _double(array))
-    rewriter = _Rewriter(recipe)
+    rewriter = _Rewriter(recipe, forms)
     for operation in recipe.operations:
         rewriter.rewrite(operation)
     operations, constants = rewriter.operations, rewriter.constants
@@ -50,7 +53,7 @@ def _double(array: Any) -> Array:
 
 
 def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
-    """Return the products with a factor of a form, by their values: half of the form is shorter."""
+    """Return the products with a factor of a form, by their values."""
     readers = Counter(name for op in recipe.operations for name in op.inputs)
     squared = {op.inputs[0] for op in recipe.operations if isinstance(op, SumSquares)}
     return {
@@ -68,18 +71,18 @@ def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
 class _Rewriter:
     """Collect the operations and the constants of the simpler recipe."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, forms: bool) -> None:
         self.constants: dict[str, Array] = dict(recipe.constants)
         self.wide = set(recipe.wide)  # names of constants
         self.operations: list[Operation] = []
         self._shapes, self._wide_values = recipe.shapes(), wide_values(recipe)
-        self._factors = _factors(recipe, self._shapes)
+        self._forms = forms
+        self._factors = _factors(recipe, self._shapes) if forms else {}
 
     def rewrite(self, op: Operation) -> None:
         """Append an operation, or those that take its place."""
         if isinstance(op, BandedForm):
-            held = self._constant(op, "form", self._written_out(op))
-            self.rewrite(QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
+            self._write_out(op)
         elif op in self._factors.values():
             return
         elif isinstance(op, SumSquares) and op.inputs[0] in self._factors:
@@ -118,16 +121,22 @@ class _Rewriter:
             self.wide.add(name)
         return name
 
-    def _written_out(self, op: BandedForm) -> Array:
-        """Return a band as a matrix, in the order of the value that it is a form of."""
+    def _write_out(self, op: BandedForm) -> None:
+        """Append a band as one matrix."""
         size, width = op.size, op.width
         (total,) = self._shapes[op.inputs[0]]
-        form = np.zeros((total, total))
+        band = np.zeros((total, total))
         for start, block in zip(range(0, total, size), self.constants[op.band], strict=False):
-            form[start : start + (width + 1) * size, start : start + size] += block
+            band[start : start + (width + 1) * size, start : start + size] += block
         rest = total - width * size
-        form[rest:, rest:] += self.constants[op.last]
-        return form @ form.T if op.factor else form
+        band[rest:, rest:] += self.constants[op.last]
+        if op.factor and not self._forms:
+            held, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
+            self.operations.append(Matmul(op.inputs, (image,), weight=held))
+            self.operations.append(SumSquares((image,), op.outputs, weight=op.weight))
+            return
+        held = self._constant(op, "form", band @ band.T if op.factor else band)
+        self.rewrite(QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
 
     def _convolve(self, op: ConvTranspose) -> None:
         """Append a transposed convolution as a convolution of spread entries."""
