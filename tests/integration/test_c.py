@@ -60,7 +60,7 @@ def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None
             assert strategy == "spectral"
             continue
         folds.append(folded)
-        assert exports[-1].output_error < 1e-6
+        assert exports[-1].output_error < 2e-6  # float32 on both sides
         assert exports[-1].agreement == 1
     assert any(folded.strategy.startswith("dense") for folded in folds)
     for run, folded in zip(compiled(tmp_path, exports), folds, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ import conformallayers.numpy as cln
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn import layerwise as running
 from conformallayers.testing import relative_error
-from oracle import exact, oracle
+from oracle import exact, oracle, randomise
 from support import samples
 
 SHAPE = (4,)
@@ -252,3 +253,23 @@ def test_trace_of_several_parts_tells_what_feeds_them() -> None:
     assert sources["a.0"] == sources["b.0.shortcut"] == sources["b.0.body.0"] == (-1,)
     assert sources["b.0.body.1"] == (3,)
     assert not trace.chain
+
+
+@pytest.mark.parametrize("size", [1e60, 1e100, 1e149, 1e152])
+@pytest.mark.parametrize("strategy", ["layers", "dense"])
+def test_coordinates_up_to_the_end_of_float64(strategy: str, size: float) -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(2) for m in (cl.Linear(3, 3, bias=True), cl.ReSPro(1.0))]
+    model = randomise(cl.ConformalLayers(*layers)).double().eval()
+    x = size * torch.randn(4, 3, dtype=torch.float64)
+    z, t = x.numpy().astype(np.longdouble), np.linalg.norm(x.numpy(), axis=1).astype(np.longdouble)
+    for linear in (model[0], model[2]):
+        weight, bias = (p.detach().numpy().astype(np.longdouble) for p in linear.parameters())
+        z = z @ weight.T + t[:, None] * bias
+        t = t / 2 + (z * z).sum(1) / 2
+    expected = torch.from_numpy((z / t[:, None]).astype(np.float64))
+    peak = expected.abs().max()
+    folded = cl.fold(model, (3,), strategy=strategy)
+    with cl.layer_by_layer(), torch.no_grad():
+        assert relative_error(model(x) / peak, expected / peak) < 1e-12
+    assert relative_error(folded(x) / peak, expected / peak) < 1e-12

@@ -88,24 +88,24 @@ def rounding_of_sum(terms: float, dtype: torch.dtype) -> float:
     return 4 * math.sqrt(max(terms, 1.0)) * torch.finfo(dtype).eps / 2
 
 
-def triangular_factor(form: Tensor) -> Tensor:
-    """Return L, upper triangular, with ``LᵀL = Q`` to a few roundings of float64.
+def triangular_factor(form: Tensor) -> tuple[Tensor, float]:
+    """Return L, upper triangular, with ``LᵀL = Q + shift·I`` to a few roundings of float64, and the shift.
 
-    A singular form gets the smallest multiple of I that lets the factorisation succeed.
+    It is 0, or for a singular form the smallest multiple of I that lets the factorisation succeed.
     """
     size, peak = len(form), float(form.diagonal().abs().max())
     if peak == 0:
-        return torch.zeros_like(form)
+        return torch.zeros_like(form), 0.0
     for roundings in (0, 1, 30, 1000, size * (size + 1)):
+        shift = roundings * torch.finfo(form.dtype).eps * peak
         shifted = form
-        if roundings:
+        if shift:
             shifted = form.clone()
-            shifted.diagonal().add_(roundings * torch.finfo(form.dtype).eps * peak)
+            shifted.diagonal().add_(shift)
         found = torch.linalg.cholesky_ex(shifted, upper=True)
         if int(found.info) == 0:
-            factor: Tensor = found.L
-            return factor
-    return torch.full_like(form, math.nan)
+            return found.L, shift
+    return torch.full_like(form, math.nan), math.nan
 
 
 def smallest_eigenvalue(form: Tensor) -> float:

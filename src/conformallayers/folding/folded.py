@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeVar
 
 import torch
@@ -83,11 +84,17 @@ class Folded(RecipeModule):
 
     @property
     def certificate(self) -> Certificate | None:
-        """The weakest certificate of the parts, or None where nothing was left out."""
-        proofs = [plan.certificate for plan in self.plans.values() if plan.certificate is not None]
+        """The weakest certificate of the parts, or None where nothing was left out.
+
+        Also None if a part behind another is proven up to some norm only: that is a norm of its own input,
+        which no norm of the model's input bounds. ``explain()`` shows the certificate of each part.
+        """
+        first, *others = [plan.certificate for plan in self.plans.values()]
+        if any(proof is not None and math.isfinite(proof.max_norm) for proof in others):
+            return None
+        proofs = [proof for proof in (first, *others) if proof is not None]
         if not proofs:
             return None
-        # max_norm is a norm of the input of a part: that of the model's input for the first part alone.
         return Certificate(
             max(proof.epsilon for proof in proofs),
             min(proof.max_norm for proof in proofs),

@@ -149,7 +149,7 @@ class Problem:
 
     def _proof(self, rounding: Rounding, margin: float) -> Certificate:
         requested, epsilon = self.requested.epsilon, self.budget.epsilon
-        scalars = 16 * torch.finfo(self.dtype).eps
+        scalars = 16 * torch.finfo(torch.promote_types(self.dtype, torch.float32)).eps
         # Errors of several forms add up, each relative to a denominator that is off itself.
         allowed = epsilon * (1 - requested) ** self.form_count - scalars
         needed = rounding.least_floor(allowed) if allowed > 0 else math.inf
@@ -171,7 +171,12 @@ class Problem:
         return Certificate(requested, max_norm, 1 - used / requested)
 
     def rounding(
-        self, terms: float, *, squares: bool = True, dtype: torch.dtype | None = None
+        self,
+        terms: float,
+        *,
+        squares: bool = True,
+        dtype: torch.dtype | None = None,
+        shift: float | None = None,
     ) -> Rounding:
         """Bound the rounding errors of energies.
 
@@ -179,6 +184,7 @@ class Problem:
             terms: the number of products that are summed up for one entry.
             squares: whether each energy is the sum of the squares of a linear image, or a form.
             dtype: of the computation; by default that of matrices and forms.
+            shift: the multiples of I that factorisations of the forms have added; None without any.
         """
         if not (self.budget.requested and self.provable):
             return Rounding()  # nothing is proven
@@ -187,9 +193,12 @@ class Problem:
         for segment, bound in zip(chain.segments, chain.bounds, strict=True):
             norms[segment.group] += segment.weight * bound * bound
         relative = rounding_of_sum(terms, dtype or self.array_dtype)
-        if squares:
-            return Rounding(vector=relative * sum(map(math.sqrt, norms)))
-        return Rounding(form=relative * sum(norms))
+        if not squares:
+            return Rounding(form=relative * sum(norms))
+        # Forms are built and factored in float64, which loses digits near their null space.
+        size = math.prod(self.stage.input_shape)
+        lost = 0.0 if shift is None else size * torch.finfo(torch.float64).eps * sum(norms) + shift
+        return Rounding(vector=relative * sum(map(math.sqrt, norms)), form=lost)
 
     def keeps_range(self) -> bool:
         """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""

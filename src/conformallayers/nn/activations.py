@@ -28,7 +28,9 @@ from ..functional import (
     wide_dtype,
 )
 
-LARGEST = 1e300  # of t; the published form has sent every point to 0 long before
+LARGEST = (
+    1.7e308  # of t, so that it stays finite: outputs beyond would be below the range of float64
+)
 _MODES = ("young", "spectral", "learned")
 Growth = Callable[[Tensor], Tensor]
 

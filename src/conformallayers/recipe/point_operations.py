@@ -238,7 +238,7 @@ class Divide(Operation):
 class Rebase(Operation):
     """z, m, τ → the point ``scale·z/τ``, its coordinate as the new m, and τ = 1; all 0 where τ = 0.
 
-    The coordinate is ``m·coordinate·τ``, at most 1e300. NaN stays NaN.
+    The coordinate is ``m·coordinate·τ``, at most 1.7e308. NaN stays NaN.
     """
 
     scale: float = setting("scale", number)
@@ -262,7 +262,7 @@ class Grow(Operation):
     and the growths of all earlier sites. The energy is
     ``q = Σ k_a·k_b·form_ab·(1 or 2) + Σ k_c·k_d·gram_cd + 2 Σ k_a·k_c·dot_ac``, at least 0, and
     ``g = 1 + t·q`` as published with the coordinate ``t = m·τ·factor·Π g`` over the sites in ``coordinate``,
-    else ``growth(q)``. t and g are cut at 1e300, t after each factor.
+    else ``growth(q)``. t and g are cut at 1.7e308, t after each factor.
     """
 
     rule: str = setting("rule", name)

@@ -92,10 +92,11 @@ class Banded(Strategy):
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
         layout = BlockLayout.of(problem.stage.input_shape)
         rows = _add_rows(values, layout)
-        energies, margins = [], []
+        energies, margins, shifts = [], [], 0.0
         for index, form in enumerate(problem.forms.values):
             width, margin = _width(index, layout, problem)
-            packed, peak = normalised(_pack(_banded_factor(form, layout, width), layout, width))
+            factor, shift = _banded_factor(form, layout, width)
+            packed, peak = normalised(_pack(factor, layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
             last = values.constant("last", _last(packed[full:], width, layout.size))
@@ -104,9 +105,10 @@ class Banded(Strategy):
             n = values.builder.add(point.BandedForm, rows, name="n", **fields)
             energies.append((n,))
             margins.append(margin)
+            shifts += shift
         image, gain = add_matrix(problem, values)
         proven = [margin for margin in margins if margin is not None]
-        rounding = problem.rounding(math.prod(problem.stage.input_shape))
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
         certificate = problem.certificate(rounding, min(proven, default=None))
         return Evaluation(image, tuple(energies), gain, certificate)
 
@@ -130,8 +132,11 @@ def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
     return F.pad(ordered, (0, extra, 0, extra))
 
 
-def _banded_factor(form: Tensor, layout: BlockLayout, width: int) -> Tensor:
-    """Return L, upper triangular in row order, with LᵀL the band of a form: L has the same band."""
+def _banded_factor(form: Tensor, layout: BlockLayout, width: int) -> tuple[Tensor, float]:
+    """Return the triangular factor of the band of a form, in row order, and its shift.
+
+    The factor has the same band.
+    """
     ordered = _in_row_order(form, layout)
     block = torch.arange(len(ordered), device=form.device) // layout.size
     outside = (block[:, None] - block).abs() > width

@@ -53,16 +53,22 @@ class Dense(Strategy):
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a form for each Q and the product with M."""
-        add = _add_form if problem.stage.branched else _add_squares
-        energies = tuple((add(values, form),) for form in problem.forms.values)
+        energies, shifts = [], 0.0
+        for form in problem.forms.values:
+            if problem.stage.branched:
+                energies.append((_add_form(values, form),))
+            else:
+                factor, shift = triangular_factor(form)
+                energies.append((_add_squares(values, factor),))
+                shifts += shift
         image, gain = add_matrix(problem, values)
-        rounding = problem.rounding(math.prod(problem.stage.input_shape))
-        return Evaluation(image, energies, gain, problem.certificate(rounding))
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
+        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
 
 
-def _add_squares(values: Values, form: Tensor) -> str:
+def _add_squares(values: Values, factor: Tensor) -> str:
     """Append ``‖Lx‖²`` with ``LᵀL = Q``: it loses no digits where Q x is small, and is never negative."""
-    factor, peak = normalised(triangular_factor(form))
+    factor, peak = normalised(factor)
     held = values.constant("factor", factor)
     z = values.builder.add(layer.Matmul, values.flat, weight=held)
     return values.builder.add(point.SumSquares, z, name="n", weight=peak**2)

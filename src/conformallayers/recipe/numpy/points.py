@@ -17,7 +17,7 @@ from ..point_operations import Key
 from .layers import RUN, ConstantHolder, flat
 
 __all__ = ["RUN"]
-_LARGEST = 1e300  # of a coordinate: beyond it the published form has sent every point to 0
+_LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
 
 
 def _radial_tanh(q: Array) -> Array:

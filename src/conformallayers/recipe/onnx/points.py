@@ -21,7 +21,7 @@ from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
-LARGEST = 1e300  # of coordinates and growths
+LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
 LEAST = 1e-300  # divides the energy 0 of a zero sample
 LONG = 2**12  # numbers that are cast to float64 before they are added
 ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one

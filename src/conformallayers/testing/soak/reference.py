@@ -35,8 +35,9 @@ class Reference:
         larger = 64 if dtype == torch.float64 else 1
         runs = [Oracle(larger * info.eps, seed)(model, x) for seed in range(1, _RUNS + 1)]
         noise = torch.stack([_norms(run - self.y) for run in runs]).amax(0) / larger
-        # Values below `tiny` have fewer digits; `floor` is what they lose together.
-        self.floor = info.tiny * (1 + self.y[0].numel()) ** 0.5
+        # Values below `tiny` have fewer digits; `floor` is what they lose together. The cut of t at the end
+        # of float64 leaves some 1e-300 of what the oracle, with more range, sends to 0.
+        self.floor = max(info.tiny * (1 + self.y[0].numel()) ** 0.5, 1e-300)
         self.allowed = TOLERANCES[dtype] * self.size + _SLACK * noise + self.floor
         self.held = torch.ones(len(x), dtype=torch.bool)
         for norm in oracle.norms:

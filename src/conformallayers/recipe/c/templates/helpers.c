@@ -358,7 +358,7 @@ static double positive(double n)
 /* Beyond the limit the published rule has sent every point to 0. */
 static double limited(double t)
 {
-    return t > 1e300 ? 1e300 : t;
+    return t > 1.7e308 ? 1.7e308 : t;
 }
 
 //: growth_projective
