@@ -45,6 +45,11 @@ MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear
 WIDE, WORKING = "wide", "working"
 
 
+# Entries of a row of a product that runtimes add in the dtype of the fold; longer rows are cut into
+# pieces of this length, whose sums are added in float64.
+LONG_ROW = 2**12
+
+
 @operation("matmul")
 @dataclass(frozen=True, kw_only=True)
 class Matmul(Operation):

@@ -236,3 +236,12 @@ def test_places_that_torch_rounds_apart(
         return F.interpolate(x, None if scales else size, scales, mode)
 
     check(layer.Upsample, expected, x, {}, **options)
+
+
+@pytest.mark.parametrize("count", [layer.LONG_ROW - 1, layer.LONG_ROW + 1, 200_000])
+def test_long_products_lose_no_digits(count: int) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.rand(2, count), torch.full((1, count), 0.3)
+    operation = layer.Matmul(("x",), ("y",), weight="weight")
+    y = RUN[layer.Matmul](operation, Constants(weight=weight), x.numpy())
+    assert np.allclose(y, x.double() @ weight.double().T, rtol=1e-6, atol=0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from onnx_support import LIMITS, both_dtypes, error, node_kinds, session, single
 from support import samples
 
@@ -134,3 +135,21 @@ def test_biases_are_part_of_products() -> None:
     ones: dict[str, Any] = {"stride": (1,), "padding": (0,), "dilation": (1,)}
     kernel = torch.randn(3, 5, 2)
     assert node_kinds(single(layer.Conv, (5, 4), weight=kernel, bias=bias, **ones)) == ["Conv"]
+
+
+def test_a_single_factor_beside_a_product_stays_float64() -> None:
+    builder = RecipeBuilder((4, 3))
+    factor = builder.constant("factor", torch.tensor(1 / 3, dtype=torch.float64))
+    weight = builder.constant("weight", torch.randn(2, 3, dtype=torch.float64))
+    z = builder.add(layer.Multiply, INPUT, factor=factor)
+    recipe = builder.recipe(builder.add(layer.Matmul, z, weight=weight))
+    assert error(recipe, samples((4, 3), torch.float64, 3)) <= 1e-15
+
+
+def test_long_products_lose_no_digits() -> None:
+    torch.manual_seed(0)
+    count = 200_000
+    weight = torch.rand(2, count, dtype=torch.float64)
+    x = torch.full((1, count), 0.3)
+    y = session(single(layer.Matmul, (count,), weight=weight), torch.float32)(x)
+    assert torch.allclose(y.double(), x.double() @ weight.float().double().T, rtol=1e-6, atol=0)

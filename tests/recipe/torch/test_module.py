@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.networks import LeNetCL
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from nets import SHAPE, circular_net, conv_stack
@@ -322,3 +324,17 @@ def test_interpolation_does_not_depend_on_the_layout(axes: int, scale: float, mo
     folded = cl.fold(model, tuple(x.shape[1:]), strategy="layers")
     for run in (folded, model.train()):
         assert relative_error(run(x.contiguous(memory_format=layout)), expected) < 5e-6
+
+
+@pytest.mark.parametrize("count", [layer.LONG_ROW - 1, layer.LONG_ROW + 1, 200_000])
+def test_long_products_lose_no_digits(count: int) -> None:
+    torch.manual_seed(0)
+    builder = RecipeBuilder((count,))
+    weight = torch.rand(2, count)
+    held = {
+        name: builder.constant(name, a) for name, a in (("weight", weight), ("bias", weight[:, 0]))
+    }
+    folded = RecipeModule(builder.recipe(builder.add(layer.Matmul, INPUT, **held)), torch.float32)
+    x = torch.full((1, count), 0.3)
+    exact = x.double() @ weight.double().T + weight[:, 0].double()
+    assert torch.allclose(folded(x).double(), exact, rtol=1e-6, atol=0)

@@ -49,7 +49,12 @@ def _affine(
 
 @RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, net: ConstantHolder, x: Array) -> Array:
-    return _affine(net, x @ net.constant(op.weight).T, None, op.bias)
+    weight, step = net.constant(op.weight), layer.LONG_ROW
+    cuts = [slice(start, start + step) for start in range(0, weight.shape[1], step)]
+    y, *others = (x[..., cut] @ weight[:, cut].T for cut in cuts)
+    if others:
+        y = reduce(np.add, others, y.astype(np.float64)).astype(x.dtype)
+    return _affine(net, y, None, op.bias)
 
 
 @RUN.runs(layer.SparseMatmul)

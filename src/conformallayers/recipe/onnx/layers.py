@@ -30,13 +30,24 @@ def _affine(
     for kind, name in (("Mul", weight), ("Add", bias)):
         if name is not None:
             constant = graph.constant(name)
-            y = graph.add(kind, y, constant.reshape((*constant.shape, *[1] * after)))
+            constant = constant.reshape((*constant.shape, *[1] * after))
+            if constant.size == 1 and y.dtype == WIDE:
+                # ONNX Runtime would merge a single factor into a product beside it, in float32.
+                constant = np.broadcast_to(constant, y.shape if y.shape[-1] == 1 else y.shape[-1:])
+            y = graph.add(kind, y, constant)
     return y
 
 
 @RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
+    if weight.shape[1] > layer.LONG_ROW and x.dtype != WIDE:
+        axis, sums = len(x.shape), []
+        for start in range(0, weight.shape[1], layer.LONG_ROW):
+            part = weight[:, start : start + layer.LONG_ROW]
+            piece = graph.slice(x, axis, start, start + part.shape[1])
+            sums.append(graph.cast(graph.add("MatMul", piece, part.T, shape=shape), WIDE))
+        return _affine(graph, graph.cast(graph.total(sums), x.dtype), None, op.bias)
     if len(shape) == 1:
         return graph.add("Gemm", x, weight, *graph.optional(op.bias), shape=shape, transB=1)
     return _affine(graph, graph.add("MatMul", x, weight.T, shape=shape), None, op.bias)

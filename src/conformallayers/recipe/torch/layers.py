@@ -71,9 +71,16 @@ class Holder(Protocol):
         ...
 
 
-RUN[layer.Matmul] = lambda op, module, x: F.linear(
-    x, module.constant(op.weight), module.optional(op.bias)
-)
+@RUN.runs(layer.Matmul)
+def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
+    weight, bias = module.constant(op.weight), module.optional(op.bias)
+    if weight.shape[1] <= layer.LONG_ROW:
+        return F.linear(x, weight, bias)
+    pieces = zip(x.split(layer.LONG_ROW, -1), weight.split(layer.LONG_ROW, 1), strict=True)
+    products = [F.linear(part, columns) for part, columns in pieces]
+    wide = wide_dtype(x.device)
+    y = reduce(torch.add, (product.to(wide) for product in products)).to(products[0].dtype)
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 @RUN.runs(layer.SparseMatmul)
