@@ -137,13 +137,22 @@ def test_biases_are_part_of_products() -> None:
     assert node_kinds(single(layer.Conv, (5, 4), weight=kernel, bias=bias, **ones)) == ["Conv"]
 
 
-def test_a_single_factor_beside_a_product_stays_float64() -> None:
-    builder = RecipeBuilder((4, 3))
-    factor = builder.constant("factor", torch.tensor(1 / 3, dtype=torch.float64))
+def test_averages_behind_wide_margins() -> None:
+    builder = RecipeBuilder((1, 5, 5))
+    padded = builder.add(layer.Pad, INPUT, pads=((3, 0), (3, 1)), mode="zeros")
+    options = {"kernel": (2, 2), "stride": (2, 2), "padding": (1, 1)}
+    recipe = builder.recipe(builder.add(layer.AvgPool, padded, **options))
+    assert error(recipe, samples((1, 5, 5), torch.float32, 3)) <= 1e-6
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_a_single_factor_beside_a_product_stays_float64(shape: tuple[int, ...]) -> None:
+    builder = RecipeBuilder((2, 4, 3))
+    factor = builder.constant("factor", torch.full(shape, 1 / 3, dtype=torch.float64))
     weight = builder.constant("weight", torch.randn(2, 3, dtype=torch.float64))
     z = builder.add(layer.Multiply, INPUT, factor=factor)
     recipe = builder.recipe(builder.add(layer.Matmul, z, weight=weight))
-    assert error(recipe, samples((4, 3), torch.float64, 3)) <= 1e-15
+    assert error(recipe, samples((2, 4, 3), torch.float64, 3)) <= 1e-15
 
 
 def test_long_products_lose_no_digits() -> None:

@@ -33,7 +33,8 @@ def _affine(
             constant = constant.reshape((*constant.shape, *[1] * after))
             if constant.size == 1 and y.dtype == WIDE:
                 # ONNX Runtime would merge a single factor into a product beside it, in float32.
-                constant = np.broadcast_to(constant, y.shape if y.shape[-1] == 1 else y.shape[-1:])
+                shape = y.shape if y.shape[-1] == 1 else y.shape[-1:]
+                constant = np.full(shape, constant.item())
             y = graph.add(kind, y, constant)
     return y
 
@@ -127,7 +128,9 @@ def _windows(graph: OnnxGraph, x: Value, tables: Sequence[Table]) -> Value:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value) -> Value:
-    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW:
+    # ONNX Runtime merges a Pad into the pooling behind it, and then refuses pads as long as the window.
+    padded = any(node.op_type == "Pad" and node.output[0] == x.name for node in graph.nodes)
+    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or padded:
         return graph.cast(_resample(op, graph, graph.cast(x, WIDE)), x.dtype)
     shape = graph.result_shape(op)
     options, _ = _pooling(op, x, shape)
