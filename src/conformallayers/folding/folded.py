@@ -89,10 +89,10 @@ class Folded(RecipeModule):
         Also None if a part behind another is proven up to some norm only: that is a norm of its own input,
         which no norm of the model's input bounds. ``explain()`` shows the certificate of each part.
         """
-        first, *others = [plan.certificate for plan in self.plans.values()]
-        if any(proof is not None and math.isfinite(proof.max_norm) for proof in others):
+        parts = [plan.certificate for plan in self.plans.values()]
+        if any(proof is not None and math.isfinite(proof.max_norm) for proof in parts[1:]):
             return None
-        proofs = [proof for proof in (first, *others) if proof is not None]
+        proofs = [proof for proof in parts if proof is not None]
         if not proofs:
             return None
         return Certificate(
