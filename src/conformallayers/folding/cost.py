@@ -11,7 +11,6 @@ import os
 import platform
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+
+from ..utils.quiet import ignored_warnings
 
 _ROUNDS = 7  # the fastest round counts, since noise only adds time
 BATCH = 64  # the batch size that costs are compared at
@@ -114,8 +115,7 @@ def calibrate() -> Machine:
         image = image.contiguous(memory_format=torch.channels_last)
         first = torch.arange(0, 20 * 1024 + 1, 20, dtype=torch.int32)
         column = (torch.arange(20 * 1024, dtype=torch.int32) % 1024).sort().values
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch calls its sparse formats beta
+        with ignored_warnings():  # torch calls its sparse formats beta
             matrix = torch.sparse_csr_tensor(first, column, torch.rand(20 * 1024))
         field = torch.rand(BATCH, 3, 32, 32)
         tiny = torch.rand(4)

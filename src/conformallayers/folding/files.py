@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import prod
@@ -22,6 +21,7 @@ from ..recipe.file import DTYPES, FoldDocument, read_fold, read_notes
 from ..recipe.layer_operations import Call
 from ..recipe.recipe import Recipe
 from ..utils.fingerprint import fingerprint, tensor_bytes
+from ..utils.quiet import ignored_warnings
 from .certificate import Certificate
 from .folded import Folded
 from .model_files import STORED_DTYPES, ModelReader, ModelWriter
@@ -198,8 +198,7 @@ def _read_fold(archive: Archive) -> Folded:
     claimed = document.certificate
     if folded.certificate != (None if claimed is None else Certificate(**claimed)):
         raise ValueError("a certificate that no part has")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), ignored_warnings():
         y = folded(torch.empty(0, *folded.input_shape, dtype=folded.dtype))
     if tuple(y.shape) != (0, *folded.output_shape) or y.dtype != folded.dtype:
         raise ValueError(f"it gives {y.dtype} of shape {tuple(y.shape[1:])}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import threading
-import warnings
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import missing_extra, shape_text
+from ...utils.quiet import ignored_warnings
 from .arrays import Array, Unreadable, first_line, require_file
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _SIXTEEN = ("I;16", "I;16B", "I;16L")
 _PIXELS = 2**26  # largest image that is decoded
-_FILTERS = threading.Lock()  # of warnings, which all threads share
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF values that swap width and height
 
 
@@ -52,9 +50,7 @@ def read_image(
 
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise Unreadable(f"an image where the model takes {shape_text(shape)}; give .npy files")
-    with _FILTERS, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as odd metadata
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with ignored_warnings(Image.DecompressionBombWarning):  # ignored are such as odd metadata
         try:
             if isinstance(source, str):
                 require_file(source)

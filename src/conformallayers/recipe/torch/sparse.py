@@ -6,13 +6,13 @@ a buffer would break deepcopy, safetensors, compilation and export.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...functional import transformed
+from ...utils.quiet import ignored_warnings
 
 
 @torch.library.custom_op("conformallayers::csr_matmul", mutates_args=())
@@ -72,8 +72,7 @@ def multiply(rows: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
 
 
 def _csr(rows: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its sparse formats beta
+    with ignored_warnings():  # torch calls its sparse formats beta
         shape = rows.shape[0] - 1, columns
         return torch.sparse_csr_tensor(rows, column, value, shape, check_invariants=False)
 
