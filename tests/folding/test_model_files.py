@@ -177,6 +177,7 @@ def test_arrays_of_another_layer_are_refused(path: Path) -> None:
         {"stride": [0, 1]},
         {"dilation": ["x", "y"]},
         {"kernel_size": [3]},
+        {"dilation": [1]},
         {"groups": 0},
         {"padding_mode": "none"},
     ],

@@ -349,15 +349,19 @@ def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
         raise ValueError(f"{spec['type']} with other settings or with children")
     window = _WINDOWS.search(spec["type"])
     if window is not None:
-        _check_window(settings, int(window[1]))
+        _check_window(settings, int(window[1]), pools="Pool" in spec["type"])
 
 
-def _check_window(settings: dict[str, Any], axes: int) -> None:
-    """Refuse windows with other axes or, unlike pads, a negative padding."""
+def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
+    """Refuse windows with other axes or, unlike pads, a negative padding.
+
+    A list of one value counts for every axis of a pooling, not of a convolution.
+    """
     for key in ("kernel_size", "stride", "dilation", "padding"):
         value = settings.get(key)
-        values = value if isinstance(value, list) else [value]
-        fits = len(values) in (1, axes) and not any(type(n) is int and n < 0 for n in values)
+        values = value if isinstance(value, list) else [value] * axes
+        lengths = (1, axes) if pools else (axes,)
+        fits = len(values) in lengths and not any(type(n) is int and n < 0 for n in values)
         expect(fits, f"{key} of {value}")
 
 

@@ -27,6 +27,7 @@ from ...folding.folded import Folded
 from ...folding.part import TOLERANCES
 from ...folding.strategies import STRATEGIES
 from ...nn.container import layer_by_layer
+from ...nn.traced import Traced
 from ...recipe.archive import checksum
 from .case import Case, limited_memory
 from .generator import Generator
@@ -45,7 +46,8 @@ def attack(case: Case) -> None:
     model, shape = Generator(case.rng, portable=True).network()
     model = model.to(case.rng.choice((torch.float32, torch.float64)))
     saved: nn.Module = model
-    if case.rng.random() < 0.8:
+    traced = any(isinstance(module, Traced) for module in model.modules())  # no file describes it
+    if traced or case.rng.random() < 0.8:
         try:
             saved = fold(model, shape, strategy=case.rng.choice(("auto", *STRATEGIES)))
         except ConformalError:
