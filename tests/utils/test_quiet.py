@@ -13,19 +13,21 @@ from conformallayers.utils.quiet import ignored_warnings
 
 def test_threads_leave_the_filters_as_they_were() -> None:
     before = list(warnings.filters)
-    inside, leave = threading.Event(), threading.Event()
+    inside, leave, entered = threading.Event(), threading.Event(), []
 
     def stay() -> None:
         with ignored_warnings():
+            entered.append(threading.current_thread())
             inside.set()
             leave.wait(10)
 
     first = threading.Thread(target=stay)
     first.start()
     assert inside.wait(10)
-    second = threading.Thread(target=stay)  # must wait until the first has left
+    second = threading.Thread(target=stay)
     second.start()
     time.sleep(0.05)
+    assert entered == [first]  # the second waits until the first has left
     leave.set()
     first.join()
     second.join()

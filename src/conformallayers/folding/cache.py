@@ -187,9 +187,8 @@ def _probed(tensor: Tensor) -> Tensor:
     """Return a view of at most ``_PROBES`` entries, evenly spread over the memory of the tensor."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in pairs)
-    step = (
-        1 if span <= _PROBES else -(-span // _PROBES) | 1
-    )  # odd, to meet every column of a matrix
+    # An odd step meets every column of a matrix.
+    step = 1 if span <= _PROBES else -(-span // _PROBES) | 1
     return tensor.as_strided((-(-span // step),), (step,))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import shape_text
@@ -18,7 +17,6 @@ from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape
 
 INPUT = "x"  # the name of the value that a recipe starts with
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 __all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder", "layer_operations", "point_operations"]
 
