@@ -15,10 +15,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 T = TypeVar("T")
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
 _LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
+_AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+# Sums of squares between 2^-limit and 2^limit have all digits. Smaller and larger ones are computed once
+# more, with the coefficients times 2^up and 2^down. The columns are limit, up and down.
+_SQUARES = {torch.float32: (100, 75, -72), torch.float64: (900, 540, -560)}
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
 
 
@@ -181,6 +186,52 @@ def squared_norm(z: Tensor) -> Tensor:
         # The norm has no second derivative at 0, its square has.
         return z.to(wide_dtype(z.device)).square().sum(_features(z))
     return norm(z).square()
+
+
+def norm_pool(
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], ceil_mode: bool = False
+) -> Tensor:
+    """Return the Euclidean norm of every window, as ``nn.LPPool*d`` with p = 2 has it.
+
+    The gradient is 0 where a window is 0, and a window whose squares would leave the range of the dtype
+    is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one.
+
+    Args:
+        x: shape (B, C, ...), with one to three axes for the windows.
+        kernel, stride: one number for each of these axes.
+        ceil_mode: whether a last window may reach over the end.
+
+    Examples:
+        >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
+        tensor([[[5., 0.]]])
+    """
+    wide = x.to(_at_least_float32(x.dtype))
+    limit, *exponents = _SQUARES[wide.dtype]
+    low, high = 2.0**-limit, 2.0**limit
+    pool, count = _AVG_POOL[len(kernel)], math.prod(kernel)
+
+    def squares(scaled: Tensor) -> Tensor:
+        mean: Tensor = pool(scaled.square(), kernel, stride, 0, ceil_mode)
+        return mean * count
+
+    total = squares(wide)
+    if may_look(x) and total.numel():
+        least, most = torch.aminmax(total.detach())
+        if low < float(least) and float(most) < high:
+            return _root(total).to(x.dtype)
+    # Clamped: only windows whose squares fit are taken, and the others must not turn 0 · ∞ into gradients.
+    result = _root(squares(wide.clamp(-high, high)))
+    for exponent, outside in zip(exponents, (total < low, total > high), strict=True):
+        scaled = wide * 2.0**exponent
+        scaled = scaled.clamp(-high, high) if exponent > 0 else scaled
+        result = torch.where(outside, _root(squares(scaled)) * 2.0**-exponent, result)
+    return result.to(x.dtype)
+
+
+def _root(n: Tensor) -> Tensor:
+    """Return √n with gradient 0 where n = 0."""
+    zero = n == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, n).sqrt())
 
 
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:
