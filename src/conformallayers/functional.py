@@ -85,22 +85,40 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def normalise(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split x into ``m · x̂`` with ``max|x̂| = 1``, and return ``τ = ‖x̂‖`` as well.
+def normalise(x: Tensor, offset: Scalar = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Split x into ``m · x̂`` with ``m = max|x|``, and return ``τ = ‖x̂‖`` as well.
+
+    With an offset c ≥ 0, m is ``max(max|x|, c)`` and τ is ``√(‖x̂‖² + (c/m)²)``, which is never 0.
 
     The split keeps squares within the range of float32 for inputs of any scale. The output of a
     network does not depend on m as long as every path uses the same m, so m carries no gradient. A
-    zero sample has m = 1 and τ = 0.
+    zero sample without an offset has m = 1 and τ = 0.
 
     Returns:
         x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
     """
-    fixed, axes = x.detach(), _features(x)
+    fixed, axes, wide = x.detach(), _features(x), wide_dtype(x.device)
     # Two reads and no write; vector_norm(ord=inf) takes twenty times as long.
     peak = torch.maximum(fixed.amax(axes, keepdim=True), -fixed.amin(axes, keepdim=True))
+    plain = not isinstance(offset, Tensor) and offset == 0
+    if not plain:
+        offset = torch.as_tensor(offset, dtype=wide, device=x.device)
+        largest = torch.finfo(x.dtype).max  # of an offset that the dtype of x cannot hold
+        peak = torch.maximum(peak, offset.detach().clamp_max(largest).to(x.dtype))
     peak = peak + (peak == 0)
-    unit = x / peak
-    return unit, peak.flatten().to(wide_dtype(x.device)), norm(unit)
+    unit, m = x / peak, peak.flatten().to(wide)
+    if plain:
+        return unit, m, norm(unit)
+    unit, n = energy(unit)  # has a second derivative at 0, unlike the norm
+    return unit, m, root(n + (offset / m).square())
+
+
+def root(n: Tensor) -> Tensor:
+    """Return √n, with gradient 0 where n = 0; NaN stays NaN."""
+    if not transformed() and not (torch.is_grad_enabled() and n.requires_grad):
+        return n.sqrt()
+    zero = n == 0
+    return (n + zero).sqrt() * ~zero
 
 
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:

@@ -6,6 +6,7 @@ coordinate in the balanced scaling, n an energy ``weight·‖z‖²``. m, τ and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -33,16 +34,19 @@ SCALAR: Shape = ()
 @operation("normalize")
 @dataclass(frozen=True, kw_only=True)
 class Normalize(Operation):
-    """x → x̂, m, τ: ``x = m·x̂`` with ``max|x̂| = 1``, and ``τ = ‖x̂‖``; zero: x̂ = 0, m = 1, τ = 0.
+    """x → x̂, m, τ: ``x = m·x̂`` with ``m = max(max|x|, offset)``, and ``τ = √(‖x̂‖² + (offset/m)²)``.
 
-    If every sample has a norm between the two ``limits``, a runtime may take x̂ = x and m = 1.
+    Zero without an offset: x̂ = 0, m = 1, τ = 0. If every sample has a norm between the two ``limits``, a runtime
+    may take x̂ = x and m = 1.
     """
 
     limits: tuple[float, float] | None = setting("limits", optional(several(number)), None)
+    offset: float = setting("offset", number, 0.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         fits = self.limits is None or (len(self.limits) == 2 and self.limits[0] > 0)
         expect(fits, f"limits {self.limits}")
+        expect(0 <= self.offset < math.inf, f"an offset of {self.offset}")
         return (inputs[0], SCALAR, SCALAR)
 
 

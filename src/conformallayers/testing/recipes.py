@@ -169,12 +169,12 @@ def _branches() -> Recipe:
     return builder.recipe(builder.add(layer.Concatenate, total, INPUT, name="y", axis=0))
 
 
-def _points(rule: str, *, limits: bool, rescale: bool = False) -> Recipe:
+def _points(rule: str, *, limits: bool, rescale: bool = False, offset: float = 0.0) -> Recipe:
     """Embed, convolve, take an energy twice, advance, divide."""
     builder = RecipeBuilder((2, 6, 5))
-    bounds = (1e-3, 1e5) if limits else None
     names = ("unit", "peak", "tau")
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, limits=bounds)
+    options: dict[str, Any] = {"limits": (1e-3, 1e5) if limits else None, "offset": offset}
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, **options)
     weight = _constant(builder, "weight", 3, 2, 3, 3)
     ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
     z = builder.add(layer.Conv, unit, weight=weight, **ones)
@@ -307,6 +307,8 @@ def _point_cases() -> Cases:
     for rule in point.RULES:
         for limits in (False, True):
             yield RecipeCase(f"points {rule} {limits}", partial(_points, rule, limits=limits))
+            build = partial(_points, rule, limits=limits, offset=2.0)
+            yield RecipeCase(f"points {rule} {limits} offset", build)
         build = partial(_points, rule, limits=False, rescale=True)
         yield RecipeCase(f"rescale {rule}", build)
         yield RecipeCase(f"grow and combine {rule}", partial(_biased, rule))

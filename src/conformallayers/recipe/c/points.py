@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...errors import refusal
 from .. import point_operations as point
 from .constants import form, number
@@ -21,10 +23,14 @@ __all__ = ["WRITE"]
 def _normalize(op: point.Normalize, program: Program) -> None:
     (x,), (unit, m, tau) = op.inputs, op.outputs
     suffix, count, source = program.suffix(x), program.count(x), program.read(x)
-    peak = program.define(m, f"(double)peak{suffix}({source}, {count})")
+    dtype = np.float64 if program.wide(x) else np.float32
+    least = number(float(dtype(min(op.offset, np.finfo(dtype).max))), program.ctype(x))
+    peak = program.define(m, f"(double)peak{suffix}({source}, {count}, {least})")
     target = program.write(unit, over=x)
     program.call("divide", x, source, program.factor(peak, x), target, count)
-    program.define(tau, f"sqrt(squares{suffix}({target}, {count}))")
+    length = f"sqrt(squares{suffix}({target}, {count}))"
+    share = f"{number(op.offset)} / {peak}"
+    program.define(tau, f"hypot({length}, {share})" if op.offset else length)
 
 
 @WRITE.runs(point.SumSquares)

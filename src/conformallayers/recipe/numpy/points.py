@@ -40,10 +40,10 @@ GROWTH: dict[str, Callable[[Array], Array]] = {
 
 @RUN.runs(point.Normalize)
 def _normalize(op: point.Normalize, net: ConstantHolder, x: Array) -> tuple[Array, Array, Array]:
-    peak = _peak(x)
+    peak = np.maximum(_peak(x), x.dtype.type(min(op.offset, np.finfo(x.dtype).max)))
     peak = peak + (peak == 0)
-    unit = x / _column(peak, x)
-    return unit, peak.astype(np.float64), np.sqrt(_squared_norm(unit))
+    unit, m = x / _column(peak, x), peak.astype(np.float64)
+    return unit, m, np.hypot(np.sqrt(_squared_norm(unit)), op.offset / m)
 
 
 @RUN.runs(point.SumSquares)

@@ -34,9 +34,17 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
     # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
     rows = graph.reshape(x, (prod(x.shape),)) if graph.scalar_shape == (1,) else x
     peak = graph.reduce_sample("ReduceMax", graph.add("Abs", rows))
-    peak = graph.add("Max", peak, np.finfo(x.dtype).tiny)  # of a zero sample, whose τ is 0
-    unit = graph.add("Div", rows, peak)
-    return graph.reshape(unit, x.shape), graph.scalar(peak), _reduced(graph, "ReduceL2", unit)
+    limits = np.finfo(x.dtype)
+    # Without an offset the least peak is that of a zero sample, whose τ is 0.
+    peak = graph.add("Max", peak, min(max(op.offset, limits.tiny), limits.max))
+    unit, m = graph.add("Div", rows, peak), graph.scalar(peak)
+    if op.offset == 0:
+        tau = _reduced(graph, "ReduceL2", unit)
+    else:
+        share = graph.add("Div", op.offset, m)
+        squares = _reduced(graph, "ReduceSumSquare", unit)
+        tau = graph.add("Sqrt", graph.add("Add", squares, graph.add("Mul", share, share)))
+    return graph.reshape(unit, x.shape), m, tau
 
 
 @RUN.runs(point.SumSquares)

@@ -39,7 +39,9 @@ def _normalize(
     op: point.Normalize, module: Holder, x: Tensor
 ) -> tuple[Tensor, Tensor | float, Tensor]:
     tau = moderate_norm(x, op.limits)
-    return normalise(x) if tau is None else (x, 1.0, tau)
+    if tau is None:
+        return normalise(x, op.offset)
+    return x, 1.0, tau if op.offset == 0 else tau.hypot(tau.new_tensor(op.offset))
 
 
 @RUN.runs(point.SumSquares)

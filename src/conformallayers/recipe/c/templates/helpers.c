@@ -293,10 +293,10 @@ static void divide$s(const float *x, $V by, float *y, int32_t n)
 }
 
 //: peak
-/* The largest magnitude; 1 where all are 0. */
-static $V peak$s(const float *x, int32_t n)
+/* The largest magnitude, or a given one if that is larger; 1 where all are 0. */
+static $V peak$s(const float *x, int32_t n, $V least)
 {
-    $V found = 0;
+    $V found = least;
     int32_t i;
     for (i = 0; i < n; i++) {
         const $V v = $get(x, i), size = v < 0 ? -v : v;
