@@ -91,6 +91,58 @@ def test_normalise_splits_off_the_peak(shape, dtype):
     assert tau[1] == 0
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("offset", [1e-50, 1e-30, 0.7, 2e5, 1e30, 1e45])
+@pytest.mark.parametrize("dtype", EVERY)
+def test_normalise_with_an_offset(dtype, offset, as_tensor):
+    x = normal(5, 2, 3, dtype=dtype)
+    scale = torch.tensor([1.0, 0.0, 1e-30, 1e30, math.nan], dtype=torch.float64)
+    x = (x.double() * scale[:, None, None]).clamp(-torch.finfo(dtype).max, None).to(dtype)
+    x = x.clamp(max=torch.finfo(dtype).max)
+    c = torch.tensor(offset, dtype=torch.float64) if as_tensor else offset
+    unit, m, tau = CF.normalise(x, c)
+    assert unit.dtype == dtype
+    assert m.dtype == tau.dtype == torch.float64
+    assert torch.isnan(tau).tolist() == torch.isnan(m).tolist() == [False] * 4 + [True]
+    assert unit[:4].abs().max() <= 1
+    least = torch.finfo(dtype).tiny  # what is tiny beside the offset may become 0
+    np.testing.assert_allclose(
+        rows(unit[:4]), rows(x[:4]) / m[:4, None].numpy(), rtol=RTOL[dtype], atol=least
+    )
+    product = unit[:4].double() * m[:4, None, None]
+    expected = np.hypot(np.linalg.norm(rows(product), axis=1), offset)
+    np.testing.assert_allclose((m * tau)[:4].numpy(), expected, rtol=2e-6)
+    assert (tau[:4] > 0).all()
+
+
+def test_normalise_is_differentiable_in_x_and_the_offset():
+    x = normal(3, 4)
+    x[1] = 0
+    c = torch.tensor(0.7, dtype=torch.float64)
+
+    def length(x, c):
+        _, m, tau = CF.normalise(x, c)
+        return m * tau  # the split is fixed where a peak is not moved, as for a small offset
+
+    x.requires_grad_(), c.requires_grad_()
+    t = length(x, c)
+    for inputs in (x, c):
+        ours = torch.autograd.grad(t.sum(), inputs, create_graph=True, retain_graph=True)[0]
+        plain = torch.autograd.grad((x.square().sum(1) + c * c).sqrt().sum(), inputs)[0]
+        np.testing.assert_allclose(ours.detach().numpy(), plain.numpy(), rtol=1e-12)
+        assert ours.requires_grad
+    second = torch.autograd.functional.hessian(lambda x: length(x, c.detach()).sum(), x.detach())
+    exact = torch.autograd.functional.hessian(
+        lambda x: (x.square().sum(1) + 0.49).sqrt().sum(), x.detach()
+    )
+    np.testing.assert_allclose(second.numpy(), exact.numpy(), atol=1e-12)
+    jacobian = torch.func.jacrev(length, argnums=1)(x.detach(), c.detach())
+    np.testing.assert_allclose(jacobian.numpy(), (c / t).detach().numpy(), rtol=1e-12)
+    zero = torch.zeros((), requires_grad=True, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(CF.normalise(torch.zeros(2, 3), zero)[2].sum(), zero)
+    assert gradient == 0
+
+
 @pytest.mark.parametrize("dtype", EVERY)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_energy_values(shape, dtype):

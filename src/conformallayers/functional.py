@@ -110,15 +110,7 @@ def normalise(x: Tensor, offset: Scalar = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     if plain:
         return unit, m, norm(unit)
     unit, n = energy(unit)  # has a second derivative at 0, unlike the norm
-    return unit, m, root(n + (offset / m).square())
-
-
-def root(n: Tensor) -> Tensor:
-    """Return √n, with gradient 0 where n = 0; NaN stays NaN."""
-    if not transformed() and not (torch.is_grad_enabled() and n.requires_grad):
-        return n.sqrt()
-    zero = n == 0
-    return (n + zero).sqrt() * ~zero
+    return unit, m, _root(n + (offset / m).square())
 
 
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
