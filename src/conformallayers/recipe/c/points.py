@@ -24,7 +24,7 @@ def _normalize(op: point.Normalize, program: Program) -> None:
     (x,), (unit, m, tau) = op.inputs, op.outputs
     suffix, count, source = program.suffix(x), program.count(x), program.read(x)
     dtype = np.float64 if program.wide(x) else np.float32
-    least = number(float(dtype(min(op.offset, np.finfo(dtype).max))), program.ctype(x))
+    least = number(float(dtype(min(op.offset, float(np.finfo(dtype).max)))), program.ctype(x))
     peak = program.define(m, f"(double)peak{suffix}({source}, {count}, {least})")
     target = program.write(unit, over=x)
     program.call("divide", x, source, program.factor(peak, x), target, count)
