@@ -394,7 +394,7 @@ def _composite(
         if module.arguments != settings:
             raise ValueError(f"{kind.__name__} with other arguments")
         # The children may differ from those of the constructor, such as a new head.
-        networks.Network.__init__(module, features, head)
+        networks.base.Network.__init__(module, features, head)
     made: nn.Module = module
     return made
 

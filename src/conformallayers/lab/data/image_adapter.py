@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import refusal, shape_text
-from ...networks import IMAGE_SHAPE, Network
+from ...networks import IMAGE_SHAPE
+from ...networks.base import Network
 from ...nn.extra_layers import Centre, RepeatChannels
 from .batches import enlargement
 

@@ -10,69 +10,19 @@ load from a folder or the Hub, see ``docs/hub.md``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .errors import refusal
-from .hub.mixin import Published
-from .nn import layers as cl
-from .nn.activations import ReSPro
-from .nn.container import ConformalLayers
-from .nn.extra_layers import Scale
+from ..errors import refusal
+from ..nn import layers as cl
+from ..nn.activations import ReSPro
+from ..nn.container import ConformalLayers
+from ..nn.extra_layers import Scale
+from .base import Network, check_count
 
-__all__ = [
-    "IMAGE_SHAPE",
-    "BaseLinearNet",
-    "BaseReLUNet",
-    "BaseReSProNet",
-    "D3ModNet",
-    "D3ModNetCL",
-    "DkNet",
-    "DkNetCL",
-    "LeNet",
-    "LeNetCL",
-]
-
-IMAGE_SHAPE = (3, 32, 32)
 _DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
-
-
-class Network(nn.Module, Published):
-    """Compute features, flatten them, and apply a head.
-
-    Attributes:
-        arguments: those of the constructor, defaults included, without ``device`` and ``dtype``.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Store the arguments, which rebuild the network after ``save_pretrained``."""
-        network = super().__new__(cls)
-        signature = inspect.signature(cls.__init__)
-        try:
-            bound = signature.bind_partial(network, *args, **kwargs)
-        except TypeError:  # __init__ raises it again, in its own words
-            return network
-        bound.apply_defaults()
-        network.arguments = {
-            name: value
-            for name, value in list(bound.arguments.items())[1:]
-            if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
-        }
-        return network
-
-    def __init__(self, features: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.features = features
-        self.head = head
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return class scores, (B, 3, 32, 32) → (B, num_classes)."""
-        scores: Tensor = self.head(torch.flatten(self.features(input), 1))
-        return scores
 
 
 def _conformal(
@@ -82,14 +32,9 @@ def _conformal(
     return ConformalLayers(*layers, *([] if gain is None else [Scale(gain, **factory)]))
 
 
-def _check_count(name: str, value: object, remedy: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise refusal(name, "a whole number > 0", repr(value), remedy)
-
-
 def _check_depth(depth: int) -> None:
     remedy = "It is the number of convolutions."
-    _check_count("depth", depth, remedy)
+    check_count("depth", depth, remedy)
     if depth > _DEEPEST:
         raise refusal("depth", f"{_DEEPEST} at most", repr(depth), remedy)
 
@@ -97,7 +42,7 @@ def _check_depth(depth: int) -> None:
 def _base_head(
     pool_stride: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
 ) -> nn.Module:
-    _check_count("pool_stride", pool_stride, "The default is 2.")
+    check_count("pool_stride", pool_stride, "The default is 2.")
     features = 32 * ((30 - 2) // pool_stride + 1) ** 2
     if hidden is None:
         return nn.Linear(features, num_classes, **factory)
@@ -154,6 +99,7 @@ class BaseReSProNet(Network):
         gain: initial value of a learned factor behind it; None means no factor.
 
     Examples:
+        >>> import torch
         >>> BaseReSProNet()(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
@@ -182,7 +128,7 @@ def _lenet_head(
     hidden: int | None, dropout: float, num_classes: int, factory: dict[str, Any]
 ) -> nn.Sequential:
     width = 120 if hidden is None else hidden
-    _check_count("hidden", width, "None means the paper's 120.")
+    check_count("hidden", width, "None means the paper's 120.")
     number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
     if not number or not 0 <= dropout < 1:
         raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 means none.")
@@ -235,6 +181,7 @@ class LeNetCL(Network):
         hidden, dropout: as in LeNet.
 
     Examples:
+        >>> import torch
         >>> LeNetCL(alpha="spectral")(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
@@ -300,6 +247,7 @@ class DkNetCL(Network):
         padding_mode: of the convolutions.
 
     Examples:
+        >>> import torch
         >>> DkNetCL(3)(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
@@ -346,6 +294,7 @@ class D3ModNetCL(Network):
         gain: initial value of a learned factor behind them; None means no factor.
 
     Examples:
+        >>> import torch
         >>> D3ModNetCL()(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
