@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,13 @@ class Value:
     t: Tensor
     base: Tensor | float = 1.0
     segment: tuple[tuple[nn.Module, Tensor], ...] = ()
+    rms: bool = False
+    passed: object = None  # the same for values that have passed the same activations
+
+    @property
+    def size(self) -> float:
+        """How many squares a norm averages: d in root mean squares, else 1."""
+        return float(self.x[0].numel()) if self.rms else 1.0
 
     @property
     def bound(self) -> Tensor | float:
@@ -55,7 +64,12 @@ def oracle(model: nn.Module, x: Tensor, vectors: Vectors | None = None) -> Tenso
     ``vectors`` holds the unit vector that a spectral activation had before a training forward:
     its α is then ‖U v‖, differentiable in the weights; otherwise it is the stored norm.
     """
-    value = Value(x, x.flatten(1).square().sum(1).sqrt())
+    rms = getattr(model, "unit", "norm") == "rms"
+    value = Value(x, x[:, :0].flatten(1).sum(1), rms=rms)
+    offset = getattr(model, "offset", None)
+    square = 0.0 if offset is None else offset**2
+    value.t = (x.flatten(1).square().sum(1) / value.size + square).sqrt()
+    value.base = math.sqrt(value.size)
     return _pass(model, value, vectors or {}).point
 
 
@@ -64,18 +78,21 @@ def _pass(module: nn.Module, value: Value, vectors: Vectors) -> Value:
         for child in module.children():
             value = _pass(child, value, vectors)
         return value
-    if isinstance(module, (cl.Residual, cl.Parallel)) and (_is_nonlinear(module) or _adds(module)):
-        residual = isinstance(module, cl.Residual)
-        parts = (module.shortcut, module.body) if residual else module.branches
-        found = [_pass(part, value, vectors) for part in parts]
-        joined = _join(found, module.join.how, module.join.dim)
+    composite = isinstance(module, (cl.Residual, cl.Parallel, cl.Split))
+    if composite and (_is_nonlinear(module) or _adds(module)):
+        found = [_pass(part, start, vectors) for start, part in _parts(module, value)]
+        joined = _join(found, module)
         if not _is_nonlinear(module):  # for α it is one layer
             joined.base, joined.segment = value.base, (*value.segment, (module, value.x))
         return joined
     if isinstance(module, cl.RadialActivation):
         alpha = _alpha(module, value, vectors)
-        n = value.x.flatten(1).square().sum(1)
-        return Value(value.x, _coordinate(module, value.t, n, alpha))
+        n = value.x.flatten(1).square().sum(1) / value.size
+        t = _coordinate(module, value.t, n, alpha)
+        return Value(value.x, t, math.sqrt(value.size), (), value.rms, object())
+    if _is_map(module):
+        bound = bound_of(module, tuple(value.x.shape[1:])) * value.bound
+        return replace(value, x=module(value.x), base=bound, segment=())
     segment = (*value.segment, (module, value.x))
     if isinstance(module, _NORMS) and module.training:
         x = module(value.point) * value.per_sample(value.t)
@@ -84,17 +101,49 @@ def _pass(module: nn.Module, value: Value, vectors: Vectors) -> Value:
         x = module(value.x) - shift
         if _adds(module):
             x = x + Value(x, value.t).per_sample(value.t) * shift
-    return Value(x, value.t, value.base, segment)
+    return replace(value, x=x, segment=segment)
 
 
-def _join(values: list[Value], how: str, dim: int) -> Value:
-    first = values[0]
+class _Slice(nn.Module):
+    """Some of the channels."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        super().__init__()
+        self.start, self.stop = start, stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, self.start : self.stop]
+
+
+def _parts(module: nn.Module, value: Value) -> list[tuple[Value, nn.Module]]:
+    """Return the branches of a composite, each with the value that enters it."""
+    if isinstance(module, cl.Split):
+        assert sum(module.sizes) == value.x.shape[1]
+        stops = list(accumulate(module.sizes))
+        slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
+        starts = [
+            replace(value, x=part(value.x), segment=(*value.segment, (part, value.x)))
+            for part in slices
+        ]
+        return list(zip(starts, module.groups, strict=True))
+    residual = isinstance(module, cl.Residual)
+    return [(value, m) for m in ((module.shortcut, module.body) if residual else module.branches)]
+
+
+def _join(values: list[Value], module: nn.Module) -> Value:
+    first, join = values[0], module.join
     parts = [value.point * first.per_sample(first.t) for value in values]
-    bounds = [torch.as_tensor(value.bound, dtype=torch.float64) for value in values]
-    if how == "sum":
-        return Value(sum(parts[1:], parts[0]), first.t, sum(bounds[1:], bounds[0]))
-    base = torch.stack(bounds).square().sum().sqrt()
-    return Value(torch.cat(parts, dim), first.t, base)
+    bounds = torch.stack([torch.as_tensor(value.bound, dtype=torch.float64) for value in values])
+    together = all(value.passed is first.passed for value in values)
+    if join.how == "sum":
+        x, base = sum(parts[1:], parts[0]), bounds.sum()
+    else:
+        x, base = torch.cat(parts, join.dim), bounds.square().sum().sqrt()
+    if (
+        isinstance(module, cl.Split) and together
+    ):  # groups share the energy of what they are part of
+        base = bounds.max()
+    return Value(x, first.t, base, (), first.rms, first.passed if together else object())
 
 
 def _coordinate(module: nn.Module, t: Tensor, n: Tensor, alpha: Tensor | float) -> Tensor:
@@ -117,7 +166,16 @@ def _adds(module: nn.Module) -> bool:
 
 
 def _is_nonlinear(module: nn.Module) -> bool:
-    return any(isinstance(child, cl.RadialActivation) for child in module.modules())
+    children = list(module.modules())
+    return any(isinstance(child, cl.RadialActivation) or _is_map(child) for child in children)
+
+
+def _is_map(module: nn.Module) -> bool:
+    """Tell whether a module is a homogeneous map."""
+    maps = nn.ReLU, nn.LeakyReLU, nn.PReLU, cl.Abs
+    return (
+        isinstance(module, maps) or re.search("MaxPool|LPPool", type(module).__name__) is not None
+    )
 
 
 def exact(model: nn.Module) -> nn.Module:
@@ -200,6 +258,16 @@ def bound_of(module: nn.Module, shape: tuple[int, ...]) -> Tensor | float:
         return 1.0 if module.weight is None else module.weight.abs().max()
     if isinstance(module, cl.Residual):
         return _chain_bound(module.shortcut, shape) + _chain_bound(module.body, shape)
+    if isinstance(module, cl.Split):
+        groups = zip(module.groups, module.sizes, strict=True)
+        bounds = [torch.as_tensor(_chain_bound(m, (n, *shape[1:]))).double() for m, n in groups]
+        return torch.stack(bounds).max()
+    if isinstance(module, nn.PReLU):
+        return module.weight.abs().max().clamp_min(1.0)
+    if isinstance(module, nn.LeakyReLU):
+        return max(1.0, abs(module.negative_slope))
+    if _is_map(module):  # the energy that a single pixel brings
+        return matrix_of(module, shape).square().sum(0).max().sqrt()
     if isinstance(module, cl.Parallel):
         bounds = [torch.as_tensor(_chain_bound(b, shape)).double() for b in module.branches]
         every = torch.stack(bounds)
@@ -240,10 +308,10 @@ def _alpha(module: cl.RadialActivation, value: Value, vectors: Vectors) -> Tenso
         image = vectors[module]
         for layer, _ in value.segment:
             image = _linear(layer, image)
-        return image.square().sum().sqrt() * value.base
+        return image.square().sum().sqrt() * value.base / math.sqrt(value.size)
     if module.alpha == "spectral" and module.norm > 0:
-        return module.norm * value.base
-    bound = value.bound
+        return module.norm * value.base / math.sqrt(value.size)
+    bound = value.bound / math.sqrt(value.size)
     bound = bound if bound else 1.0  # zero weights: x is 0, and any α will do
     return bound * module.log_factor.exp() if module.alpha == "learned" else bound
 
@@ -260,6 +328,9 @@ def _linear(layer: nn.Module, x: Tensor) -> Tensor:
         return x
     if isinstance(layer, cl.Residual):
         return _linear(layer.shortcut, x) + _linear(layer.body, x)
+    if isinstance(layer, cl.Split):
+        slices = zip(layer.groups, x.split(list(layer.sizes), 1), strict=True)
+        return torch.cat([_linear(group, part) for group, part in slices], 1)
     if isinstance(layer, cl.Parallel):
         parts = [_linear(branch, x) for branch in layer.branches]
         return layer.join.merge(parts)

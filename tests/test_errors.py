@@ -21,19 +21,24 @@ class Doubled(nn.Conv2d):
 
 
 REFUSED = [
-    (nn.ReLU, "ReLU", "cl.ReSPro()"),
-    (nn.GELU, "GELU", "cl.ReSPro()"),
-    (lambda: nn.Softmax(1), "Softmax", "cl.ReSPro()"),
-    (lambda: nn.MaxPool1d(2), "MaxPool1d", "cl.AvgPool1d"),
-    (lambda: nn.MaxPool2d(2), "MaxPool2d", "cl.AvgPool2d"),
-    (lambda: nn.MaxPool3d(2), "MaxPool3d", "cl.AvgPool3d"),
-    (lambda: nn.AdaptiveMaxPool2d(1), "AdaptiveMaxPool2d", "cl.AdaptiveAvgPool2d"),
+    (nn.ReLU6, "ReLU6", "nn.ReLU()"),
+    (nn.GELU, "GELU", "nn.LPPool2d(2, ...)"),
+    (nn.Sigmoid, "Sigmoid", "cl.ReSPro()"),
+    (lambda: nn.Softmax(1), "Softmax", "nn.ReLU()"),
+    (lambda: nn.ReLU(inplace=True), "got inplace=True", "needed later"),
+    (lambda: nn.LeakyReLU(inplace=True), "got inplace=True", "needed later"),
+    (lambda: nn.MaxPool2d(2, return_indices=True), "return_indices=False", "one tensor"),
+    (lambda: nn.AdaptiveMaxPool2d(1, return_indices=True), "return_indices=False", "one tensor"),
+    (lambda: nn.LPPool2d(3, 2), "norm_type=2, got norm_type=3", "Euclidean"),
+    (lambda: nn.LPPool1d(float("inf"), 2), "norm_type=2, got norm_type=inf", "Euclidean"),
+    (lambda: nn.FractionalMaxPool2d(2, 2), "FractionalMaxPool2d", "nn.MaxPool2d"),
     (lambda: nn.LayerNorm(4), "LayerNorm", "nn.BatchNorm"),
     (lambda: nn.InstanceNorm2d(4), "InstanceNorm2d", "nn.BatchNorm"),
     (lambda: nn.BatchNorm2d(4, track_running_stats=False), "track_running_stats", "each other"),
     (lambda: cl.ConformalLayers(cl.ReSPro(1.0)), "ConformalLayers", "Unpack it"),
     (lambda: Doubled(1, 1, 1, bias=False), "Doubled", "cl.register_linear"),
     (lambda: nn.LSTM(2, 2), "LSTM", "cl.register_linear"),
+    (lambda: nn.LSTM(2, 2), "LSTM", "cl.register_homogeneous"),
     (lambda: nn.LazyConv2d(4, 3, bias=False), "LazyConv2d", "number of input channels"),
     (lambda: nn.LazyConv2d(4, 3), "LazyConv2d", "number of input channels"),
     (lambda: nn.LazyLinear(4, bias=False), "LazyLinear", "number of input channels"),
@@ -77,14 +82,14 @@ def test_refused_later_and_nothing_changes(
 
 
 def test_refused_inside_a_nested_sequential() -> None:
-    inner = nn.Sequential(nn.Identity(), nn.ReLU())
-    assert_says(lambda: cl.ConformalLayers(inner), "at position 0.1", "ReLU", "cl.ReSPro()")
+    inner = nn.Sequential(nn.Identity(), nn.GELU())
+    assert_says(lambda: cl.ConformalLayers(inner), "at position 0.1", "GELU", "cl.ReSPro()")
     inner = nn.Sequential(nn.Identity())
     model = cl.ConformalLayers(inner, cl.ReSPro(1.0))
-    inner.append(nn.ReLU())  # behind the model's back
+    inner.append(nn.GELU())  # behind the model's back
     for mode in (True, False):
         model.train(mode)
-        assert_says(lambda: model(torch.ones(1, 2)), "at position 0.1", "ReLU", "cl.ReSPro()")
+        assert_says(lambda: model(torch.ones(1, 2)), "at position 0.1", "GELU", "cl.ReSPro()")
 
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), "Young", True, [1]])

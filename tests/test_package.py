@@ -38,6 +38,7 @@ ORDER = (
     "nn.layers",
     "nn.activations",
     "nn.branches",
+    "nn.homogeneous",
     "registry",
     "recipe.torch",
     "recipe.onnx",

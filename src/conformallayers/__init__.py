@@ -25,8 +25,9 @@ _HOMES = {
     **dict.fromkeys(("Scale", "RepeatChannels", "Centre"), "nn.extra_layers"),
     **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "nn.activations"),
     **dict.fromkeys(("Residual", "Parallel"), "nn.branches"),
+    **dict.fromkeys(("Abs", "Split"), "nn.homogeneous"),
     "Traced": "nn.traced",
-    "register_linear": "registry.registry",
+    **dict.fromkeys(("register_linear", "register_homogeneous"), "registry.registry"),
     "ConformalLayers": "nn.container",
     "Folded": "folding.folded",
     "fold": "folding.fold",
@@ -46,6 +47,7 @@ _HOMES = {
 _SUBMODULES = ("functional", "networks", "testing")
 
 __all__ = [
+    "Abs",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
@@ -78,6 +80,7 @@ __all__ = [
     "RepeatChannels",
     "Residual",
     "Scale",
+    "Split",
     "Traced",
     "__version__",
     "export_c",
@@ -89,6 +92,7 @@ __all__ = [
     "layer_by_layer",
     "load",
     "networks",
+    "register_homogeneous",
     "register_linear",
     "save",
     "testing",
@@ -109,6 +113,7 @@ if TYPE_CHECKING:
     from .nn.branches import Parallel, Residual
     from .nn.container import ConformalLayers, layer_by_layer
     from .nn.extra_layers import Centre, RepeatChannels, Scale
+    from .nn.homogeneous import Abs, Split
     from .nn.layers import (
         AdaptiveAvgPool1d,
         AdaptiveAvgPool2d,
@@ -131,7 +136,7 @@ if TYPE_CHECKING:
     from .recipe.c.export import export_c
     from .recipe.c.files import CExport
     from .recipe.onnx.export import export_onnx
-    from .registry.registry import register_linear
+    from .registry.registry import register_homogeneous, register_linear
     from .testing import fold_error
 
 

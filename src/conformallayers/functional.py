@@ -345,6 +345,11 @@ class Scaling:
         return other
 
     @property
+    def pending(self) -> bool:
+        """Whether a factor of z is still to be taken."""
+        return self._last is not None
+
+    @property
     def sigma(self) -> Scalar:
         """The factor of the coordinate ``m · sigma · τ``."""
         balance, rho = self._balance, self._rho

@@ -208,8 +208,8 @@ def test_other_strategies_refuse_branches() -> None:
         (lambda: cl.Parallel(nn.Identity(), dim=0), "after the batch axis"),
         (lambda: cl.Parallel(torch.relu), "modules"),
         (lambda: cl.Residual(torch.relu), "modules"),
-        (lambda: cl.ConformalLayers(cl.Residual(nn.ReLU())), "position 0.body.0"),
-        (lambda: cl.ConformalLayers(cl.Parallel(nn.MaxPool2d(2))), "position 0.branches.0"),
+        (lambda: cl.ConformalLayers(cl.Residual(nn.GELU())), "position 0.body.0"),
+        (lambda: cl.ConformalLayers(cl.Parallel(nn.Tanh())), "position 0.branches.0"),
     ],
 )
 def test_refused_branches(build: object, message: str) -> None:

@@ -58,7 +58,11 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
         (lambda x: x * x, r"got mul\(x, x\)\. Write it with cl layers"),
         (lambda x: x + 1, r"got add\(x, 1\)\. .* as its bias"),
         (lambda x: torch.cat([x, x]), r"got cat\(\[x, x\]\)"),
-        (lambda x: torch.relu(x), r"got relu\(x\)\. Use an activation that folds"),
+        (lambda x: torch.tanh(x), r"got tanh\(x\)\. Use a module: nn.ReLU\(\)"),
+        (
+            lambda x: nn.functional.relu(x, inplace=True),
+            r"got relu\(x, inplace=True\)\. Use a module",
+        ),
         (lambda x: (x, x), "one output"),
         (lambda x: x if x.sum() > 0 else -x, "trace"),
     ],
@@ -154,3 +158,22 @@ def test_bounds_do_not_feed_the_statistics(registered: object) -> None:
     model = cl.ConformalLayers(cl.Residual(inner), cl.Gnomonic())
     model(samples((6,), torch.float32))
     assert int(inner.body[1].num_batches_tracked) == 1
+
+
+class Rectified(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = cl.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x):
+        return nn.functional.relu(self.conv(x)) + abs(x) + x.relu() + torch.abs(torch.relu(x))
+
+
+def test_functions_that_are_homogeneous_maps():
+    x = torch.randn(3, 2, 6, 6, dtype=torch.float64)
+    block = Rectified().double()
+    model = cl.ConformalLayers(cl.Traced(block))
+    y = block(x) / x.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    for mode in (True, False):
+        assert torch.allclose(model.train(mode)(x), y, rtol=1e-12)
+    assert cl.trace(model, (2, 6, 6)).staged

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import conformallayers as cl
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.extra_layers import ChannelScale
+from conformallayers.nn.homogeneous import Channels
 from conformallayers.registry import bounds
 from conformallayers.registry.bounds import pad_copies
 from conformallayers.registry.registry import _SPECS
@@ -234,10 +235,11 @@ def test_modules_that_only_move_coefficients_count_one(kind):
 def test_every_registered_kind_is_covered_here():
     named = ("Conv", "ConvTranspose", "AvgPool", "AdaptiveAvgPool", *PADS)
     covered = {getattr(nn, f"{name}{n}d") for name in named for n in (1, 2, 3)}
-    own = {kind for kind in _SPECS if kind.__module__.startswith(("torch.", "conformallayers.nn."))}
+    linear = {kind for kind, spec in _SPECS.items() if not spec.homogeneous}
+    own = {kind for kind in linear if kind.__module__.startswith(("torch.", "conformallayers.nn."))}
     # Bounds of these are compared with explicit matrices in test_conformance.
     elsewhere = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Upsample, cl.RepeatChannels}
-    own -= {*elsewhere, ChannelScale, Composite}
+    own -= {*elsewhere, ChannelScale, Channels, Composite}
     assert own == covered | {nn.Linear, cl.Scale} | set(MOVES)
 
 

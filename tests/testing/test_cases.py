@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.nn.branches import Composite
 from conformallayers.registry.registry import _SPECS
 from conformallayers.registry.torch_layers import BATCH_NORMS
 from conformallayers.testing.cases import ALPHAS, LINEAR_CASES, Case
@@ -165,7 +166,8 @@ def test_every_supported_type_has_a_row() -> None:
     files = "conformallayers.nn.layers", "conformallayers.nn.extra_layers"
     ours = {v for v in homes.values() if getattr(v, "__module__", "") in files} - {cl.Centre}
     assert len(ours) == 18
-    torch_types = {kind for kind in _SPECS if kind.__module__.startswith("torch.")}
+    linear = {kind for kind, spec in _SPECS.items() if not spec.homogeneous}
+    torch_types = {kind for kind in linear if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built
 
 
@@ -179,7 +181,7 @@ def test_every_option_of_every_type_is_varied() -> None:
         layer = case.build()
         found.setdefault(type(layer), []).append(layer)
     for kind, layers in found.items():
-        if kind.__module__ == "conformallayers.nn.branches":
+        if issubclass(kind, Composite):
             continue  # they are made of modules, not of options
         for name, parameter in inspect.signature(kind).parameters.items():
             only_zeros = name == "padding_mode" and "Transpose" in kind.__name__

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import ConformalError, refusal, shape_text
-from ..nn.branches import branches
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Centre
 from ..registry.bounds import Shape
-from ..registry.registry import find_spec
+from ..registry.registry import branches, find_spec
 from .folded import Folded
 from .operators import (
     Operator,
@@ -175,6 +174,9 @@ def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage
     A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
     fold away. Returns the stage and the node that feeds it.
     """
+    if graph.traces[node].staged:
+        remedy = "Run it layer by layer: model.eval()(x)."
+        raise refusal("fold(model)", "no homogeneous maps", "some", remedy)
     stage, feed = stage_of(graph.traces[node]), node.all_input_nodes[0]
     if stage.branched or not prefix:
         return stage, feed
@@ -220,8 +222,9 @@ def _affine_module(graph: Graph, node: fx.Node) -> nn.Module | None:
     if node.op == "call_module":
         module = graph.module.get_submodule(str(node.target))
         spec = find_spec(module)
-        refused = spec is None or (spec.check is not None and spec.check(module) is not None)
-        return None if refused or branches(module) else module
+        if spec is None or spec.homogeneous or branches(module):
+            return None
+        return None if spec.check is not None and spec.check(module) is not None else module
     return nn.Flatten() if flattens(node) else None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..nn.branches import Composite, Flow, Join
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from ..nn.homogeneous import Channels
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
@@ -254,6 +255,11 @@ def _repeat_channels(to: Lowering, value: str, module: Any, shape: Shape) -> str
     return to.finish(to.builder.add(layer.Concatenate, *[value] * module.times, axis=0))
 
 
+@lowers(Channels)
+def _channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    return to.add(layer.Slice, value, axis=0, start=module.start, stop=module.stop)
+
+
 def _window(module: Any, axes: int) -> dict[str, Any]:
     """Return the settings that all pools have."""
     names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
@@ -416,6 +422,8 @@ def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def by_sample(module: nn.Module) -> bool:
     """Tell whether a module is known to treat every sample by itself in evaluation mode."""
     spec = find_spec(module)
-    if spec is None or isinstance(module, by_axis("ConstantPad")):  # any value may be padded with
+    # Outside a fold any value may be padded with, and a map may work in place.
+    free = spec is None or spec.homogeneous or isinstance(module, by_axis("ConstantPad"))
+    if spec is None or free:
         return find_lowering(module) is not None
     return spec.check is None or spec.check(module) is None

@@ -12,12 +12,13 @@ from torch import nn
 from ..errors import ConformalError, refusal, shape_text
 from ..functional import Scalar
 from ..nn.activations import RadialActivation
-from ..nn.branches import Composite, Flow, Join, branches, joined_bound
+from ..nn.branches import Composite, Flow, Join, joined_bound
 from ..registry.bounds import Shape
+from ..registry.input_checks import check_batch_axis, check_input
 from ..registry.registry import (
     LayerSpec,
-    check_batch_axis,
-    check_input,
+    branches,
+    is_homogeneous,
     modules_in,
     shape_after,
     spec_of,
@@ -30,8 +31,8 @@ from ..utils.text import table
 class Step:
     """One module of the network on samples of a fixed shape.
 
-    ``bound`` is an upper bound of the operator norm: of the module if it is linear, of all layers since
-    the previous activation if it is an activation, whose ``alpha`` is set. ``sources`` are the numbers
+    ``bound`` is an upper bound of the operator norm: of the module if it is a layer or a homogeneous map,
+    of all of them since the previous activation if it is an activation, whose ``alpha`` is set. ``sources`` are the numbers
     of the steps that feed it; -1 is the input of its ConformalLayers.
     """
 
@@ -55,6 +56,11 @@ class Trace:
     def chain(self) -> bool:
         """Whether every step is fed by the previous step."""
         return all(step.sources == (index - 1,) for index, step in enumerate(self.steps))
+
+    @property
+    def staged(self) -> bool:
+        """Whether homogeneous maps cut the network into several stages."""
+        return any(is_homogeneous(step.module) for step in self.steps)
 
     @property
     def output_shape(self) -> Shape:
@@ -96,7 +102,8 @@ class _Place:
     step: int
     shape: Shape
     bound: float = 1.0
-    base: float = 1.0  # the bound right behind the last activation or join
+    base: float = 1.0  # the bound right behind the last activation, map or join
+    coordinate: int = -1  # equal for values that have passed the same activations
 
 
 class _Tracing(Flow[_Place]):
@@ -117,27 +124,31 @@ class _Tracing(Flow[_Place]):
             merged = join.shape([value.shape for value in values])
         except ConformalError as error:
             raise ConformalError(f"{path}: {error}") from error
-        bound = float(joined_bound([value.bound for value in values], join))
+        coordinates = {value.coordinate for value in values}
+        bound = float(joined_bound([v.bound for v in values], join, len(coordinates) == 1))
         sources = tuple(value.step for value in values)
         shapes_in = values[0].shape
         self.steps.append(Step(path, join, shapes_in, merged, bound, None, sources))
-        return _Place(len(self.steps) - 1, merged, bound, bound)
+        last = len(self.steps) - 1
+        coordinate = coordinates.pop() if len(coordinates) == 1 else last
+        return _Place(last, merged, bound, bound, coordinate)
 
     def step(self, path: str, module: nn.Module, value: _Place) -> _Place:
         """Record a layer, an activation, or the steps inside a composite."""
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         if isinstance(module, RadialActivation):
-            shape, own, bound = value.shape, value.bound, 1.0
-            base = 1.0
+            shape, own, bound, base = value.shape, value.bound, 1.0, 1.0
+            coordinate = len(self.steps)
             alpha = _number(module.resolve(value.bound, value.base), path, module)
         else:
             kind = spec_of(path, module)
             shape, alpha = _output_shape(path, module, kind, value.shape), None
             own = _number(kind.bound(module, value.shape), path, module)
-            bound, base = value.bound * own, value.base
+            bound, coordinate = value.bound * own, value.coordinate
+            base = bound if kind.homogeneous else value.base
         self.steps.append(Step(path, module, value.shape, shape, own, alpha, (value.step,)))
-        return _Place(len(self.steps) - 1, shape, bound, base)
+        return _Place(len(self.steps) - 1, shape, bound, base, coordinate)
 
 
 def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) -> Trace:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ..errors import refusal
 from ..functional import Scalar
-from .activations import RadialActivation
 
 T = TypeVar("T")
 How = Literal["sum", "concatenate"]
@@ -34,11 +33,14 @@ class Flow(Protocol[T]):
 
 
 class Join(nn.Module):
-    """Join branches: the sum of their points, or their concatenation along an axis."""
+    """Join branches: the sum of their points, or their concatenation along an axis.
 
-    def __init__(self, how: How, dim: int = 1) -> None:
+    ``disjoint`` branches start with different coefficients of the same value.
+    """
+
+    def __init__(self, how: How, dim: int = 1, *, disjoint: bool = False) -> None:
         super().__init__()
-        self.how, self.dim = how, dim
+        self.how, self.dim, self.disjoint = how, dim, disjoint
 
     def merge(self, parts: list[Tensor]) -> Tensor:
         """Return the sum or the concatenation, without broadcasting."""
@@ -97,22 +99,28 @@ class _Plain(Flow[Tensor]):
         return join.merge(values)
 
 
-def branches(module: nn.Module) -> bool:
-    """Check whether a module has branches with activations, so that it is not one linear layer."""
-    return isinstance(module, Composite) and any(
-        isinstance(child, RadialActivation) for child in module.modules()
-    )
+def joined_bound(bounds: list[Scalar], join: Join, one_coordinate: bool) -> Scalar:
+    """Return the bound of a sum or a concatenation.
 
-
-def joined_bound(bounds: list[Scalar], join: Join | None) -> Scalar:
-    """Return the bound of a sum or a concatenation; 1 without a join."""
-    if join is None:
-        return 1.0
+    With ``one_coordinate`` no branch has passed an activation. Disjoint branches then share the energy of
+    the value that they start from, and the largest bound is that of their concatenation.
+    """
+    if join.disjoint and one_coordinate:
+        return _largest(bounds)
     squares = join.how == "concatenate"
     total: Scalar = 0.0
     for bound in bounds:
         total = total + (bound**2 if squares else bound)
     return total**0.5 if squares else total
+
+
+def _largest(bounds: list[Scalar]) -> Scalar:
+    tensors = [bound for bound in bounds if isinstance(bound, Tensor)]
+    numbers = [bound for bound in bounds if not isinstance(bound, Tensor)]
+    if not tensors:
+        return max(numbers)
+    largest = torch.stack(tensors).amax()
+    return largest.clamp_min(max(numbers)) if numbers else largest
 
 
 def _listed(shapes: list[tuple[int, ...]]) -> str:

@@ -23,7 +23,13 @@ from ..folding.stages import stage_of
 from ..folding.trace import Trace, trace_modules
 from ..functional import autocasts, transformed
 from ..recipe.torch.module import RecipeModule
-from ..registry.registry import check_module, flatten_modules, modules_in
+from ..registry.registry import (
+    SUPPORTED_KINDS,
+    check_module,
+    flatten_modules,
+    is_homogeneous,
+    modules_in,
+)
 from .layerwise import run_layers
 
 Self = TypeVar("Self", bound="ConformalLayers")
@@ -52,7 +58,7 @@ def layer_by_layer() -> Iterator[None]:
 
 
 class ConformalLayers(nn.Sequential):
-    """Chain linear layers and :class:`ReSPro` activations, as ``nn.Sequential`` chains modules.
+    """Chain linear layers, :class:`ReSPro` activations and homogeneous maps, as ``nn.Sequential`` does.
 
     In training mode the layers run one by one. In evaluation mode, without gradients to trainable
     parameters, the first call for an input shape folds them into one linear map and one quadratic
@@ -73,10 +79,10 @@ class ConformalLayers(nn.Sequential):
         ... )
         >>> model(torch.rand(2, 3, 32, 32)).shape
         torch.Size([2, 7200])
-        >>> model.append(torch.nn.ReLU())
+        >>> model.append(torch.nn.Sigmoid())
         Traceback (most recent call last):
         ...
-        conformallayers.errors.ConformalError: ConformalLayers at position 4: expected a linear layer or cl.ReSPro, got ReLU. Use cl.ReSPro(), the activation that folds, or put it into the head.
+        conformallayers.errors.ConformalError: ConformalLayers at position 4: expected a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU, got Sigmoid. Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head.
     """
 
     _cache: FoldCache
@@ -151,7 +157,8 @@ class ConformalLayers(nn.Sequential):
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
         if folded is None:
-            busy = any(must_run(module) for module in self.modules() if module is not self)
+            others = [module for module in self.modules() if module is not self]
+            busy = any(must_run(module) or is_homogeneous(module) for module in others)
             if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
             with self._lock:
@@ -218,7 +225,7 @@ class ConformalLayers(nn.Sequential):
         if not isinstance(module, nn.Module):
             raise refusal(
                 f"ConformalLayers at position {name}",
-                "a linear layer or cl.ReSPro",
+                SUPPORTED_KINDS,
                 repr(module),
                 "Pass modules, or one OrderedDict of modules.",
             )

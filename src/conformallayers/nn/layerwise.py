@@ -9,7 +9,7 @@ evaluation, folds and checkpoints need no special case.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,12 +29,10 @@ from ..functional import (
     squares_fit,
     transformed,
 )
-from ..registry.bounds import Shape
+from ..registry.input_checks import check_batch_axis, check_input
 from ..registry.registry import (
-    LayerSpec,
     bias_is_redundant,
-    check_batch_axis,
-    check_input,
+    branches,
     has_batch_statistics,
     is_affine,
     modules_in,
@@ -42,8 +40,8 @@ from ..registry.registry import (
     spec_of,
 )
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
-from .branches import Composite, Flow, Join, branches, joined_bound
-from .power_iteration import power_step
+from .branches import Composite, Flow, Join, joined_bound
+from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
@@ -51,19 +49,28 @@ _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be rea
 
 @dataclass
 class LinearSegment:
-    """The layers since the last activation or join, with a batch that entered them.
+    """The layers since the last activation, homogeneous map or join, with a batch that entered them.
 
-    ``before`` holds the segments of the joined branches.
+    ``before`` holds the segment before the ``map``, or those of the joined branches. With
+    ``one_coordinate`` no branch has passed an activation.
     """
 
     entry: Tensor
-    layers: list[tuple[nn.Module, LayerSpec, Shape]] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     before: tuple[LinearSegment, ...] = ()
+    map: Layer | None = None
     join: Join | None = None
+    one_coordinate: bool = False
 
     def base(self) -> Scalar:
-        """Return the bound at the entry: 1 after an activation, that of the branches after a join."""
-        return joined_bound([segment.bound() for segment in self.before], self.join)
+        """Return the bound at the entry: 1 after an activation."""
+        bounds = [segment.bound() for segment in self.before]
+        if self.map is not None:
+            module, spec, shape = self.map
+            return spec.bound(module, shape) * bounds[0]
+        if self.join is not None:
+            return joined_bound(bounds, self.join, self.one_coordinate)
+        return 1.0
 
     def bound(self) -> Scalar:
         """Return the bound after the last layer."""
@@ -86,7 +93,8 @@ class LinearSegment:
 class Points:
     """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
 
-    ``age`` counts the activations since the norm of z was last known to be moderate.
+    ``age`` counts the activations since the norm of z was last known to be moderate. ``coordinate`` is equal
+    for values that have passed the same activations, and so have the same t.
     """
 
     z: Tensor
@@ -95,12 +103,12 @@ class Points:
     scaling: Scaling
     segment: LinearSegment
     age: int = 0
+    coordinate: int = 0
 
     def fork(self) -> Points:
         """Return a copy for a branch; tensors are shared."""
-        segment = self.segment
-        copied = LinearSegment(segment.entry, list(segment.layers), segment.before, segment.join)
-        return Points(self.z, self.m, self.tau, self.scaling.copy(), copied, self.age)
+        segment = replace(self.segment, layers=list(self.segment.layers))
+        return replace(self, scaling=self.scaling.copy(), segment=segment)
 
     def rebase(self) -> Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
@@ -108,7 +116,7 @@ class Points:
         tau = self.tau.detach()
         alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
         z = dehomogenize(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY)
+        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate)
 
     def measured(self) -> tuple[Points, Tensor]:
         """Return the points and ``‖z‖²``, rescaled if the square would leave the range of the dtype.
@@ -123,7 +131,7 @@ class Points:
             z, factor = rescaled(self.z)
             z, n = energy(z)
             m, tau, age = m / factor, tau * factor, 0
-        return Points(z, m, tau, self.scaling, self.segment, age), n.to(tau.dtype)
+        return replace(self, z=z, m=m, tau=tau, age=age), n.to(tau.dtype)
 
     def dehomogenize(self) -> Tensor:
         """Return the points ``x / t``."""
@@ -135,6 +143,7 @@ class LayerFlow(Flow[Points]):
 
     def __init__(self, advance: bool) -> None:
         self.advance = advance
+        self.coordinates = 0  # how many have been given out
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run one module of a branch, or all modules of an nn.Sequential."""
@@ -158,12 +167,23 @@ class LayerFlow(Flow[Points]):
         """Add or concatenate points; the result has the coordinate of the first."""
         if len(values) == 1:
             return values[0]
-        segments = tuple(value.segment for value in values)
-        rebased = [value.rebase() for value in values]
-        first = rebased[0]
-        z = join.merge([value.z for value in rebased])
-        segment = LinearSegment(z, [], segments, join)
-        return Points(z, first.m, first.tau, Scaling(), segment, _RESCALE_EVERY)
+        segments, first = tuple(value.segment for value in values), values[0]
+        one_coordinate = all(value.coordinate == first.coordinate for value in values)
+        if any(value.m is not first.m or value.tau is not first.tau for value in values):
+            values = [value.rebase() for value in values]
+        elif len({value.scaling.pending for value in values}) == 2:
+            for value in values:  # some branches have applied the factor, and now all of them do
+                factor = value.scaling.take()
+                value.z = value.z if factor is None else value.z * factor
+        z = join.merge([value.z for value in values])
+        segment = LinearSegment(z, [], segments, join=join, one_coordinate=one_coordinate)
+        age = max(value.age for value in values)
+        coordinate = first.coordinate if one_coordinate else self._new_coordinate()
+        return replace(values[0], z=z, segment=segment, age=age, coordinate=coordinate)
+
+    def _new_coordinate(self) -> int:
+        self.coordinates += 1
+        return self.coordinates
 
     def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
         """Run a layer, an activation or a composite."""
@@ -174,7 +194,13 @@ class LayerFlow(Flow[Points]):
         spec = spec_of(path, module)
         batch = value.z.shape[0]
         check_input(path, module, spec, tuple(value.z.shape))
-        value.segment.layers.append((module, spec, tuple(value.z.shape[1:])))
+        layer = module, spec, tuple(value.z.shape[1:])
+        if spec.homogeneous:
+            value.z = run(module, spec, value.z, None)
+            value.segment = LinearSegment(value.z, [], (value.segment,), map=layer)
+            check_batch_axis(path, module, value.z.shape, batch)
+            return value
+        value.segment.layers.append(layer)
         if isinstance(module, Composite) and has_batch_statistics(module):
             # One linear layer for α, but its batch norms must see the points inside it.
             segment = value.segment
@@ -194,7 +220,8 @@ class LayerFlow(Flow[Points]):
     def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
         value, n = value.measured()
         tau = module.rule.advance(value.tau, n * weight, value.m)
-        return Points(value.z, value.m, tau, value.scaling, LinearSegment(value.z), value.age)
+        segment, coordinate = LinearSegment(value.z), self._new_coordinate()
+        return replace(value, tau=tau, segment=segment, coordinate=coordinate)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
         """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""

@@ -10,17 +10,18 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..errors import refusal
-from ..registry.registry import find_spec
+from ..registry.registry import find_spec, is_homogeneous
 from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
 from .container import ConformalLayers
+from .homogeneous import Abs
 
 T = TypeVar("T")
 
 
 class Traced(Composite):
-    """Run the graph of an ordinary module: layers, ``+``, ``torch.cat`` and ``flatten``.
+    """Run the graph of an ordinary module: layers, ``+``, ``torch.cat``, ``flatten``, ``relu`` and ``abs``.
 
     ``a + b`` and ``torch.cat([a, b], 1)`` both have the coordinate of a.
 
@@ -81,6 +82,9 @@ class Traced(Composite):
             if node.op not in ("placeholder", "output")
         ]
         self._input = inputs[0].name
+        # Children, so that all can see that the module is not linear.
+        actions = [action for *_, action in self._steps if isinstance(action, nn.Module)]
+        self.maps = nn.ModuleList(action for action in actions if is_homogeneous(action))
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Apply the nodes of the graph in order."""
@@ -104,6 +108,10 @@ class _Tracer(fx.Tracer):
 
 
 _SUMS = (operator.add, torch.add)
+_MAPS: dict[Any, type[nn.Module]] = {
+    **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
+    **dict.fromkeys((torch.abs, operator.abs, "abs"), Abs),
+}
 
 
 def _check_node(name: str, node: fx.Node) -> None:
@@ -115,6 +123,8 @@ def _check_node(name: str, node: fx.Node) -> None:
         good = len(node.args) == 1 and len(nodes) == 1 and not node.kwargs
     elif node.target in _SUMS:
         good = len(nodes) == len(node.args) == 2 and not node.kwargs
+    elif node.target in _MAPS:
+        good = len(nodes) == len(node.args) == 1 and not any(node.kwargs.values())
     elif node.target is torch.cat:
         parts = _cat_parts(node)
         many = isinstance(parts, (list, tuple)) and len(parts) > 0
@@ -129,7 +139,7 @@ def _check_node(name: str, node: fx.Node) -> None:
     if not good:
         raise refusal(
             f"Traced({name}) at {node.name}",
-            "modules, sums of two values, torch.cat behind the batch axis, flatten(1)",
+            "modules, sums of two values, torch.cat behind the batch axis, flatten(1), relu, abs",
             call_text(node),
             _remedy(node),
         )
@@ -143,21 +153,25 @@ def _sources(node: fx.Node) -> list[Any]:
 
 
 def _action(node: fx.Node) -> str | Join | nn.Module:
-    """Return what a node does: the path of a module, a join, or a flattening."""
+    """Return what a node does: the path of a module, a join, a map, or a flattening."""
     if node.op == "call_module":
         return str(node.target)
     if node.target in _SUMS:
         return Join("sum")
     if node.target is torch.cat:
         return Join("concatenate", _cat_axis(node))
+    if node.target in _MAPS:
+        return _MAPS[node.target]()
     return nn.Flatten(*node.args[1:], **node.kwargs)  # type: ignore[arg-type]
 
 
 def _remedy(node: fx.Node) -> str:
     if node.op == "get_attr" or (node.target in _SUMS and not node.kwargs):
         return "Give the constant to a layer as its bias: cl.Linear(..., bias=True)."
-    if node.target in (torch.relu, F.relu, "relu", torch.tanh, "tanh", F.gelu):
-        return "Use an activation that folds, such as cl.ReSPro(), or put it into the head."
+    if node.target in (*_MAPS, torch.tanh, "tanh", F.gelu, F.max_pool2d):
+        return (
+            "Use a module: nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), or put it into the head."
+        )
     return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."
 
 

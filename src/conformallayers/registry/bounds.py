@@ -1,7 +1,9 @@
 """Upper bounds of the operator norms of layers: Young's inequality with channels, and windows.
 
-Every bound is an instance of Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``, with the largest column sum
-and the largest row sum of absolute values. The largest column sum alone is no bound.
+The bound of a linear layer is an instance of Schur's test, ``‖U‖₂ ≤ sqrt(‖U‖₁·‖U‖∞)``, with the largest
+column sum and the largest row sum of absolute values. The largest column sum alone is no bound. That of a
+homogeneous map h is the largest ``‖h(x)‖/‖x‖``; a maximum or a norm of windows counts each pixel as often as
+windows use it.
 """
 
 from __future__ import annotations
@@ -127,17 +129,7 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
     override = getattr(module, "divisor_override", None)
     if module.count_include_pad and override is None:
         return 1.0
-    axes = len(shape) - 1
-    windows = [
-        _windows(*sizes, bool(module.ceil_mode))
-        for sizes in zip(
-            shape[1:],
-            per_axis(module.kernel_size, axes),
-            per_axis(module.stride, axes),
-            per_axis(module.padding, axes),
-            strict=True,
-        )
-    ]
+    windows = pool_windows(module, shape)
     if override is None:
         return _window_bound(windows, averaged=True)
     return _window_bound(windows, averaged=False) / abs(int(override))
@@ -145,12 +137,40 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums, since windows overlap unevenly."""
-    sizes = per_axis(module.output_size, len(shape) - 1)
-    windows = []
-    for n, wanted in zip(shape[1:], sizes, strict=True):
-        out = n if wanted is None else wanted
-        windows.append(tuple((i * n // out, -((i + 1) * n // -out)) for i in range(out)))
-    return _window_bound(windows, averaged=True)
+    return _window_bound(_adaptive_windows(module, shape), averaged=True)
+
+
+def max_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.MaxPool*d`` by the square root of how often windows use a pixel."""
+    return math.sqrt(math.prod(max(_sums_over(axis)) for axis in pool_windows(module, shape)))
+
+
+def adaptive_max_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.AdaptiveMaxPool*d`` by the square root of how often windows use a pixel."""
+    return math.sqrt(math.prod(max(_sums_over(axis)) for axis in _adaptive_windows(module, shape)))
+
+
+def norm_pool_bound(module: Any, shape: Shape) -> Scalar:
+    """Return the norm of ``nn.LPPool*d`` with p = 2.
+
+    A window of length n that the end of the image cuts off counts kernel/n times.
+    """
+    kernels = per_axis(module.kernel_size, len(shape) - 1)
+    square = 1.0
+    for axis, kernel in zip(pool_windows(module, shape), kernels, strict=True):
+        square *= max(_sums_over(axis, [kernel / len(window) for window in axis]))
+    return math.sqrt(square)
+
+
+def leaky_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.LeakyReLU`` by the larger of its two slopes."""
+    return max(1.0, abs(float(module.negative_slope)))
+
+
+def prelu_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``nn.PReLU`` by its largest slope, at least 1."""
+    slopes: Tensor = module.weight.abs().to(wide_dtype(module.weight.device))
+    return slopes.max().clamp_min(1.0)
 
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
@@ -323,27 +343,60 @@ def _paddings(module: Any) -> Sequence[tuple[int, int]]:
     return [(int(p), int(p)) for p in module.padding]
 
 
+def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
+    """Return the windows of a pooling layer along each axis: the pixels of the image in each of them."""
+    axes = len(shape) - 1
+    strides = module.kernel_size if module.stride is None else module.stride
+    sizes = zip(
+        shape[1:],
+        per_axis(module.kernel_size, axes),
+        per_axis(strides, axes),
+        per_axis(getattr(module, "padding", 0), axes),
+        per_axis(getattr(module, "dilation", 1), axes),
+        strict=True,
+    )
+    return [_windows(*options, bool(module.ceil_mode)) for options in sizes]
+
+
 def _windows(
-    size: int, kernel: int, stride: int, padding: int, ceil: bool
-) -> tuple[tuple[int, int], ...]:
-    """Return the windows of a pooling axis, clipped to the image: (start, end) of each."""
-    span = size + 2 * padding - kernel
+    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
+) -> tuple[range, ...]:
+    """Return the windows of a pooling axis, clipped to the image."""
+    reach = dilation * (kernel - 1) + 1
+    span = size + 2 * padding - reach
     count = (-(-span // stride) if ceil else span // stride) + 1
     if ceil and (count - 1) * stride >= size + padding:
         count -= 1  # the last window must start inside the image or its left padding
     starts = [i * stride - padding for i in range(count)]
-    return tuple((max(s, 0), min(s + kernel, size)) for s in starts)
+    # The first pixel of a dilated window that starts in the padding is not pixel 0.
+    return tuple(
+        range(s if s >= 0 else s % dilation, min(s + reach, size), dilation) for s in starts
+    )
 
 
-def _window_bound(windows: Sequence[Sequence[tuple[int, int]]], *, averaged: bool) -> float:
+def _adaptive_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
+    sizes = per_axis(module.output_size, len(shape) - 1)
+    windows = []
+    for n, wanted in zip(shape[1:], sizes, strict=True):
+        out = n if wanted is None else wanted
+        windows.append(tuple(range(i * n // out, -((i + 1) * n // -out)) for i in range(out)))
+    return windows
+
+
+def _sums_over(axis: Sequence[range], weights: Sequence[float] | None = None) -> list[float]:
+    """Return the sum of the weights of the windows that use each pixel of an axis; without, their number."""
+    sums = [0.0] * max(max(window, default=-1) + 1 for window in axis)
+    for index, window in enumerate(axis):
+        for position in window:
+            sums[position] += 1.0 if weights is None else weights[index]
+    return sums or [0.0]
+
+
+def _window_bound(windows: Sequence[Sequence[range]], *, averaged: bool) -> float:
     """Return ``sqrt(max row sum · max column sum)``; both are products over the axes."""
     rows = columns = 1.0
     for axis in windows:
-        lengths = [end - start for start, end in axis]
-        sums = [0.0] * max(end for _, end in axis)
-        for (start, end), length in zip(axis, lengths, strict=True):
-            for position in range(start, end):
-                sums[position] += 1 / length if averaged else 1.0
+        lengths = [len(window) for window in axis]
         rows *= 1.0 if averaged else max(lengths)
-        columns *= max(sums)
+        columns *= max(_sums_over(axis, [1 / n for n in lengths] if averaged else None))
     return math.sqrt(rows * columns)

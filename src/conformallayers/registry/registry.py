@@ -1,4 +1,4 @@
-"""The registry of linear modules: which types may stand in a ConformalLayers, and how they run.
+"""The registry of layers and maps: which types may stand in a ConformalLayers, and how they run.
 
 Affine types count as linear: their bias enters as ``x ← U x + t·b``. Each type is one row. A subclass
 inherits the row of its nearest ancestor unless it overrides ``forward``; then it must be registered
@@ -16,18 +16,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ..errors import ConformalError, refusal, shape_text
-from ..functional import Scalar
+from ..errors import ConformalError, refusal
+from ..functional import Scalar, norm_pool
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from .bounds import Shape, nearest_depends_on_dtype
+from ..utils.axes import per_axis
+from .bounds import Shape
 from .specs import Bound, Check, scale_output
 from .specs import LayerSpec as LayerSpec  # re-exported
-from .torch_layers import BATCH_NORMS, REFUSED, SUPPORTED
+from .torch_layers import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
 
-_DEFAULT_SUGGESTION = "If it is linear and has no bias, register it with cl.register_linear."
-_OVERRIDE_SUGGESTION = "It overrides forward: if it is linear, register it with cl.register_linear."
+SUPPORTED_KINDS = (
+    "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"
+)
+_REGISTER = (
+    "cl.register_linear if it is linear, cl.register_homogeneous if f(λx) = λ·f(x) for λ > 0."
+)
+_DEFAULT_SUGGESTION = f"Register it with {_REGISTER}"
+_OVERRIDE_SUGGESTION = f"It overrides forward: register it with {_REGISTER}"
 
 
 def register_linear(
@@ -61,14 +68,46 @@ def register_linear(
           (1): ReSPro()
         )
     """
-    if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
-        raise refusal(
-            "register_linear(module_type)",
-            "a subclass of nn.Module",
-            repr(module_type),
-            "Pass the class.",
-        )
+    _check_class("register_linear", module_type)
     _SPECS[module_type] = LayerSpec(bound, scale_output, check, rank)
+
+
+def register_homogeneous(
+    module_type: type[nn.Module],
+    bound: Bound,
+    *,
+    check: Check | None = None,
+    rank: int | None = None,
+) -> None:
+    """Allow positively homogeneous maps of your own type in a :class:`ConformalLayers`.
+
+    The map must have ``h(λx) = λ·h(x)`` for λ > 0 and treat each sample by itself;
+    :func:`conformallayers.testing.assert_homogeneous` checks that, and the bound.
+
+    Args:
+        module_type: the class.
+        bound: function of (module, shape of one input sample) that returns an upper bound of
+            ``‖h(x)‖/‖x‖``, a float or a 0-dim tensor.
+        check: function of the module that returns why its configuration is refused, or None.
+        rank: number of axes of its input including the batch axis, if the module fixes it.
+
+    Examples:
+        >>> class Sorted(torch.nn.Module):
+        ...     def forward(self, input):
+        ...         return input.sort(dim=1).values
+        >>> register_homogeneous(Sorted, bound=lambda module, shape: 1.0)
+        >>> import conformallayers as cl
+        >>> cl.ConformalLayers(cl.Linear(4, 4), Sorted(), cl.ReSPro())(torch.rand(2, 4)).shape
+        torch.Size([2, 4])
+    """
+    _check_class("register_homogeneous", module_type)
+    _SPECS[module_type] = LayerSpec(bound, None, check, rank, homogeneous=True)
+
+
+def _check_class(function: str, module_type: Any) -> None:
+    if not (isinstance(module_type, type) and issubclass(module_type, nn.Module)):
+        where, expected = f"{function}(module_type)", "a subclass of nn.Module"
+        raise refusal(where, expected, repr(module_type), "Pass the class.")
 
 
 def find_spec(module: nn.Module) -> LayerSpec | None:
@@ -101,11 +140,24 @@ def spec_of(path: str, module: nn.Module) -> LayerSpec:
     if spec is None:
         name, suggestion = type(module).__name__, _suggestion(type(module))
         where = f"ConformalLayers at position {path}"
-        raise refusal(where, "a linear layer or cl.ReSPro", name, suggestion)
+        raise refusal(where, SUPPORTED_KINDS, name, suggestion)
     problem = spec.check(module) if spec.check else None
     if problem is not None:
         raise ConformalError(f"ConformalLayers at position {path}: {problem}")
     return spec
+
+
+def is_homogeneous(module: nn.Module) -> bool:
+    """Check whether a module is a positively homogeneous map, which acts on x and leaves t alone."""
+    spec = find_spec(module)
+    return spec is not None and spec.homogeneous
+
+
+def branches(module: nn.Module) -> bool:
+    """Check whether a module has branches with activations or maps, so that it is not one linear layer."""
+    return isinstance(module, Composite) and any(
+        isinstance(child, RadialActivation) or is_homogeneous(child) for child in module.modules()
+    )
 
 
 def _suggestion(module_type: type[nn.Module]) -> str:
@@ -226,11 +278,19 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
     if isinstance(module, nn.Upsample):
         x = x.contiguous()  # torch copies other entries of a channels-last map
+    if isinstance(module, NORM_POOLS) and not (has_hooks(module) or has_global_hooks()):
+        return _norm_pool(module, x)  # torch's own has no gradient where a window is 0
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
     scaled = scale_output if has_hooks(module) or has_global_hooks() else spec.scaled
     return scaled(module, x, factor)
+
+
+def _norm_pool(module: Any, x: Tensor) -> Tensor:
+    kernel = per_axis(module.kernel_size, x.dim() - 2)
+    stride = kernel if module.stride is None else per_axis(module.stride, x.dim() - 2)
+    return norm_pool(x, kernel, stride, module.ceil_mode)
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -302,80 +362,6 @@ class _Checking(Flow[None]):
         pass
 
 
-def check_input(
-    path: str, module: nn.Module, spec: LayerSpec, shape: tuple[int, ...], *, traced: bool = False
-) -> None:
-    """Refuse a batch whose number of axes or channels does not fit the module.
-
-    With ``traced`` the user gave the shape of one sample instead of a batch.
-    """
-    name = type(module).__name__
-    got = f"samples of shape {shape_text(shape[1:])}" if traced else f"an input of shape {shape}"
-    if spec.rank is not None and len(shape) != spec.rank:
-        unbatched = not traced and len(shape) == spec.rank - 1
-        remedy = "Add the batch axis with x.unsqueeze(0)." if unbatched else "Reshape the input."
-        if traced and len(shape) == spec.rank + 1:
-            remedy = "Leave the batch axis out of the input shape."
-        raise refusal(
-            f"{name} at position {path}",
-            f"a batch with {spec.rank} axes",
-            f"an unbatched input of shape {shape}" if unbatched else got,
-            remedy,
-        )
-    expected = getattr(module, spec.channels) if spec.channels else None
-    axis = -1 if isinstance(module, nn.Linear) else 1
-    if expected is not None and shape[axis] != expected:
-        raise refusal(
-            f"{name} at position {path}",
-            f"{spec.channels}={expected} on axis {axis}",
-            got,
-            "Change the layer or the input.",
-        )
-    if isinstance(module, nn.modules.padding._CircularPadNd):
-        _check_wrapping(path, module, shape, got)
-    if isinstance(module, nn.Upsample) and not torch.compiler.is_compiling():
-        _check_nearest(path, module, shape, got)
-
-
-def _check_nearest(path: str, module: nn.Upsample, shape: tuple[int, ...], got: str) -> None:
-    """Refuse an interpolation that a fold, computed in float64, would not repeat in float32."""
-    try:
-        differs = nearest_depends_on_dtype(module, shape[1:])
-    except (RuntimeError, ValueError):
-        return  # sizes that do not fit, which the layer itself explains
-    if differs:
-        raise refusal(
-            f"Upsample at position {path}",
-            "nearest neighbours that are the same pixels in float32 and float64",
-            f"scale_factor={module.scale_factor}, size={module.size} on {got}",
-            'Choose another scale or size, or mode="bilinear".',
-        )
-
-
-def _check_wrapping(path: str, module: Any, shape: tuple[int, ...], got: str) -> None:
-    """Refuse circular padding that torch would fill with uninitialised memory."""
-    pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
-    for size, before, after in zip(reversed(shape), pads[0::2], pads[1::2], strict=False):
-        if size + min(before, 0) + min(after, 0) < max(before, after, 1):
-            raise refusal(
-                f"{type(module).__name__} at position {path}",
-                f"padding={pads} to leave as many entries of an axis as it repeats",
-                got,
-                "Crop less, or pad less.",
-            )
-
-
-def check_batch_axis(path: str, module: nn.Module, shape: tuple[int, ...], batch: int) -> None:
-    """Refuse an output without the batch axis."""
-    if len(shape) < 2 or shape[0] != batch:
-        raise refusal(
-            f"{type(module).__name__} at position {path}",
-            "the batch axis to stay first",
-            f"an output of shape {tuple(shape)} for a batch of {batch}",
-            "Keep axis 0 out of the layer.",
-        )
-
-
 class _Bounding(Flow[tuple[Shape, Scalar]]):
     """Compute the output shape and the bound of a composite of linear layers."""
 
@@ -392,7 +378,7 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
         self, path: str, values: list[tuple[Shape, Scalar]], join: Join
     ) -> tuple[Shape, Scalar]:
         shape = join.shape([shape for shape, _ in values])
-        return shape, joined_bound([bound for _, bound in values], join)
+        return shape, joined_bound([bound for _, bound in values], join, one_coordinate=True)
 
 
 def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:

@@ -1,4 +1,4 @@
-"""LayerSpec: one row of the registry, everything the library knows of a linear module type."""
+"""LayerSpec: one row of the registry, everything the library knows of a module type."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Check = Callable[[nn.Module], str | None]
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Describe a linear module type.
+    """Describe a linear module type, or a positively homogeneous one.
 
     Args:
-        bound: (module, input shape) → an upper bound of the operator norm.
+        bound: (module, input shape) → an upper bound of the operator norm; of a homogeneous map, an
+            upper bound of ``‖h(x)‖/‖x‖``.
         scaled: (module, input, factor) → factor · U(input) without the bias, cheaper than scaling
             the output; None if a later layer should apply the factor.
         check: module → why this configuration is refused, or None.
@@ -33,6 +34,7 @@ class LayerSpec:
         multiple: whether it multiplies the whole sample by one number in evaluation mode.
         norm_factor: module → the number by which it multiplies the norm of every sample, or None if
             there is no such number.
+        homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
     """
 
     bound: Bound
@@ -45,6 +47,7 @@ class LayerSpec:
     affine: bool = False
     multiple: bool = False
     norm_factor: Callable[[Any], float | None] | None = None
+    homogeneous: bool = False
 
 
 def scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:

@@ -13,10 +13,13 @@ from torch.nn import functional as F
 
 from ..functional import Scalar
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from ..nn.homogeneous import Abs, Channels
 from . import bounds
 from .specs import LayerSpec
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d
+NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
 
 
 def _scaled_conv(module: Any, x: Tensor, factor: Scalar) -> Tensor:
@@ -60,6 +63,21 @@ def _not_in_place(module: nn.Module) -> str | None:
     if not getattr(module, "inplace", False):
         return None
     return "expected inplace=False, got inplace=True. Values before an activation are needed later."
+
+
+def _one_output(module: Any) -> str | None:
+    if not module.return_indices:
+        return None
+    return "expected return_indices=False, got return_indices=True. A layer returns one tensor."
+
+
+def _euclidean(module: Any) -> str | None:
+    if module.norm_type == 2:
+        return None
+    return (
+        f"expected norm_type=2, got norm_type={module.norm_type}. "
+        "Only the Euclidean norm of windows is supported."
+    )
 
 
 def _zero_value(module: nn.Module) -> str | None:
@@ -115,6 +133,11 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
         "Dropout": dropout,
         "BatchNorm": batch_norm,
         **dict.fromkeys(pads, padding),
+        "MaxPool": LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True),
+        "AdaptiveMaxPool": LayerSpec(
+            bounds.adaptive_max_pool_bound, check=_one_output, rank=rank, homogeneous=True
+        ),
+        "LPPool": LayerSpec(bounds.norm_pool_bound, check=_euclidean, rank=rank, homogeneous=True),
     }
     return {getattr(nn, f"{name}{n}d"): spec for name, spec in rows.items()}
 
@@ -146,26 +169,39 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     ),
     ChannelScale: LayerSpec(bounds.scale_bound),
     Scale: LayerSpec(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True),
+    Channels: LayerSpec(bounds.one, channels="channels"),
+    nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
+    nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),
+    nn.PReLU: LayerSpec(bounds.prelu_bound, homogeneous=True),
+    Abs: LayerSpec(bounds.one, homogeneous=True),
 }
 
 _ACTIVATIONS = (
-    *("ReLU", "ReLU6", "LeakyReLU", "PReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish"),
-    *("Sigmoid", "Tanh", "Softplus", "Hardswish", "Hardsigmoid", "Hardtanh", "Softsign"),
-    *("Tanhshrink", "LogSigmoid", "Softmax", "LogSoftmax", "GLU", "Threshold"),
+    *("ReLU6", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign"),
+    *("Sigmoid", "Tanh", "LogSigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink"),
+    *(
+        "Softshrink",
+        "Tanhshrink",
+        "Softmax",
+        "Softmax2d",
+        "LogSoftmax",
+        "Softmin",
+        "GLU",
+        "Threshold",
+    ),
 )
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 
 # A subclass gets the suggestion of its nearest ancestor.
 REFUSED: dict[type, str] = {
     **{
-        getattr(nn, f"{kind}MaxPool{n}d"): f"Use cl.{kind}AvgPool{n}d: a maximum is not linear."
-        for kind in ("", "Adaptive")
-        for n in (1, 2, 3)
-    },
-    **{
-        getattr(nn, name): "Use cl.ReSPro(), the activation that folds, or put it into the head."
+        getattr(
+            nn, name
+        ): "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head."
         for name in _ACTIVATIONS
     },
+    nn.FractionalMaxPool2d: "Use nn.MaxPool2d or nn.LPPool2d(2, ...): its windows are random.",
+    nn.FractionalMaxPool3d: "Use nn.MaxPool3d or nn.LPPool3d(2, ...): its windows are random.",
     **dict.fromkeys(
         _NORMS, "Use nn.BatchNorm, which folds, or leave it out: ReSPro already normalises."
     ),

@@ -1,9 +1,10 @@
 """Checks for users: how far a fold is from its layers, as numbers and as asserts."""
 
 from ..folding.part import TOLERANCES
-from .cases import ALPHAS, LINEAR_CASES, Case
+from .cases import ALPHAS, HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from .checks import (
     assert_folds,
+    assert_homogeneous,
     assert_linear,
     fold_error,
     reference,
@@ -12,10 +13,12 @@ from .checks import (
 
 __all__ = [
     "ALPHAS",
+    "HOMOGENEOUS_CASES",
     "LINEAR_CASES",
     "TOLERANCES",
     "Case",
     "assert_folds",
+    "assert_homogeneous",
     "assert_linear",
     "fold_error",
     "reference",

@@ -1,4 +1,4 @@
-"""Conformance cases: one row for every option of every linear layer.
+"""Conformance cases: one row for every option of every linear layer and every homogeneous map.
 
 An option that no test varies can hide a wrong fold. The project's own tests run over these rows; the
 tests of a new strategy, file format or runtime can do the same.
@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from ..nn import extra_layers, layers
+from ..nn import extra_layers, homogeneous, layers
 from ..nn.branches import Parallel, Residual
+from ..nn.homogeneous import Split
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
 
@@ -241,6 +242,9 @@ def _composite_cases() -> Iterator[Case]:
         lambda: Parallel(conv(), layers.AvgPool2d((1, 2)), join="concatenate", dim=-1),
         shape,
     )
+    yield Case(
+        "cl.Split", lambda: Split([2, 1], [conv(True, 3), layers.Conv2d(1, 1, 3, 1, 1)]), (3, 5, 6)
+    )
 
 
 def _linear_cases() -> Iterator[Case]:
@@ -262,4 +266,52 @@ def _linear_cases() -> Iterator[Case]:
     yield _row(extra_layers, "Scale", (3, 4), {"gain": -0.5})
 
 
+def _max_pool_options(n: int) -> Iterator[_Options]:
+    yield {"kernel_size": 2}
+    yield {"kernel_size": _first(n, 3, 2, 1) if n > 1 else 3, "stride": 1}
+    yield {"kernel_size": 3, "stride": 2, "padding": 1}
+    yield {"kernel_size": 2, "stride": _first(n, 1, 2, 3), "dilation": _first(n, 3, 1, 2)}
+    yield {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2}
+    yield {"kernel_size": 2, "stride": 3, "ceil_mode": True}
+    yield {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}
+
+
+def _norm_pool_options(n: int) -> Iterator[_Options]:
+    yield {"kernel_size": 2}
+    yield {"kernel_size": _first(n, 3, 2, 1) if n > 1 else 3, "stride": 1}
+    yield {"kernel_size": 3, "stride": _first(n, 2, 1, 3) if n > 1 else 2}
+    yield {"kernel_size": 3, "stride": 2, "ceil_mode": True}
+    yield {"kernel_size": 4, "stride": 3, "ceil_mode": True}
+
+
+def _split_cases() -> Iterator[Case]:
+    def mean_and_norm() -> nn.Module:
+        return Split([1, 2], [layers.AvgPool2d(2), nn.LPPool2d(2, 2)])
+
+    def deeper() -> nn.Module:
+        rest = nn.Sequential(nn.ReLU(), layers.Conv2d(2, 2, 3, padding=1, bias=True))
+        return Split([1, 2], [nn.Identity(), rest])
+
+    yield Case("cl.Split(mean and norm)", mean_and_norm, (3, 5, 6))
+    yield Case("cl.Split(deeper)", deeper, (3, 5, 6))
+
+
+def _homogeneous_cases() -> Iterator[Case]:
+    yield _row(nn, "ReLU", (3, 4), {})
+    for slope in (0.01, 0.3, -0.4, 1.5):
+        yield _row(nn, "LeakyReLU", (3, 4), {"negative_slope": slope})
+    yield _row(nn, "PReLU", (3, 4, 5), {"init": -0.3})
+    yield _row(nn, "PReLU", (3, 4), {"num_parameters": 3})
+    yield _row(homogeneous, "Abs", (3, 4), {})
+    for n, sizes in _SIZES.items():
+        for options in _max_pool_options(n):
+            yield _row(nn, f"MaxPool{n}d", (2, *sizes), options)
+        for options in _adaptive_options(n):
+            yield _row(nn, f"AdaptiveMaxPool{n}d", (2, *sizes), options)
+        for options in _norm_pool_options(n):
+            yield _row(nn, f"LPPool{n}d", (2, *sizes), options, {"norm_type": 2})
+    yield from _split_cases()
+
+
 LINEAR_CASES: tuple[Case, ...] = tuple(_linear_cases())
+HOMOGENEOUS_CASES: tuple[Case, ...] = tuple(_homogeneous_cases())

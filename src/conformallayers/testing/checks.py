@@ -16,6 +16,7 @@ from ..folding.fold import fold
 from ..folding.folded import Folded
 from ..folding.part import TOLERANCES
 from ..nn.container import layer_by_layer
+from ..registry.registry import find_spec
 
 
 def reference(model: nn.Module, x: Tensor) -> Tensor:
@@ -138,3 +139,77 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
     for name, (actual, expected) in checks.items():
         if actual.shape != expected.shape or not torch.allclose(actual, expected, 1e-9, 1e-12):
             raise AssertionError(f"{type(module).__name__}: {name} does not hold")
+
+
+def assert_homogeneous(module: nn.Module, input_shape: tuple[int, ...], *, seed: int = 0) -> None:
+    """Assert that a module is positively homogeneous and does not mix samples, and that its bound holds.
+
+    Use it before :func:`conformallayers.register_homogeneous` on a map of your own, and behind it to
+    check the bound too.
+
+    Args:
+        module: the module; a float64 copy in evaluation mode is checked.
+        input_shape: the shape of one sample.
+        seed: of the random samples.
+
+    Raises:
+        AssertionError: if a property does not hold; the message names it.
+
+    Examples:
+        >>> assert_homogeneous(torch.nn.MaxPool1d(2), (1, 8))
+        >>> assert_homogeneous(torch.nn.Tanh(), (4,))
+        Traceback (most recent call last):
+        ...
+        AssertionError: Tanh: h(λx) = λ·h(x) does not hold for λ = 0.001
+    """
+    shape = checked_shape(input_shape, "assert_homogeneous(input_shape=...)")
+    name, exact = type(module).__name__, copy.deepcopy(module).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, *shape, generator=generator, dtype=torch.float64)
+    x[-1] = x[-1].abs()
+    with torch.no_grad():
+        image: Tensor = exact(x.clone())
+        for factor in (0.0, 1e-3, 0.7, 3.0, 1e4):
+            if not _equals(exact(factor * x), factor * image, factor):
+                raise AssertionError(f"{name}: h(λx) = λ·h(x) does not hold for λ = {factor:g}")
+        if not _equals(exact(x[:1].clone()), image[:1]):
+            raise AssertionError(f"{name}: samples are not independent")
+    spec = find_spec(module)
+    if spec is None or not spec.homogeneous:
+        return
+    bound, found = float(spec.bound(exact, shape)), _largest_ratio(exact, shape, x)
+    if not found <= bound * (1 + 1e-9):
+        raise AssertionError(
+            f"{name}: ‖h(x)‖ = {found:.6g}·‖x‖ for some x, and its bound is {bound:.6g}"
+        )
+
+
+def _equals(actual: Tensor, expected: Tensor, factor: float = 1.0) -> bool:
+    close = actual.shape == expected.shape
+    return close and torch.allclose(actual, expected, 1e-9, 1e-12 * factor)
+
+
+def _largest_ratio(module: Any, shape: tuple[int, ...], x: Tensor) -> float:
+    """Return the largest ``‖h(x)‖/‖x‖`` found: random samples, single pixels, constants, and ascent."""
+    size = x[0].numel()
+    pixels = torch.eye(size, dtype=x.dtype)[:: max(1, size // 256)].view(-1, *shape)
+    starts = torch.cat([x, pixels, -pixels, torch.ones_like(x[:1]), -torch.ones_like(x[:1])])
+    for _ in range(20):
+        starts = (starts / _norms(starts)).detach().requires_grad_()
+        with torch.enable_grad():
+            ratios = _norms(module(starts.clone())).flatten()
+            if not ratios.requires_grad:
+                break
+            (ascent,) = torch.autograd.grad(ratios.sum(), starts)
+        best = ratios.detach()
+        ascent = torch.where(ascent.isfinite(), ascent, 0.0)
+        starts = torch.where(
+            (best > 0).view(-1, *[1] * len(shape)) & (_norms(ascent) > 0), ascent, starts
+        )
+    with torch.no_grad():
+        return float((_norms(module(starts)) / _norms(starts)).max())
+
+
+def _norms(x: Tensor) -> Tensor:
+    norms = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    return norms.view(-1, *[1] * (x.dim() - 1))

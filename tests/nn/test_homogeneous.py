@@ -1,0 +1,284 @@
+"""Homogeneous maps inside ConformalLayers: every option of each, and random staged networks."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.registry.registry import _SPECS
+from conformallayers.testing.cases import HOMOGENEOUS_CASES, Case
+from oracle import bound_of, exact, gradient_error, oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, assert_says, samples
+
+GRADIENTS = {torch.float64: 1e-10, torch.float32: 2e-4}
+MAPS = [case for case in HOMOGENEOUS_CASES if "Split" not in case.name]
+every_case = pytest.mark.parametrize("case", HOMOGENEOUS_CASES, ids=lambda case: case.name)
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    weights = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
+    return list(torch.autograd.grad((y * weights).sum(), inputs))
+
+
+def check(model: cl.ConformalLayers, x: Tensor) -> None:
+    """Compare a training step and evaluation with the oracle, gradients of the step included."""
+    model.train()
+    model(x)  # gives a spectral activation its vector
+    twin = exact(model)
+    spectral = [m for m in twin.modules() if getattr(m, "alpha", None) == "spectral"]
+    vectors = {m: m.vector for m in spectral if m.vector is not None}
+    x = x.clone().requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    expected = oracle(twin, wide, vectors)
+    actual = model(x)
+    assert relative_error(actual, expected) <= TOLERANCES[x.dtype]
+    wanted = gradients(expected, wide, *twin.parameters())
+    assert gradient_error(gradients(actual, x, *model.parameters()), wanted) <= GRADIENTS[x.dtype]
+    model.eval()
+    with torch.no_grad():
+        expected = oracle(exact(model), x.detach().double())
+        assert relative_error(model(x), expected) <= TOLERANCES[x.dtype]
+        with cl.layer_by_layer():
+            assert relative_error(model(x), expected) <= TOLERANCES[x.dtype]
+
+
+def stack(case: Case, turn: int) -> cl.ConformalLayers:
+    """Build [layer, ReSPro, map, linear, ReSPro]: behind the map the factor is still pending."""
+    module = case.build()
+    with torch.no_grad():
+        size = module(torch.zeros(2, *case.input_shape))[0].numel()
+    first, second = (cl.ReSPro(("learned", None, "spectral")[(turn + i) % 3]) for i in range(2))
+    second.projective = turn % 2 == 0
+    last = nn.Flatten(), cl.Linear(size, 3, bias=turn % 4 == 0)
+    return randomise(cl.ConformalLayers(cl.Scale(), first, module, *last, second), turn)
+
+
+@every_case
+def test_a_map_acts_on_x_and_leaves_t_alone(case: Case) -> None:
+    turn = HOMOGENEOUS_CASES.index(case)
+    dtype = DTYPES[turn // 2 % 2]
+    check(stack(case, turn).to(dtype), samples(case.input_shape, dtype, 3, turn))
+
+
+@every_case
+def test_bounds_hold_and_are_those_of_the_oracle(case: Case) -> None:
+    module = randomise(case.build(), 3).double().requires_grad_(False)
+    if case not in MAPS:
+        return
+    (step,) = cl.trace(cl.ConformalLayers(module), case.input_shape).steps
+    assert step.bound == pytest.approx(float(bound_of(module, case.input_shape)), rel=1e-12)
+    cl.testing.assert_homogeneous(module, case.input_shape)
+
+
+def test_every_map_and_every_option_has_a_case() -> None:
+    found: dict[type[nn.Module], list[nn.Module]] = {}
+    for case in MAPS:
+        found.setdefault(type(module := case.build()), []).append(module)
+    packages = "torch.", "conformallayers.nn."
+    maps = {kind for kind, spec in _SPECS.items() if spec.homogeneous}
+    assert {kind for kind in maps if kind.__module__.startswith(packages)} == set(found)
+    fixed = {"inplace", "return_indices", "norm_type", "device", "dtype"}
+    for kind, modules in found.items():
+        for name, parameter in inspect.signature(kind).parameters.items():
+            values = [getattr(module, name, None) for module in modules]
+            varied = any(value != parameter.default for value in values)
+            assert name in fixed or varied, f"no case of {kind.__name__} varies {name}"
+
+
+ACTIVATIONS = (
+    lambda alpha: cl.ReSPro(alpha),
+    lambda alpha: cl.ReSPro(alpha, projective=True),
+    lambda alpha: cl.Gnomonic(alpha),
+    lambda alpha: cl.RadialTanh(alpha),
+)
+
+
+class Draw:
+    """Random staged networks; shapes are followed so that every layer fits."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.axes = self.random.randint(1, 3)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.random, name)
+
+    def of(self, name: str) -> type[nn.Module]:
+        """Return the class of torch.nn for the number of axes."""
+        return getattr(nn, f"{name}{self.axes}d")
+
+    def conv(self, inputs: int, outputs: int) -> nn.Module:
+        kernel = self.choice([1, 3])
+        padding = 1 if kernel == 3 else 0
+        return self.of("Conv")(inputs, outputs, kernel, 1, padding, bias=self.random.random() < 0.5)
+
+    def activation(self) -> nn.Module:
+        alphas = None, "learned", "spectral", 1.5
+        return self.choice(ACTIVATIONS)(self.choice(alphas))
+
+    def rectifier(self, channels: int) -> nn.Module:
+        """Return a map that keeps the shape."""
+        return self.choice(
+            [
+                nn.ReLU(),
+                nn.LeakyReLU(self.choice([0.1, -0.5, 1.4])),
+                nn.PReLU(self.choice([1, channels])),
+                cl.Abs(),
+                self.of("MaxPool")(3, 1, 1),
+            ]
+        )
+
+    def pool(self) -> nn.Module:
+        """Return a map that halves the image."""
+        kinds = self.of("MaxPool")(2, ceil_mode=True), self.of("LPPool")(2, 2, ceil_mode=True)
+        return self.choice([*kinds, self.of("MaxPool")(3, 2, 1)])
+
+    def block(self, channels: int) -> list[nn.Module]:
+        """Return layers that keep the number of channels and the size of the image."""
+        kind = self.randrange(5)
+        conv, rectifier = self.conv(channels, channels), self.rectifier(channels)
+        if kind == 0:
+            return [cl.Residual(conv, rectifier, *self.some([self.activation()]))]
+        if kind == 1:
+            second = nn.Sequential(self.conv(channels, 2), self.rectifier(2))
+            both = cl.Parallel(conv, second, join="concatenate")
+            return [both, *self.some([self.activation()]), self.conv(channels + 2, channels)]
+        if kind == 2:
+            groups = (
+                nn.Sequential(self.conv(1, 1), *self.some([self.activation()])),
+                self.rectifier(channels - 1),
+            )
+            return [cl.Split([1, channels - 1], groups)]
+        if kind == 3:
+            return [conv, *self.some([self.of("BatchNorm")(channels)]), rectifier]
+        return [conv, self.activation(), rectifier]
+
+    def some(self, modules: list[nn.Module]) -> list[nn.Module]:
+        return modules if self.random.random() < 0.5 else []
+
+    def network(self, **options: object) -> tuple[cl.ConformalLayers, tuple[int, ...]]:
+        channels = self.randint(2, 4)
+        shape = (2, *(self.randint(4, 7) for _ in range(self.axes)))
+        modules = [self.conv(2, channels)]
+        for _ in range(self.randint(2, 4)):
+            modules += self.block(channels)
+        modules += [self.pool(), self.conv(channels, 3), self.activation(), nn.Flatten()]
+        return randomise(cl.ConformalLayers(*modules, **options), self.randint(0, 999)), shape
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_staged_networks(seed: int) -> None:
+    model, shape = Draw(seed).network()
+    dtype = DTYPES[seed % 2]
+    model = scaled_down(model).to(dtype)
+    check(model, samples(shape, dtype, 4, seed))
+
+
+def scaled_down(model: nn.Module) -> nn.Module:
+    """Divide the weights, so that published coordinates stay where float32 has digits to compare."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.conv._ConvNd):
+                module.weight.mul_(0.4)
+    return model
+
+
+def test_a_norm_pool_has_gradient_zero_where_a_window_is_zero() -> None:
+    model = cl.ConformalLayers(nn.ReLU(), nn.LPPool1d(2, 2), cl.ReSPro(1.0)).double()
+    x = torch.tensor([[[-1.0, -2.0, 3.0, 4.0]]], dtype=torch.float64, requires_grad=True)
+    (g,) = torch.autograd.grad(model(x).sum(), x)
+    assert bool(g.isfinite().all())
+    assert g[0, 0, 2:].abs().min() > 0
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+def test_networks_with_maps_take_inputs_of_any_scale(scale: float) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3), cl.ReSPro(projective=True), nn.LPPool2d(2, 2), cl.Conv2d(4, 2, 2)
+    )
+    x = samples((2, 8, 8), torch.float32)
+    assert torch.allclose(model(x * scale), model(x), rtol=1e-5, atol=1e-8)
+
+
+def test_zero_samples_give_zeros_and_others_do_not_notice() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv1d(2, 4, 3, bias=True), nn.ReLU(), nn.MaxPool1d(2), cl.ReSPro()
+    )
+    x = samples((2, 9), torch.float32)
+    alone = model(x)
+    x[1] = 0
+    x[2, 0, 0] = torch.nan
+    y = model(x)
+    assert y[1].abs().max() == 0
+    assert bool(y[2].isnan().all())
+    assert torch.equal(y[[0, 3]], alone[[0, 3]])
+
+
+def test_split_checks_its_channels() -> None:
+    split = cl.Split([2, 3], [nn.ReLU(), cl.Abs()])
+    for size in (4, 6):
+        model = cl.ConformalLayers(split)
+        assert_says(lambda: model(torch.rand(1, size, 3)), "0.channels.0", "channels=5")  # noqa: B023
+        assert_says(lambda: cl.trace(model, (size, 3)), "0.channels.0", "channels=5")  # noqa: B023
+    assert_says(lambda: cl.Split([2, 0], [nn.ReLU()]), "Split(sizes=...)", "[2, 0]")
+    assert_says(lambda: cl.Split([], []), "Split(sizes=...)", "[]")
+    assert_says(lambda: cl.Split([2, True], [nn.ReLU()]), "Split(sizes=...)")
+    assert_says(lambda: cl.Split([2, 2], [nn.ReLU()]), "Split(modules=...)", "2 modules")
+    assert_says(lambda: cl.Split([2], ["relu"]), "Split", "modules")
+    assert "sizes=[2, 3]" in repr(split)
+
+
+def test_split_counts_the_largest_bound_of_its_groups() -> None:
+    split = cl.Split([2, 3], [cl.Scale(3.0), nn.LeakyReLU(2.0)])
+    model = cl.ConformalLayers(split, cl.ReSPro())
+    assert cl.trace(model, (5, 4)).alphas == (3.0,)
+    inside = cl.Split([2, 3], [nn.Sequential(cl.Scale(3.0), cl.ReSPro(1.0)), nn.LeakyReLU(2.0)])
+    model = cl.ConformalLayers(inside, cl.ReSPro())
+    assert cl.trace(model, (5, 4)).alphas == (1.0, pytest.approx(5**0.5))
+
+
+def test_a_norm_of_nothing_but_padding_is_refused() -> None:
+    model = cl.ConformalLayers(nn.MaxPool1d(2, 1, 1, dilation=2))
+    for run in (lambda: model(torch.ones(1, 1, 1)), lambda: cl.trace(model, (1, 1))):
+        assert_says(run, "MaxPool1d at position 0", "at least one pixel")
+
+
+def test_copies_and_pickles() -> None:
+    split = cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)])
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), split, nn.PReLU(4))
+    x = samples((2, 6, 6), torch.float32)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiles_without_a_break_and_maps_over_batches() -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3, bias=True),
+        nn.BatchNorm2d(4),
+        cl.ReSPro(),
+        cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]),
+        cl.Residual(cl.Conv2d(4, 4, 3, padding=1), nn.PReLU()),
+        cl.ReSPro(),
+        nn.MaxPool2d(3, 2, 1),
+    )
+    x = samples((2, 10, 10), torch.float32)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(x), model(x), rtol=1e-5)
+    model.eval()
+    over = torch.func.vmap(model)(x.unsqueeze(1))
+    assert torch.allclose(over[:, 0], model(x), rtol=1e-5, atol=1e-7)
+    gradient = torch.func.grad(lambda x: model(x).square().sum())(x)
+    wide = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(model(wide).square().sum(), wide)
+    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-8)
