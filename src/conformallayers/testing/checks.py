@@ -211,5 +211,5 @@ def _largest_ratio(module: Any, shape: tuple[int, ...], x: Tensor) -> float:
 
 
 def _norms(x: Tensor) -> Tensor:
-    norms = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
     return norms.view(-1, *[1] * (x.dim() - 1))
