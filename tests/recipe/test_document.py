@@ -145,7 +145,9 @@ def test_the_documentation_lists_every_limit() -> None:
         "places along an axis of `upsample`, and of `pad` with a mode": limits.PLACES_LIMIT[
             layer.Upsample
         ],
-        "places along an axis of `adaptive_avg_pool`": limits.PLACES_LIMIT[layer.AdaptiveAvgPool],
+        "places along an axis of `adaptive_avg_pool` and `adaptive_max_pool`": limits.PLACES_LIMIT[
+            layer.AdaptiveAvgPool
+        ],
         "elements of all windows of a `conv`, in numpy alone": cln.WINDOWS_LIMIT,
     }
     for name, limit in rows.items():

@@ -15,7 +15,16 @@ from ..errors import refusal
 from .archive import Archive, damaged, unbuildable
 from .document import read_recipe
 from .fields import Reader, number, optional, several, whole
-from .layer_operations import AdaptiveAvgPool, Add, Call, ConvTranspose, Elementwise, Pad, Upsample
+from .layer_operations import (
+    AdaptiveAvgPool,
+    AdaptiveMaxPool,
+    Add,
+    Call,
+    ConvTranspose,
+    Elementwise,
+    Pad,
+    Upsample,
+)
 from .operation import Operation, Shape, expect
 from .point_operations import (
     Advance,
@@ -46,6 +55,7 @@ SAMPLE_LIMIT = 2**28  # elements that one sample needs at a time
 WINDOW_LIMIT = 2**20  # elements of a window of a pooling
 PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy computes one by one
     AdaptiveAvgPool: 2**18,
+    AdaptiveMaxPool: 2**18,
     Upsample: 2**22,
     Pad: 2**22,
 }

@@ -24,6 +24,7 @@ from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape,
 
 # name → how many parameters it has
 FUNCTIONS = {
+    "abs": 0,
     "relu": 0,
     "relu6": 0,
     "leaky_relu": 1,  # slope
@@ -190,17 +191,49 @@ class MaxPool(_Pool):
     dilation: tuple[int, ...] = setting("dilation", positives)
 
 
-@operation("adaptive_avg_pool")
+@operation("norm_pool")
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveAvgPool(Operation):
-    """Average the i-th of ``size`` ranges that cover an axis: from ⌊i·n/size⌋ to ⌈(i+1)·n/size⌉."""
+class NormPool(Operation):
+    """Take the Euclidean norm of each window, as ``torch.nn.LPPool`` does with p = 2.
 
+    It is the root of the mean of the squares times the size of the kernel, also where a window is cut
+    off at the end. In ONNX the squares must fit into the dtype.
+    """
+
+    kernel: tuple[int, ...] = setting("kernel", positives)
+    stride: tuple[int, ...] = setting("stride", positives)
+    ceil_mode: bool = setting("ceil_mode", flag, False)
+
+    @property
+    def averages(self) -> AvgPool:
+        """The operation that averages the same windows."""
+        options = {"kernel": self.kernel, "stride": self.stride, "padding": (0,) * len(self.kernel)}
+        return AvgPool(self.inputs, self.outputs, ceil_mode=self.ceil_mode, **options)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        return self.averages.shapes(inputs, constant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AdaptivePool(Operation):
     size: tuple[int, ...] = setting("size", positives)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs
         _expect_axes(x, self.size)
         return ((x[0], *self.size),)
+
+
+@operation("adaptive_avg_pool")
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveAvgPool(_AdaptivePool):
+    """Average the i-th of ``size`` ranges that cover an axis: from ⌊i·n/size⌋ to ⌈(i+1)·n/size⌉."""
+
+
+@operation("adaptive_max_pool")
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveMaxPool(_AdaptivePool):
+    """Take the largest entry of the i-th of ``size`` ranges; see :class:`AdaptiveAvgPool`."""
 
 
 @operation("pad")

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from .layer_operations import AdaptiveAvgPool, AvgPool, ConvTranspose, MaxPool, Pad, Upsample
+from .layer_operations import (
+    AdaptiveAvgPool,
+    AdaptiveMaxPool,
+    AvgPool,
+    ConvTranspose,
+    MaxPool,
+    NormPool,
+    Pad,
+    Upsample,
+)
 from .operation import Shape
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
@@ -20,19 +29,20 @@ _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
 def resampled(
-    op: AdaptiveAvgPool | AvgPool | Pad | Upsample, shape: Shape, dtype: Any
+    op: AdaptiveAvgPool | AdaptiveMaxPool | AvgPool | Pad | Upsample, shape: Shape, dtype: Any
 ) -> Iterator[tuple[int, Table, Array]]:
     """Yield the axes that an operation changes, one after the other, each with its table and weights.
 
-    Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``.
+    Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``, or the largest
+    of these entries.
 
     Args:
-        op: averages, pads that copy entries, or an interpolation.
+        op: averages, maxima, pads that copy entries, or an interpolation.
         shape: of the sample before it.
         dtype: that torch computes places in.
     """
     found: list[tuple[Table, Array]]
-    if isinstance(op, AdaptiveAvgPool):
+    if isinstance(op, (AdaptiveAvgPool, AdaptiveMaxPool)):
         found = [adaptive(n, m) for n, m in zip(shape[1:], op.size, strict=True)]
     elif isinstance(op, AvgPool):
         found = _pooled(op, shape)
@@ -155,9 +165,31 @@ def padded(n: int, before: int, after: int, mode: str) -> Table:
 
 def adaptive(n: int, m: int) -> tuple[Table, Array]:
     """Return the table and the weights of m averages that cover n entries."""
-    start = np.arange(m) * n // m
-    stop = -(-(np.arange(m) + 1) * n // m)
+    start, stop = adaptive_ends(n, m)
     return _averages(start, stop, stop - start)
+
+
+def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
+    """Return where m ranges that cover n entries begin, and where they end."""
+    return np.arange(m) * n // m, -(-(np.arange(m) + 1) * n // m)
+
+
+def window_ends(
+    op: AdaptiveMaxPool | MaxPool | NormPool, shape: Shape, result: Shape
+) -> list[tuple[Table, Table]]:
+    """Return for each axis the first entry of every window that is inside, and where the window ends."""
+    if isinstance(op, AdaptiveMaxPool):
+        return [adaptive_ends(*sizes) for sizes in zip(shape[1:], op.size, strict=True)]
+    ones = (1,) * len(op.kernel)
+    padding = op.padding if isinstance(op, MaxPool) else (0,) * len(ones)
+    steps = op.dilation if isinstance(op, MaxPool) else ones
+    ends = []
+    axes = zip(shape[1:], result[1:], op.kernel, op.stride, padding, steps, strict=True)
+    for n, m, k, s, p, step in axes:
+        start = np.arange(m) * s - p
+        first = np.where(start < 0, start % step, start)
+        ends.append((first, np.minimum(start + step * (k - 1) + 1, n)))
+    return ends
 
 
 def _pooled(op: AvgPool, shape: Shape) -> list[tuple[Table, Array]]:

@@ -99,11 +99,17 @@ def _pool_cases(axes: int) -> Cases:
         for ceil in (False, True):
             most = {**pool, "dilation": ones, "ceil_mode": ceil}
             yield _case(f"max_pool {axes}d {name} {ceil}", layer.MaxPool, shape, {}, **most)
+            if not any(options["padding"]):
+                norm = {"kernel": pool["kernel"], "stride": options["stride"], "ceil_mode": ceil}
+                yield _case(f"norm_pool {axes}d {name} {ceil}", layer.NormPool, shape, {}, **norm)
     twos = (2,) * axes
     wide = {"kernel": twos, "stride": ones, "padding": ones, "dilation": twos}
     yield _case(f"max_pool {axes}d dilation", layer.MaxPool, shape, {}, **wide)
     size = (4, 3, 5)[:axes]
-    yield _case(f"adaptive_avg_pool {axes}d", layer.AdaptiveAvgPool, shape, {}, size=size)
+    for adaptive in (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool):
+        yield _case(f"{adaptive.kind} {axes}d", adaptive, shape, {}, size=size)
+        even = {1: (3,), 2: (7, 3), 3: (5, 2, 3)}[axes]
+        yield _case(f"{adaptive.kind} {axes}d even", adaptive, shape, {}, size=even)
 
 
 def _resampling_cases(axes: int) -> Cases:

@@ -56,14 +56,23 @@ def _add_bias(bias: str | None, program: Program, y: str, inner: int, length: in
         program.call("add_constant", y, place, held, place, program.count(y), inner, length)
 
 
-@WRITE.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, program: Program) -> None:
+@WRITE.runs(layer.AdaptiveMaxPool, layer.MaxPool, layer.NormPool)
+def _pool(op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, program: Program) -> None:
+    """Append the largest entries or the norms of windows; a table says where each begins and ends."""
     (x,), (y,) = op.inputs, op.outputs
-    sizes = program.shape(x)[1:], program.shape(y)[1:], op.kernel, op.stride
-    numbers = [program.shape(x)[0], *(n for values in sizes for n in _three(values, 1))]
-    numbers += [*_three(op.padding, 0), *_three(op.dilation, 1)]
-    geometry = program.integers(f"{y}_geometry", numbers)
-    program.call("max_pool", x, program.read(x), program.write(y), geometry)
+    (channels, *before), (_, *after) = program.shape(x), program.shape(y)
+    steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
+    numbers = [channels]
+    for values in (before, after, steps):
+        numbers += _three(tuple(values), 1)
+    numbers.append(prod(op.kernel) if isinstance(op, layer.NormPool) else 1)
+    ends = places.window_ends(op, program.shape(x), program.shape(y))
+    missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
+    for pair in (*missing, *ends):
+        numbers += [int(n) for table in pair for n in table]
+    function = "norm_pool" if isinstance(op, layer.NormPool) else "max_pool"
+    held = program.integers(f"{y}_windows", numbers)
+    program.call(function, x, program.read(x), program.write(y), held)
 
 
 @WRITE.runs(layer.Pad, layer.Upsample)

@@ -27,6 +27,7 @@ _ENTRIES = (
 )
 # Functions of one number v; d is v as a double, a and b are parameters of type double.
 MAPS = {
+    "abs": "v < 0 ? -v : v",
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
     "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
     "leaky_relu": "v < 0 ? ($V)a * v : v",
@@ -49,6 +50,19 @@ BROADCASTS = {
     "add_constant": "v + c[j]",
     "multiply_constant": "v * c[j]",
     "prelu": "v > 0 ? v : v * c[j]",
+}
+# How windows are reduced: what is declared, what is done with every entry v, and the result. NaN is the largest.
+POOLS = {
+    "max_pool": (
+        "$V found = ($V)-INFINITY",
+        "found = v > found || v != v ? v : found",
+        "found",
+    ),
+    "norm_pool": (
+        "double sum = 0; int32_t count = 0",
+        "sum += (double)v * (double)v; count++",
+        "($V)sqrt(sum * g[10] / count)",
+    ),
 }
 
 
@@ -85,6 +99,8 @@ def _template(name: str) -> str | None:
         return "map"
     if base in BROADCASTS:
         return "broadcast"
+    if base in POOLS:
+        return "pool"
     return base if base in helpers() else None
 
 
@@ -93,7 +109,8 @@ def _written(template: str, name: str) -> str:
     base, _, suffix = name.rpartition("_")
     weights, values = _SUFFIXES.get(suffix, ("", ""))
     scaled, wide = suffix in ("i", "s"), values == "double"
-    expression = {**MAPS, **BROADCASTS}.get(base, "")
+    first, each, result = POOLS.get(base, ("", "", ""))
+    expression = {**MAPS, **BROADCASTS}.get(base, each)
     parameters = "".join(f", double {letter}" for letter in "ab"[: FUNCTIONS.get(base, 0)])
     text = helpers()[template]
     for mark, kept in ((r"^\$Q", scaled), (r"^\$D", re.search(r"\bd\b", expression))):
@@ -101,6 +118,8 @@ def _written(template: str, name: str) -> str:
     text = re.sub(r" \$S(\s)", r" const float *scale,\1" if scaled else r"\1", text)
     for token, word in (
         ("$E", expression),
+        ("$I", first),
+        ("$R", result),
         ("$N", base),
         ("$P", parameters),
         ("$T", "scale[r] * " if scaled else ""),

@@ -134,6 +134,12 @@ def _avg_pool(op: layer.AvgPool, net: ConstantHolder, x: Array) -> Array:
     return np.asarray(total / divisors, x.dtype)
 
 
+@RUN.runs(layer.NormPool)
+def _norm_pool(op: layer.NormPool, net: ConstantHolder, x: Array) -> Array:
+    means = _avg_pool(op.averages, net, np.square(x, dtype=np.float64))
+    return np.sqrt(means * math.prod(op.kernel)).astype(x.dtype)
+
+
 @RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, net: ConstantHolder, x: Array) -> Array:
     return reduce(np.maximum, _entries(op, x, op.dilation, -np.inf))
@@ -147,6 +153,13 @@ def _entries(
     pads = places.margins(op, x.shape[1:], result)
     windows = _windows(_surrounded(x, pads, fill), op.kernel, op.stride, dilation)
     return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
+
+
+@RUN.runs(layer.AdaptiveMaxPool)
+def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: ConstantHolder, x: Array) -> Array:
+    for axis, table, _weights in places.resampled(op, x.shape[1:], x.dtype):
+        x = np.take(x, table, axis + 1).max(axis + 1)
+    return x
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
@@ -218,6 +231,7 @@ def _softplus(x: Array, beta: float, threshold: float) -> Array:
 
 
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
+    "abs": np.abs,
     "relu": lambda x: np.maximum(x, 0),
     "relu6": lambda x: np.clip(x, 0, 6),
     "leaky_relu": lambda x, slope: np.where(x > 0, x, x * slope),

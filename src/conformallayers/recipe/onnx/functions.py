@@ -113,6 +113,7 @@ def _hardsigmoid(graph: OnnxGraph, x: Value) -> Value:
 
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "abs": lambda graph, x: graph.add("Abs", x),
     "relu": relu,
     "relu6": lambda graph, x: _clip(graph, x, 0.0, 6.0),
     "leaky_relu": leaky,

@@ -6,7 +6,7 @@ gathered windows and one product. Functions of single numbers keep NaN by compar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -127,16 +127,27 @@ def _windows(graph: OnnxGraph, x: Value, tables: Sequence[Table]) -> Value:
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value) -> Value:
+def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
+    """Append averages, times a number."""
     # ONNX Runtime merges a Pad into the pooling behind it, and then refuses pads as long as the window.
     padded = any(node.op_type == "Pad" and node.output[0] == x.name for node in graph.nodes)
     if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or padded:
-        return graph.cast(_resample(op, graph, graph.cast(x, WIDE)), x.dtype)
+        y = _resample(op, graph, graph.cast(x, WIDE))
+        return graph.cast(y if scale == 1.0 else graph.add("Mul", y, scale), x.dtype)
     shape = graph.result_shape(op)
     options, _ = _pooling(op, x, shape)
     y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)
-    factor = prod(op.kernel) / places.divisors(op, x.shape, shape)
-    return y if (factor == 1).all() else graph.add("Mul", y, factor)
+    factor = scale * prod(op.kernel) / places.divisors(op, x.shape, shape)
+    if (factor == 1).all():
+        return y
+    return graph.add("Mul", y, factor.flat[0] if (factor == factor.flat[0]).all() else factor)
+
+
+@RUN.runs(layer.NormPool)
+def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
+    # ONNX Runtime's own LpPool takes powers one by one, and counts windows that are cut off otherwise.
+    squares = graph.add("Mul", x, x)
+    return graph.add("Sqrt", _avg_pool(op.averages, graph, squares, float(prod(op.kernel))))
 
 
 def _pooling(
@@ -156,40 +167,50 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime
         options["pads"] = [0] * len(options["pads"])
-    y = graph.add("MaxPool", x, shape=shape, **options)
-    # A window with a NaN is NaN in torch; ONNX Runtime takes the largest of the others.
-    odd = graph.cast(graph.add("IsNaN", x, dtype=bool), x.dtype)
-    found = graph.add("MaxPool", odd, shape=shape, **options)
-    return graph.add("Where", graph.add("Greater", found, 0.0, dtype=bool), np.full((), np.nan), y)
+    return _largest(graph, x, lambda z: graph.add("MaxPool", z, shape=shape, **options))
 
 
-@RUN.runs(layer.AdaptiveAvgPool)
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, graph: OnnxGraph, x: Value) -> Value:
+def _largest(graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
+    """Append a pooling of largest entries; where ONNX Runtime takes the largest of the others, NaN stays."""
+    y, odd = pool(x), graph.cast(graph.add("IsNaN", x, dtype=bool), x.dtype)
+    found = graph.add("Greater", pool(odd), 0.0, dtype=bool)
+    return graph.add("Where", found, np.full((), np.nan), y)
+
+
+@RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)
+def _adaptive_pool(
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool, graph: OnnxGraph, x: Value
+) -> Value:
     sizes = list(zip(x.shape[1:], op.size, strict=True))
     if any(n % m for n, m in sizes):
-        return _resample(op, graph, x)
-    window = tuple(n // m for n, m in sizes)
+        if isinstance(op, layer.AdaptiveAvgPool):
+            return _resample(op, graph, x)
+        return _largest(graph, x, lambda z: _resample(op, graph, z))
+    window, ones = tuple(n // m for n, m in sizes), (1,) * len(sizes)
     options: dict[str, Any] = {"kernel": window, "stride": window, "padding": (0,) * len(window)}
-    pool = layer.AvgPool(op.inputs, op.outputs, **options)
-    return _avg_pool(pool, graph, x)
+    if isinstance(op, layer.AdaptiveAvgPool):
+        return _avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
+    return _max_pool(layer.MaxPool(op.inputs, op.outputs, dilation=ones, **options), graph, x)
 
 
 @RUN.runs(layer.Upsample)
 def _resample(
-    op: layer.AdaptiveAvgPool | layer.AvgPool | layer.Pad | layer.Upsample,
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample,
     graph: OnnxGraph,
     x: Value,
 ) -> Value:
-    """Replace the entries along each axis by weighted sums of a few of them."""
+    """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape, x.dtype):
         if places.copies_entries(weights):
             x = graph.gather(x, axis + 1, table[0])
             continue
         after = x.shape[axis + 1 :]
         shape = (*x.shape[:axis], table.shape[1], *after)
-        y = graph.gather(x, axis + 1, table)
-        y = graph.add("Mul", y, weights.reshape(*weights.shape, *[1] * len(after)))
-        x = graph.reduce("ReduceSum", y, [axis + 1], keepdims=False, shape=shape)
+        y, kind = graph.gather(x, axis + 1, table), "ReduceMax"
+        if not isinstance(op, layer.AdaptiveMaxPool):
+            y = graph.add("Mul", y, weights.reshape(*weights.shape, *[1] * len(after)))
+            kind = "ReduceSum"
+        x = graph.reduce(kind, y, [axis + 1], keepdims=False, shape=shape)
     return x
 
 

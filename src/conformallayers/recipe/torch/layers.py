@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...functional import autocasts, full_precision, transformed, wide_dtype
+from ...functional import autocasts, full_precision, norm_pool, transformed, wide_dtype
 from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..operation import Runtime
@@ -23,12 +23,18 @@ _LONG_WINDOW = 1024
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_ADAPTIVE: dict[int, Any] = {
+_ADAPTIVE_AVG: dict[int, Any] = {
     1: F.adaptive_avg_pool1d,
     2: F.adaptive_avg_pool2d,
     3: F.adaptive_avg_pool3d,
 }
+_ADAPTIVE_MAX: dict[int, Any] = {
+    1: F.adaptive_max_pool1d,
+    2: F.adaptive_max_pool2d,
+    3: F.adaptive_max_pool3d,
+}
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
+    "abs": torch.abs,
     "relu": F.relu,
     "relu6": F.relu6,
     "leaky_relu": F.leaky_relu,
@@ -147,8 +153,17 @@ def _max_pool(op: layer.MaxPool, module: Holder, x: Tensor) -> Tensor:
 @RUN.runs(layer.AdaptiveAvgPool)
 def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Holder, x: Tensor) -> Tensor:
     wide = _for_sums(x, prod(x.shape[2:]) // prod(op.size))
-    pooled: Tensor = _ADAPTIVE[len(op.size)](wide, op.size)
+    pooled: Tensor = _ADAPTIVE_AVG[len(op.size)](wide, op.size)
     return pooled.to(x.dtype)
+
+
+RUN[layer.AdaptiveMaxPool] = lambda op, _, x: _ADAPTIVE_MAX[len(op.size)](x, op.size)
+
+
+@RUN.runs(layer.NormPool)
+def _norm_pool(op: layer.NormPool, module: Holder, x: Tensor) -> Tensor:
+    wide = _for_sums(x, prod(op.kernel))
+    return norm_pool(wide, op.kernel, op.stride, op.ceil_mode).to(x.dtype)
 
 
 @RUN.runs(layer.Pad)

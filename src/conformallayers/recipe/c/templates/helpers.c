@@ -5,7 +5,8 @@
  * row. $W is the type of the weights, $V that of values. $get(x, i), $put(y, i, v); and $at(x, i) read, write
  * and point at an entry; doubles are kept in pairs of floats. $S is the parameter of the scales, $T multiplies
  * a sum by its scale; lines that begin with $Q are for scales alone. $N, $P and $E are the name, the
- * parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d.
+ * parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d; of an
+ * entry of POOLS, $I begins a window, $E takes an entry v and $R is the result.
  */
 
 //: load
@@ -171,35 +172,28 @@ $Q                    $put(y, n, $T$get(y, n));
     }
 }
 
-//: max_pool
-/* The largest entries of windows over three axes; NaN counts as largest. g: channels; for the axes
-   the sizes in and out, the kernel, the stride, the padding and the dilation. */
-static void max_pool$s(const float *x, float *y, const int32_t *g)
+//: pool
+/* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps from
+   one entry of a window to the next; the size of a window; then, axis by axis, the first entries of all
+   windows and where these end. */
+static void $N$s(const float *x, float *y, const int32_t *g)
 {
-    const int32_t *in = g + 1, *to = g + 4, *size = g + 7, *step = g + 10, *pad = g + 13;
-    const int32_t *gap = g + 16;
+    const int32_t *in = g + 1, *to = g + 4, *step = g + 7;
+    const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
     int32_t c, p, q, r, i, j, k, n = 0;
     for (c = 0; c < g[0]; c++, x = $at(x, in[0] * in[1] * in[2]))
         for (p = 0; p < to[0]; p++)
             for (q = 0; q < to[1]; q++)
                 for (r = 0; r < to[2]; r++, n++) {
-                    $V best = ($V)-INFINITY;
-                    for (i = 0; i < size[0]; i++)
-                        for (j = 0; j < size[1]; j++)
-                            for (k = 0; k < size[2]; k++) {
-                                const int32_t a = p * step[0] + i * gap[0] - pad[0];
-                                const int32_t b = q * step[1] + j * gap[1] - pad[1];
-                                const int32_t d = r * step[2] + k * gap[2] - pad[2];
-                                const int32_t place = (a * in[1] + b) * in[2] + d;
-                                $V v;
-                                if (a < 0 || a >= in[0] || b < 0 || b >= in[1])
-                                    continue;
-                                if (d < 0 || d >= in[2])
-                                    continue;
-                                v = $get(x, place);
-                                best = v > best || v != v ? v : best;
+                    $I;
+                    for (i = a[p]; i < a[to[0] + p]; i += step[0])
+                        for (j = b[q]; j < b[to[1] + q]; j += step[1])
+                            for (k = d[r]; k < d[to[2] + r]; k += step[2]) {
+                                const int32_t place = (i * in[1] + j) * in[2] + k;
+                                const $V v = $get(x, place);
+                                $E;
                             }
-                    $put(y, n, best);
+                    $put(y, n, $R);
                 }
 }
 
