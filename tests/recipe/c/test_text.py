@@ -7,6 +7,7 @@ import pytest
 from conformallayers.recipe.c.text import (
     BROADCASTS,
     MAPS,
+    POOLS,
     comment,
     functions,
     helpers,
@@ -24,7 +25,7 @@ def test_a_program_gets_what_it_calls() -> None:
 
 @pytest.mark.parametrize("suffix", ["f", "d", "i", "s"])
 def test_functions_are_plain_c(suffix: str) -> None:
-    names = [*helpers(), *MAPS, *BROADCASTS]
+    names = [*helpers(), *MAPS, *BROADCASTS, *POOLS]
     text = functions(" ".join(f"{name}() {name}_{suffix}()" for name in names))
     assert "$" not in text
     assert text.isascii()

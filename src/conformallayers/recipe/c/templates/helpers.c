@@ -173,9 +173,9 @@ $Q                    $put(y, n, $T$get(y, n));
 }
 
 //: pool
-/* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps from
-   one entry of a window to the next; the size of a window; then, axis by axis, the first entries of all
-   windows and where these end. */
+/* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps
+   from one entry of a window to the next; the size of a window; then, axis by axis, the first
+   entries of all windows and where these end. */
 static void $N$s(const float *x, float *y, const int32_t *g)
 {
     const int32_t *in = g + 1, *to = g + 4, *step = g + 7;
