@@ -44,8 +44,6 @@ FUNCTIONS = {
 }
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 WIDE, WORKING = "wide", "working"
-
-
 # Entries of a row of a product that runtimes add in the dtype of the fold; longer rows are cut into
 # pieces of this length, whose sums are added in float64.
 LONG_ROW = 2**12
@@ -207,8 +205,14 @@ class NormPool(Operation):
     @property
     def averages(self) -> AvgPool:
         """The operation that averages the same windows."""
-        options = {"kernel": self.kernel, "stride": self.stride, "padding": (0,) * len(self.kernel)}
-        return AvgPool(self.inputs, self.outputs, ceil_mode=self.ceil_mode, **options)
+        return AvgPool(
+            self.inputs,
+            self.outputs,
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=(0,) * len(self.kernel),
+            ceil_mode=self.ceil_mode,
+        )
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         return self.averages.shapes(inputs, constant)
@@ -407,10 +411,8 @@ class Elementwise(Operation):
     parameters: tuple[float, ...] = setting("parameters", several(number), ())
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        count = FUNCTIONS[self.function]
-        expect(
-            len(self.parameters) == count, f"{self.function} with {len(self.parameters)} numbers"
-        )
+        given = len(self.parameters)
+        expect(given == FUNCTIONS[self.function], f"{self.function} with {given} numbers")
         return (inputs[0],)
 
 

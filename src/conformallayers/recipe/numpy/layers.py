@@ -137,7 +137,7 @@ def _avg_pool(op: layer.AvgPool, net: ConstantHolder, x: Array) -> Array:
 @RUN.runs(layer.NormPool)
 def _norm_pool(op: layer.NormPool, net: ConstantHolder, x: Array) -> Array:
     means = _avg_pool(op.averages, net, np.square(x, dtype=np.float64))
-    return np.sqrt(means * math.prod(op.kernel)).astype(x.dtype)
+    return np.asarray(np.sqrt(means * math.prod(op.kernel)), x.dtype)
 
 
 @RUN.runs(layer.MaxPool)
