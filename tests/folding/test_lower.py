@@ -32,7 +32,17 @@ def centre() -> cl.Centre:
 
 def pools() -> list[Case]:
     options = {"stride": 1, "padding": 1, "ceil_mode": True}
-    return [
+    norms = [
+        Case(f"LPPool{axes}d {chosen}", lambda p=pool, c=chosen: p(2, 3, **c), (2, *SPATIAL[axes]))
+        for axes, pool in enumerate(by_axis("LPPool"), start=1)
+        for chosen in ({}, {"stride": 2}, {"stride": 2, "ceil_mode": True})
+    ]
+    largest = [
+        Case(f"AdaptiveMaxPool{axes}d {n}", lambda p=pool, n=n: p(n), (2, *SPATIAL[axes]))
+        for axes, pool in enumerate(by_axis("AdaptiveMaxPool"), start=1)
+        for n in (1, 3, *([] if axes == 1 else [(None, *[2] * (axes - 1))]))
+    ]
+    return [*norms, *largest] + [
         Case(f"MaxPool{axes}d {chosen}", lambda p=pool, c=chosen: p(3, **c), (2, *SPATIAL[axes]))
         for axes, pool in enumerate(by_axis("MaxPool"), start=1)
         for chosen in ({}, options, {"stride": 2, "dilation": 1, "ceil_mode": True})
@@ -139,6 +149,25 @@ def test_a_forward_of_its_own_is_called() -> None:
     assert find_lowering(Doubled(4, 3)) is None
     assert find_lowering(patched) is None
     assert find_lowering(cl.Linear(4, 3)) is find_lowering(nn.Linear(4, 3)) is LOWER[nn.Linear]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.MaxPool1d(2, return_indices=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AdaptiveMaxPool1d(2, return_indices=True),
+        nn.LPPool1d(3, 2),
+        nn.LPPool2d(1.5, 2),
+    ],
+    ids=str,
+)
+def test_pools_that_are_none_of_the_operations_are_called(module: nn.Module) -> None:
+    axes = int(type(module).__name__[-2])
+    builder = RecipeBuilder((2, *[6] * axes))
+    recipe = builder.recipe(Lowering(builder).module(INPUT, module, (2, *[3] * axes)))
+    (operation,) = recipe.operations
+    assert isinstance(operation, Call)
 
 
 def test_a_function_of_samples_is_known_as_one() -> None:

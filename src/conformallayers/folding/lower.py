@@ -20,6 +20,7 @@ from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
 from ..registry.bounds import channel_factor
 from ..registry.registry import computes_like, find_spec, modules_in, shape_after
+from ..utils.axes import per_axis
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}
@@ -124,11 +125,6 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
     return register
 
 
-def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * axes if len(values) == 1 else values
-
-
 # -- layers with weights ----------------------------------------------------------------------------
 
 
@@ -160,7 +156,7 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
     if module.padding == "valid":
         return none, None
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return _per_axis(module.padding, axes), None
+        return per_axis(module.padding, axes), None
     twice = module._reversed_padding_repeated_twice  # last axis first, before and after
     pads = tuple((twice[2 * i], twice[2 * i + 1]) for i in reversed(range(axes)))
     if module.padding_mode != "zeros":
@@ -263,7 +259,7 @@ def _channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def _window(module: Any, axes: int) -> dict[str, Any]:
     """Return the settings that all pools have."""
     names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
-    found = {key: _per_axis(getattr(module, name), axes) for key, name in names.items()}
+    found = {key: per_axis(getattr(module, name), axes) for key, name in names.items()}
     return {**found, "ceil_mode": module.ceil_mode}
 
 
@@ -280,9 +276,29 @@ def _avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(*by_axis("MaxPool"))
 def _max_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if module.return_indices:
+        return to.call(value, module, shape)
     axes = len(shape) - 1
-    dilation = _per_axis(module.dilation, axes)
+    dilation = per_axis(module.dilation, axes)
     return to.add(layer.MaxPool, value, dilation=dilation, **_window(module, axes))
+
+
+@lowers(*by_axis("LPPool"))
+def _norm_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if module.norm_type != 2:
+        return to.call(value, module, shape)
+    axes = len(shape) - 1
+    kernel = per_axis(module.kernel_size, axes)
+    stride = kernel if module.stride is None else per_axis(module.stride, axes)
+    options = {"kernel": kernel, "stride": stride, "ceil_mode": module.ceil_mode}
+    return to.add(layer.NormPool, value, **options)
+
+
+@lowers(*by_axis("AdaptiveMaxPool"))
+def _adaptive_max_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if module.return_indices:
+        return to.call(value, module, shape)
+    return to.add(layer.AdaptiveMaxPool, value, size=shape[1:])
 
 
 @lowers(*by_axis("AdaptiveAvgPool"))
@@ -317,7 +333,7 @@ def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     axes = len(shape) - 1
     scales = None
     if module.size is None and not module.recompute_scale_factor:
-        scales = tuple(float(s) for s in _per_axis(module.scale_factor, axes))
+        scales = tuple(float(s) for s in per_axis(module.scale_factor, axes))
     places = {"align_corners": bool(module.align_corners), "scales": scales}
     return to.add(layer.Upsample, value, size=shape[1:], mode=module.mode, **places)
 
