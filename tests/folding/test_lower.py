@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
 from conformallayers.nn.extra_layers import ChannelScale
+from conformallayers.nn.homogeneous import Channels
 from conformallayers.recipe.layer_operations import Call
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
@@ -50,6 +51,8 @@ def pools() -> list[Case]:
 
 
 FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
+    cl.Abs,
+    lambda: Channels(1, 3, 4),
     nn.ReLU,
     nn.ReLU6,
     nn.LeakyReLU,

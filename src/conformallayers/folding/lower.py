@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..nn.branches import Composite, Flow, Join
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
-from ..nn.homogeneous import Channels
+from ..nn.homogeneous import Abs, Channels
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
@@ -341,6 +341,7 @@ def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 # -- functions around the folded parts --------------------------------------------------------------
 
 _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    Abs: ("abs", ()),
     nn.ReLU: ("relu", ()),
     nn.ReLU6: ("relu6", ()),
     nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
