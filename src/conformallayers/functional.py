@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -190,6 +190,11 @@ def norm(z: Tensor) -> Tensor:
     return total
 
 
+def norm_unit(shape: Sequence[int], rms: bool) -> float:
+    """Return √d, the norm of a sample of root mean square 1; 1.0 where lengths are norms."""
+    return math.sqrt(math.prod(shape)) if rms else 1.0
+
+
 def squared_norm(z: Tensor) -> Tensor:
     """Return ``‖z‖²`` of each sample (B, ...) in the wide dtype, shape (B,)."""
     if transformed() or (z.requires_grad and torch.is_grad_enabled()):
@@ -205,11 +210,7 @@ def norm_pool(
 
     The gradient is 0 where a window is 0, and a window whose squares would leave the range of the dtype
     is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one.
-
-    Args:
-        x: shape (B, C, ...), with one to three axes for the windows.
-        kernel, stride: one number for each of these axes.
-        ceil_mode: whether a last window may reach over the end.
+    x has the shape (B, C, ...), kernel and stride one number for each of the last axes.
 
     Examples:
         >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
@@ -218,11 +219,10 @@ def norm_pool(
     wide = x.to(_at_least_float32(x.dtype))
     limit, *exponents = _SQUARES[wide.dtype]
     low, high = 2.0**-limit, 2.0**limit
-    pool, count = _AVG_POOL[len(kernel)], math.prod(kernel)
 
     def squares(scaled: Tensor) -> Tensor:
-        mean: Tensor = pool(scaled.square(), kernel, stride, 0, ceil_mode)
-        return mean * count
+        mean: Tensor = _AVG_POOL[len(kernel)](scaled.square(), kernel, stride, 0, ceil_mode)
+        return mean * math.prod(kernel)
 
     total = squares(wide)
     if may_look(x) and total.numel():
@@ -232,8 +232,7 @@ def norm_pool(
     # Clamped: only windows whose squares fit are taken, and the others must not turn 0 · ∞ into gradients.
     result = _root(squares(wide.clamp(-high, high)))
     for exponent, outside in zip(exponents, (total < low, total > high), strict=True):
-        scaled = wide * 2.0**exponent
-        scaled = scaled.clamp(-high, high) if exponent > 0 else scaled
+        scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-high, high)
         result = torch.where(outside, _root(squares(scaled)) * 2.0**-exponent, result)
     return result.to(x.dtype)
 

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import conformallayers as cl
 from conformallayers.folding.model_files import COMPOSITES
+from conformallayers.testing.cases import HOMOGENEOUS_CASES, Case
 from conformallayers.utils.fingerprint import fingerprint
 from nets import NETS, SHAPE, net
 from stored import JUNK, StoredFile, places, refused
@@ -100,6 +101,18 @@ def test_spectral_norms_and_layouts_come_back(path: Path) -> None:
     cl.save(shared, path)
     loaded = cl.load(path)
     assert loaded[0] is loaded[2]
+
+
+@pytest.mark.parametrize("case", HOMOGENEOUS_CASES, ids=lambda case: case.name)
+def test_maps_with_an_offset_and_a_unit_come_back(case: Case, path: Path) -> None:
+    model = cl.ConformalLayers(case.build(), cl.ReSPro(), offset="learned", unit="rms")
+    model.log_offset.data.fill_(0.3)
+    cl.save(model, path)
+    loaded: Any = cl.load(path)
+    assert str(loaded) == str(model)
+    assert loaded.embedding == model.embedding
+    x = samples(case.input_shape, torch.float32)
+    assert torch.equal(loaded(x), model(x))
 
 
 # -- refused ------------------------------------------------------------------------------------
@@ -312,8 +325,8 @@ def with_stale_padding() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (with_parameter, "Sequential with tensors of its own"),
-        (with_buffer, "ConformalLayers with tensors of its own"),
+        (with_parameter, "Sequential with other tensors"),
+        (with_buffer, "ConformalLayers with other tensors"),
         (with_child, "Linear with other settings or with children"),
         (with_names, "a list with names"),
         (tied_by_memory, r"save: 1\.weight: expected a tensor of its own, got .* 0\.weight"),

@@ -174,9 +174,12 @@ class Draw:
         return randomise(cl.ConformalLayers(*modules, **options), self.randint(0, 999)), shape
 
 
-@pytest.mark.parametrize("seed", range(24))
+EMBEDDINGS = ({}, {"offset": 0.7}, {"unit": "rms"}, {"offset": "learned", "unit": "rms"})
+
+
+@pytest.mark.parametrize("seed", range(32))
 def test_random_staged_networks(seed: int) -> None:
-    model, shape = Draw(seed).network()
+    model, shape = Draw(seed).network(**EMBEDDINGS[seed // 2 % 4])
     dtype = DTYPES[seed % 2]
     model = scaled_down(model).to(dtype)
     check(model, samples(shape, dtype, 4, seed))

@@ -148,7 +148,7 @@ class _ShapeFollower(fx.Interpreter):
             x: Tensor = self.env[n.all_input_nodes[0]]
             prefix = "" if n.target == _ROOT else str(n.target)
             layers = frozen_layers(module, prefix)
-            self.traces[n] = trace_modules(layers, tuple(x.shape[1:]))
+            self.traces[n] = trace_modules(layers, tuple(x.shape[1:]), *module.embedding)
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
             value = super().run_node(n)
@@ -174,9 +174,10 @@ def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage
     A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
     fold away. Returns the stage and the node that feeds it.
     """
-    if graph.traces[node].staged:
+    trace = graph.traces[node]
+    if trace.staged or trace.offset or trace.unit == "rms":
         remedy = "Run it layer by layer: model.eval()(x)."
-        raise refusal("fold(model)", "no homogeneous maps", "some", remedy)
+        raise refusal("fold(model)", "no homogeneous maps, offset or unit", "some", remedy)
     stage, feed = stage_of(graph.traces[node]), node.all_input_nodes[0]
     if stage.branched or not prefix:
         return stage, feed

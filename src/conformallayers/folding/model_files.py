@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from .. import __all__ as public_names
 from .. import networks
 from ..errors import refusal
-from ..nn import activations, extra_layers, layers
-from ..nn.branches import Parallel, Residual, below
+from ..nn import activations, extra_layers, homogeneous, layers
+from ..nn.branches import Composite, Parallel, Residual, below
 from ..nn.container import ConformalLayers
+from ..nn.homogeneous import Split
 from ..recipe.fields import Reader, flag, optional, several, whole, word
 from ..recipe.file import OPERATIONS_LIMIT
 from ..recipe.layer_operations import MODES
@@ -45,10 +46,10 @@ LAYERS: dict[str, type[nn.Module]] = {
     **{f"nn.{kind.__name__}": kind for kind in LOWER if kind.__module__.startswith("torch.nn.")},
     **{
         f"cl.{kind.__name__}": kind
-        for place in (layers, extra_layers, activations)
+        for place in (layers, extra_layers, homogeneous, activations)
         for kind in vars(place).values()
         if isinstance(kind, type) and kind.__module__ == place.__name__
-        if kind.__name__ in public_names and kind is not activations.RadialActivation
+        if kind.__name__ in public_names and kind not in (activations.RadialActivation, Split)
     },
 }
 _NETWORKS = (
@@ -61,10 +62,11 @@ COMPOSITES: dict[str, type[nn.Module]] = {
     "cl.ConformalLayers": ConformalLayers,
     "cl.Residual": Residual,
     "cl.Parallel": Parallel,
+    "cl.Split": Split,
     **{f"networks.{name}": getattr(networks, name) for name in _NETWORKS},
 }
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
-_WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool)([123])d$")
+_WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool|LPPool)([123])d$")
 _ENTRIES = {"type", "settings", "tensors", "children"}
 # A few numbers of a small file could ask for any amount of memory when the model runs.
 _SIZE_LIMIT = 4096  # of a window, a padding or a size that a layer gives an axis
@@ -91,7 +93,7 @@ class ModelWriter:
         if self._training is None:
             self._training = module.training
         name = _NAMES.get(type(module))
-        joined = getattr(module, "join", None) if isinstance(module, (Residual, Parallel)) else None
+        joined = getattr(module, "join", None) if isinstance(module, Composite) else None
         hooked = any(
             "forward" in vars(item) or has_hooks(item) for item in (module, joined) if item
         )
@@ -179,10 +181,11 @@ class ModelReader:
         if name in LAYERS:
             module = _layer(LAYERS[name], settings, tensors)
             _check_layer(spec, module)
-        elif tensors or (settings and name.startswith("nn.")):
-            raise ValueError(f"{name} with tensors of its own")
+        elif settings and name.startswith("nn."):
+            raise ValueError(f"{name} with settings")
         else:
             module = _composite(COMPOSITES[name], settings, children)
+            _give(module, tensors)
         if "training" in spec:
             self.modes.append((module, spec["training"] is True))
         self._modules[path], self._runs[module] = module, runs
@@ -206,6 +209,10 @@ def _settings(name: str, module: Any) -> dict[str, Any]:
         return dict(module.arguments)
     if isinstance(module, Parallel):
         return {"join": module.join.how, "dim": module.join.dim}
+    if isinstance(module, Split):
+        return {"sizes": module.sizes}
+    if isinstance(module, ConformalLayers):
+        return module.settings
     if name not in LAYERS:
         return {}
     found = {}
@@ -240,6 +247,13 @@ def _layer(
     """Make a layer without memory, then give it its tensors, if they are what it expects."""
     with torch.device("meta"):
         module = kind(**settings)
+    _give(module, tensors)
+    return module
+
+
+def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
+    """Give a module its tensors, if they are what it expects."""
+    kind = type(module)
     expected = {name: tensor for name, (_, tensor) in _tensors(module).items()}
     if set(expected) != set(tensors):
         raise ValueError(f"{kind.__name__} with other tensors")
@@ -254,7 +268,6 @@ def _layer(
         else:
             trained = role == "parameter"
             module.register_parameter(name, nn.Parameter(tensor, requires_grad=trained))
-    return module
 
 
 def _limited(least: int) -> Reader:
@@ -302,7 +315,7 @@ def _readers() -> dict[str, Reader]:
     flags += " elementwise_affine projective"
     counts = "in_features out_features in_channels out_channels groups num_features num_parameters"
     counts += " num_groups num_channels"
-    numbers = "eps p value negative_slope beta threshold min_val max_val init gain"
+    numbers = "eps p norm_type value negative_slope beta threshold min_val max_val init gain"
     return {
         **dict.fromkeys(flags.split(), flag),
         **dict.fromkeys(counts.split(), whole(1)),
@@ -376,10 +389,17 @@ def _composite(
         if list(children) != [str(index) for index in range(len(children))]:
             raise ValueError("a list with names")
         return nn.ModuleList(children.values())
-    if kind in (nn.Sequential, ConformalLayers):
-        return kind(children)
+    if kind is nn.Sequential:
+        return nn.Sequential(children)
     module: Any
-    if kind is Residual:
+    if kind is ConformalLayers:
+        return ConformalLayers(children, **settings)
+    if kind is Split:
+        groups: Any
+        (groups,) = _parts(children, groups=nn.ModuleList)
+        module = Split(modules=groups, **settings)
+        module.groups = groups
+    elif kind is Residual:
         body, shortcut = _parts(children, body=nn.Sequential, shortcut=nn.Module)
         module = Residual(shortcut=shortcut, **settings)
         module.body = body

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import ConformalError, refusal, shape_text
-from ..functional import Scalar
+from ..functional import Scalar, norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
 from ..registry.bounds import Shape
@@ -47,10 +47,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps of a network; prints as a table of path, op, shapes, alpha and bound."""
+    """The steps of a network; prints as a table of path, op, shapes, alpha and bound.
+
+    ``offset`` (0 for none) and ``unit`` are those of the embedding. With the unit "rms", α and the bounds of
+    activations and joins are those of root mean squares.
+    """
 
     input_shape: Shape
     steps: tuple[Step, ...]
+    offset: float = 0.0
+    unit: str = "norm"
 
     @property
     def chain(self) -> bool:
@@ -90,27 +96,30 @@ class Trace:
             names = [*(step.path for step in self.steps), "input"]
             for row, step in zip(rows, self.steps, strict=True):
                 row.append(", ".join(names[source] for source in step.sources))
-        return table(header, rows)
+        embedding = f"\noffset {self.offset:.4g}, unit {self.unit}"
+        plain = self.offset == 0 and self.unit == "norm"
+        return table(header, rows) + ("" if plain else embedding)
 
     __repr__ = __str__
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A value between two steps: the step that wrote it, its shape, and the bounds that set α."""
+    """A value between two steps: the step that wrote it, its shape, and the bounds of norms that set α."""
 
     step: int
     shape: Shape
-    bound: float = 1.0
-    base: float = 1.0  # the bound right behind the last activation, map or join
+    bound: float
+    base: float  # the bound right behind the last activation, map or join
     coordinate: int = -1  # equal for values that have passed the same activations
 
 
 class _Tracing(Flow[_Place]):
     """Record a step for every module on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, rms: bool) -> None:
         self.steps: list[Step] = []
+        self.rms = rms
 
     def run(self, path: str, module: nn.Module, value: _Place) -> _Place:
         for name, child in modules_in(path, module):
@@ -128,7 +137,8 @@ class _Tracing(Flow[_Place]):
         bound = float(joined_bound([v.bound for v in values], join, len(coordinates) == 1))
         sources = tuple(value.step for value in values)
         shapes_in = values[0].shape
-        self.steps.append(Step(path, join, shapes_in, merged, bound, None, sources))
+        own = bound / norm_unit(merged, self.rms)
+        self.steps.append(Step(path, join, shapes_in, merged, own, None, sources))
         last = len(self.steps) - 1
         coordinate = coordinates.pop() if len(coordinates) == 1 else last
         return _Place(last, merged, bound, bound, coordinate)
@@ -138,9 +148,10 @@ class _Tracing(Flow[_Place]):
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         if isinstance(module, RadialActivation):
-            shape, own, bound, base = value.shape, value.bound, 1.0, 1.0
-            coordinate = len(self.steps)
-            alpha = _number(module.resolve(value.bound, value.base), path, module)
+            shape, coordinate = value.shape, len(self.steps)
+            bound = base = norm_unit(shape, self.rms)
+            own = value.bound / bound
+            alpha = _number(module.resolve(own, value.base / bound), path, module)
         else:
             kind = spec_of(path, module)
             shape, alpha = _output_shape(path, module, kind, value.shape), None
@@ -151,17 +162,23 @@ class _Tracing(Flow[_Place]):
         return _Place(len(self.steps) - 1, shape, bound, base, coordinate)
 
 
-def trace_modules(modules: Iterable[tuple[str, nn.Module]], input_shape: Shape) -> Trace:
+def trace_modules(
+    modules: Iterable[tuple[str, nn.Module]],
+    input_shape: Shape,
+    offset: float = 0.0,
+    unit: str = "norm",
+) -> Trace:
     """Follow a sample of ``input_shape`` through (path, module) pairs that were checked before.
 
     Nothing is computed on data: shapes come from the meta device, bounds from the weights. The
     modules are frozen copies, so that the trace does not change when the model does.
     """
-    tracing, place = _Tracing(), _Place(-1, input_shape)
+    tracing, start = _Tracing(unit == "rms"), norm_unit(input_shape, unit == "rms")
+    place = _Place(-1, input_shape, start, start)
     with torch.no_grad():
         for path, module in warn_if_eps_dominates(modules):
             place = tracing.step(path, module, place)
-    return Trace(input_shape, tuple(tracing.steps))
+    return Trace(input_shape, tuple(tracing.steps), offset, unit)
 
 
 def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from ..folding.plan import make_plan
 from ..folding.problem import Problem
 from ..folding.stages import stage_of
 from ..folding.trace import Trace, trace_modules
-from ..functional import autocasts, transformed
+from ..functional import Scalar, autocasts, transformed, wide_dtype
 from ..recipe.torch.module import RecipeModule
 from ..registry.registry import (
     SUPPORTED_KINDS,
@@ -66,8 +67,15 @@ class ConformalLayers(nn.Sequential):
     layers changes. At most 32 folds and 64 MiB are kept. Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
     gives NaN, and no other sample is touched.
 
+    The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
+    network of projective activations does not see the contrast of an image; an offset of the size of a typical
+    norm keeps it. With ``unit="rms"`` every norm is a root mean square over the coefficients, so that the
+    entries of points are of order 1, as batch normalisation, learning rates and heads expect.
+
     Args:
         *modules: layers of supported kinds, or one ``OrderedDict`` of them.
+        offset: None, a number > 0, or ``"learned"``: the exponential of the parameter ``log_offset``, initially 1.
+        unit: ``"norm"`` or ``"rms"``. The defaults of both are the paper's.
 
     Shape:
         (B, ...) → (B, ...); always with a batch axis.
@@ -87,8 +95,12 @@ class ConformalLayers(nn.Sequential):
 
     _cache: FoldCache
     _lock: threading.Lock
+    _offset: str | float | None = None  # of the class, for pickles without one
+    _unit: str = "norm"
 
-    def __init__(self, *modules: Any) -> None:
+    def __init__(
+        self, *modules: Any, offset: str | float | None = None, unit: str = "norm"
+    ) -> None:
         nn.Module.__init__(self)
         self._reset_cache()
         named: Iterable[tuple[str, Any]]
@@ -98,6 +110,69 @@ class ConformalLayers(nn.Sequential):
             named = ((str(index), module) for index, module in enumerate(modules))
         for name, module in named:
             self.add_module(name, module)
+        if offset is not None:
+            self.offset = offset
+        if unit != "norm":
+            self.unit = unit
+
+    # -- the embedding --------------------------------------------------------------------------
+
+    @property
+    def offset(self) -> Scalar | None:
+        """The offset of the embedding; a tensor if it is learned. Set it to any value of the argument."""
+        if self._offset == "learned":
+            return self.log_offset.to(wide_dtype(self.log_offset.device)).exp()
+        return self._offset  # type: ignore[return-value]
+
+    @offset.setter
+    def offset(self, value: str | float | None) -> None:
+        self._offset = _checked_offset(value)
+        self._parameters.pop("log_offset", None)
+        if self._offset == "learned":
+            like = next(self.parameters(), torch.empty(()))
+            self.log_offset = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
+        self.unfold()
+
+    @property
+    def unit(self) -> str:
+        """The unit of lengths, ``"norm"`` or ``"rms"``."""
+        return self._unit
+
+    @unit.setter
+    def unit(self, value: str) -> None:
+        if value not in ("norm", "rms"):
+            remedy = 'The paper\'s is "norm"; "rms" makes entries of order 1.'
+            raise refusal("ConformalLayers(unit=...)", '"norm" or "rms"', repr(value), remedy)
+        self._unit = value
+        self.unfold()
+
+    @property
+    def embedding(self) -> tuple[float, str]:
+        """The offset as a number, 0 for none, and the unit."""
+        with torch.no_grad():
+            return float(self.offset or 0.0), self.unit
+
+    def reset_parameters(self) -> None:
+        """Set a learned offset to 1."""
+        if self._offset == "learned":
+            nn.init.zeros_(self.log_offset)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments beside the modules that are not the defaults."""
+        offset = {} if self._offset is None else {"offset": self._offset}
+        return offset if self._unit == "norm" else {**offset, "unit": self._unit}
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
+
+    def _alike(self: Self, other: Self) -> Self:
+        """Give another network the embedding of this one; a learned offset is shared, as layers are."""
+        other._offset, other._unit = self._offset, self._unit
+        if self._offset == "learned":
+            other.log_offset = self.log_offset
+        return other
 
     # -- nn.Sequential's interface; every change drops the fold ---------------------------------
 
@@ -124,7 +199,7 @@ class ConformalLayers(nn.Sequential):
     def __getitem__(self, idx: int) -> nn.Module: ...
     def __getitem__(self: Self, idx: slice | int) -> Self | nn.Module:
         if isinstance(idx, slice):
-            return self.__class__(OrderedDict(list(self._modules.items())[idx]))
+            return self._alike(self.__class__(OrderedDict(list(self._modules.items())[idx])))
         item: nn.Module = super().__getitem__(idx)
         return item
 
@@ -136,10 +211,10 @@ class ConformalLayers(nn.Sequential):
         return self
 
     def __add__(self: Self, other: Iterable[nn.Module]) -> Self:
-        return self.__class__(*self, *other)
+        return self._alike(self.__class__(*self, *other))
 
     def __mul__(self: Self, other: int) -> Self:
-        return self.__class__(*(list(self) * other))
+        return self._alike(self.__class__(*(list(self) * other)))
 
     __rmul__ = __mul__
 
@@ -159,6 +234,7 @@ class ConformalLayers(nn.Sequential):
         if folded is None:
             others = [module for module in self.modules() if module is not self]
             busy = any(must_run(module) or is_homogeneous(module) for module in others)
+            busy = busy or self._offset is not None or self._unit != "norm"
             if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
             with self._lock:
@@ -192,7 +268,9 @@ class ConformalLayers(nn.Sequential):
 
     def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
-        return run_layers(flatten_modules(self), input, self.training)
+        offset = 0.0 if self.offset is None else self.offset
+        layers = flatten_modules(self)
+        return run_layers(layers, input, self.training, offset, self._unit == "rms")
 
     def _would_lose_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
@@ -202,13 +280,14 @@ class ConformalLayers(nn.Sequential):
     def trace(self, input_shape: tuple[int, ...]) -> Trace:
         """Return the steps for an input shape; :func:`conformallayers.trace` checks it first."""
         frozen = [(path, freeze(module)) for path, module in flatten_modules(self)]
-        return trace_modules(frozen, input_shape)
+        return trace_modules(frozen, input_shape, *self.embedding)
 
     def _fold(self, input: Tensor) -> RecipeModule:
         begun = self._cache.begin(self)
         with torch.inference_mode(False), torch.no_grad():
             try:
-                steps = trace_modules(frozen_layers(self), tuple(input.shape[1:]))
+                shape = tuple(input.shape[1:])
+                steps = trace_modules(frozen_layers(self), shape, *self.embedding)
             except ConformalError:
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
@@ -277,3 +356,14 @@ class ConformalLayers(nn.Sequential):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._reset_cache()
+
+
+def _checked_offset(offset: Any) -> str | float | None:
+    if offset is None or (isinstance(offset, str) and offset == "learned"):
+        return offset
+    number = isinstance(offset, (int, float)) and not isinstance(offset, bool)
+    if not number or not 0 < offset < math.inf:
+        expected = 'None, "learned" or a finite number > 0'
+        remedy = "Leave it out for the paper's embedding."
+        raise refusal("ConformalLayers(offset=...)", expected, repr(offset), remedy)
+    return float(offset)

@@ -23,6 +23,7 @@ from ..functional import (
     energy,
     guarded_ratio,
     may_look,
+    norm_unit,
     normalise,
     positive,
     rescaled,
@@ -51,11 +52,12 @@ _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be rea
 class LinearSegment:
     """The layers since the last activation, homogeneous map or join, with a batch that entered them.
 
-    ``before`` holds the segment before the ``map``, or those of the joined branches. With
-    ``one_coordinate`` no branch has passed an activation.
+    ``start`` is the bound behind an activation or the embedding. ``before`` holds the segment before the
+    ``map``, or those of the joined branches. With ``one_coordinate`` no branch has passed an activation.
     """
 
     entry: Tensor
+    start: float = 1.0
     layers: list[Layer] = field(default_factory=list)
     before: tuple[LinearSegment, ...] = ()
     map: Layer | None = None
@@ -63,14 +65,14 @@ class LinearSegment:
     one_coordinate: bool = False
 
     def base(self) -> Scalar:
-        """Return the bound at the entry: 1 after an activation."""
+        """Return the bound at the entry."""
         bounds = [segment.bound() for segment in self.before]
         if self.map is not None:
             module, spec, shape = self.map
             return spec.bound(module, shape) * bounds[0]
         if self.join is not None:
             return joined_bound(bounds, self.join, self.one_coordinate)
-        return 1.0
+        return self.start
 
     def bound(self) -> Scalar:
         """Return the bound after the last layer."""
@@ -79,14 +81,17 @@ class LinearSegment:
             bound = spec.bound(module, shape) * bound
         return bound
 
-    def alpha(self, activation: RadialActivation, advance: bool) -> Scalar:
-        """Return α; with ``advance`` a spectral norm makes one step of power iteration."""
+    def alpha(self, activation: RadialActivation, advance: bool, unit: float) -> Scalar:
+        """Return α as a multiple of ``unit``; ``advance`` makes one step of a power iteration."""
         if isinstance(activation.alpha, float):
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
             norm: Tensor = power_step(activation, self.layers, self.entry)
-            return positive(norm * self.base())
-        return activation.resolve(self.bound(), self.base())
+            return positive(norm * self.base() if unit == 1.0 else norm * (self.base() / unit))
+        bound, base = self.bound(), self.base()
+        if unit != 1.0:
+            bound, base = bound / unit, base / unit
+        return activation.resolve(bound, base)
 
 
 @dataclass
@@ -139,10 +144,14 @@ class Points:
 
 
 class LayerFlow(Flow[Points]):
-    """Run modules on batches; with ``advance`` each spectral norm makes one step of power iteration."""
+    """Run modules on batches; with ``advance`` each spectral norm makes one step of power iteration.
 
-    def __init__(self, advance: bool) -> None:
-        self.advance = advance
+    With ``rms`` lengths are root mean squares. Bounds stay bounds of norms: points of root mean square 1 have
+    the norm √d, and an activation acts like one with the radius α·√d and the same slope at 0.
+    """
+
+    def __init__(self, advance: bool, rms: bool = False) -> None:
+        self.advance, self.rms = advance, rms
         self.coordinates = 0  # how many have been given out
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
@@ -176,7 +185,7 @@ class LayerFlow(Flow[Points]):
                 factor = value.scaling.take()
                 value.z = value.z if factor is None else value.z * factor
         z = join.merge([value.z for value in values])
-        segment = LinearSegment(z, [], segments, join=join, one_coordinate=one_coordinate)
+        segment = LinearSegment(z, before=segments, join=join, one_coordinate=one_coordinate)
         age = max(value.age for value in values)
         coordinate = first.coordinate if one_coordinate else self._new_coordinate()
         return replace(values[0], z=z, segment=segment, age=age, coordinate=coordinate)
@@ -197,7 +206,7 @@ class LayerFlow(Flow[Points]):
         layer = module, spec, tuple(value.z.shape[1:])
         if spec.homogeneous:
             value.z = run(module, spec, value.z, None)
-            value.segment = LinearSegment(value.z, [], (value.segment,), map=layer)
+            value.segment = LinearSegment(value.z, before=(value.segment,), map=layer)
             check_batch_axis(path, module, value.z.shape, batch)
             return value
         value.segment.layers.append(layer)
@@ -220,7 +229,8 @@ class LayerFlow(Flow[Points]):
     def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
         value, n = value.measured()
         tau = module.rule.advance(value.tau, n * weight, value.m)
-        segment, coordinate = LinearSegment(value.z), self._new_coordinate()
+        segment = LinearSegment(value.z, norm_unit(value.z.shape[1:], self.rms))
+        coordinate = self._new_coordinate()
         return replace(value, tau=tau, segment=segment, coordinate=coordinate)
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
@@ -236,15 +246,23 @@ class LayerFlow(Flow[Points]):
         return self._activate(module, value, weight).dehomogenize()
 
     def _weight(self, module: RadialActivation, value: Points) -> Scalar:
-        alpha = value.segment.alpha(module, self.advance)
-        return value.scaling.activate(alpha, module.rule.on_points, module.slope)
+        unit = norm_unit(value.z.shape[1:], self.rms)
+        alpha = value.segment.alpha(module, self.advance, unit)
+        return value.scaling.activate(alpha * unit, module.rule.on_points, module.slope * unit)
 
 
-def run_layers(layers: Iterable[tuple[str, nn.Module]], input: Tensor, training: bool) -> Tensor:
+def run_layers(
+    layers: Iterable[tuple[str, nn.Module]],
+    input: Tensor,
+    training: bool,
+    offset: Scalar = 0.0,
+    rms: bool = False,
+) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
-    z, m, tau = normalise(input)
-    flow = LayerFlow(training and _may_step())
-    value = Points(z, m, tau, Scaling(), LinearSegment(z))
+    unit = norm_unit(input.shape[1:], rms)
+    z, m, tau = normalise(input, offset * unit)
+    flow = LayerFlow(training and _may_step(), rms)
+    value = Points(z, m, tau, Scaling(1 / unit), LinearSegment(z, unit))
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
     if isinstance(last, RadialActivation):

@@ -1,0 +1,219 @@
+"""The offset and the unit of ConformalLayers: their numbers, and that they stay."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from oracle import exact, oracle, randomise, relative_error
+from support import assert_says, samples
+
+EMBEDDINGS = [
+    {"offset": offset, "unit": unit}
+    for offset in (None, 0.6, "learned")
+    for unit in ("norm", "rms")
+]
+embeddings = pytest.mark.parametrize("settings", EMBEDDINGS, ids=str)
+
+
+def embedded(activation, **settings):
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3, bias=True),
+        activation(),
+        cl.Conv2d(4, 3, 3),
+        activation(),
+        cl.Flatten(),
+        cl.Linear(12, 2),
+        **settings,
+    )
+    return randomise(model, 1).double()
+
+
+@embeddings
+@pytest.mark.parametrize("projective", [False, True])
+@pytest.mark.parametrize("alpha", [None, "spectral", "learned", 1.7])
+def test_offset_and_unit_are_those_of_the_recurrence(settings, projective, alpha):
+    model = embedded(lambda: cl.ReSPro(alpha, projective=projective), **settings)
+    x = samples((2, 6, 6), torch.float64)
+    x[0] = 0
+    model(x)  # power iteration
+    model.eval()
+    expected = oracle(exact(model), x).detach()
+    assert relative_error(model(x), expected) <= 1e-13
+    with torch.no_grad():
+        assert relative_error(model(x), expected) <= 1e-13
+    if settings["offset"] is None:
+        assert expected[0].abs().max() == 0
+    else:
+        assert expected[0].abs().max() > 0  # a bias counts where t > 0
+    narrow = copy.deepcopy(model).float()
+    assert relative_error(narrow(x.float()), expected) <= 5e-6
+
+
+def test_the_recurrence_in_root_mean_squares_by_hand():
+    x = torch.tensor([[1.0, 2.0, -2.0, 0.0]], dtype=torch.float64)  # mean of squares 9/4
+    model = cl.ConformalLayers(
+        cl.Scale(2.0), cl.ReSPro(3.0, projective=True), offset=2.0, unit="rms"
+    ).double()
+    t = math.sqrt(9 / 4 + 4)  # 2.5
+    t = 1.5 * t + 9 / (2 * 3 * t)
+    assert torch.allclose(model(x), 2 * x / t, rtol=1e-14)
+    model[1] = cl.ReSPro()  # young: the bound of rms by rms is 2
+    t = 1.0 * 2.5 + 9 / (2 * 2)
+    assert torch.allclose(model(x), 2 * x / t, rtol=1e-14)
+    assert cl.trace(model, (4,)).alphas == (2.0,)
+    model.unit = "norm"
+    t = 1.0 * math.sqrt(9 + 4) + 36 / (2 * 2)
+    assert torch.allclose(model(x), 2 * x / t, rtol=1e-14)
+
+
+def test_entries_are_of_order_one_in_root_mean_squares():
+    torch.manual_seed(0)
+    layers = cl.Conv2d(3, 8, 3), cl.ReSPro(projective=True), nn.LPPool2d(2, 2)
+    x = torch.randn(4, 3, 32, 32)
+    sizes = {
+        unit: cl.ConformalLayers(*layers, unit=unit)(x).detach().square().mean().sqrt().item()
+        for unit in ("norm", "rms")
+    }
+    assert sizes["norm"] < 0.05
+    assert 0.1 < sizes["rms"] < 3
+
+
+@pytest.mark.parametrize("unit", ["norm", "rms"])
+def test_an_offset_makes_contrast_visible(unit):
+    plain = embedded(lambda: cl.ReSPro(projective=True), unit=unit).eval()
+    plain[0].bias = None
+    x = samples((2, 6, 6), torch.float64)
+    assert torch.allclose(plain(x), plain(10 * x), rtol=1e-12)
+    plain.offset = 30.0
+    assert not torch.allclose(plain(x), plain(10 * x), rtol=0.1)
+
+
+def test_gradients_of_a_learned_offset():
+    model = embedded(lambda: cl.ReSPro(), offset="learned", unit="rms")
+    x = samples((2, 6, 6), torch.float64, 2).requires_grad_()
+    parameters = dict(model.named_parameters())
+    assert "log_offset" in parameters
+
+    def run(x, log_offset):
+        values = {**parameters, "log_offset": log_offset}
+        return torch.func.functional_call(model, values, (x,))
+
+    assert torch.autograd.gradcheck(run, (x, model.log_offset.detach().requires_grad_()))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-20, 1e20, 1e300])
+@pytest.mark.parametrize("offset", [1e-200, 1.0, 1e200])
+def test_offsets_and_inputs_of_any_scale(scale, offset):
+    model = cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro(projective=True), offset=offset).double()
+    x = scale * samples((4,), torch.float64)
+    for run in (model, model.eval()):
+        y = run(x)
+        assert bool(y.isfinite().all())
+        if offset == 1e200 and scale <= 1e20:
+            assert y.abs().max() < 1e-100
+        if offset == 1e-200 and scale in (1e-20, 1e20, 1e300):
+            paper = cl.ConformalLayers(*model).double()
+            assert torch.allclose(y, paper(x), rtol=1e-12)
+
+
+@embeddings
+def test_offset_and_unit_stay(settings, tmp_path):
+    model = embedded(lambda: cl.ReSPro(), **settings)
+    x = samples((2, 6, 6), torch.float64)
+
+    def same(other):
+        assert (other._offset, other.unit) == (settings["offset"], settings["unit"])
+        assert other.embedding == model.embedding
+
+    for other in (
+        model[:2],
+        model + cl.ConformalLayers(cl.Scale()),
+        model * 1,
+        1 * model,
+        model[2:],
+    ):
+        same(other)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        same(other)
+        assert torch.equal(other(x), model(x))
+    whole = model[:2] + model[2:]
+    assert torch.equal(whole(x), model(x))
+    other = embedded(lambda: cl.ReSPro(), **settings)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    other.load_state_dict(model.state_dict())
+    same(other)
+    model.append(cl.Scale()).insert(0, cl.Identity())
+    same(model)
+    cl.save(model, tmp_path / "model.cl")
+    loaded = cl.load(tmp_path / "model.cl")
+    same(loaded)
+    assert torch.equal(loaded(x), model(x))
+    shown = {name: value for name, value in settings.items() if value not in (None, "norm")}
+    for name in ("offset", "unit"):
+        assert (
+            (f"{name}={shown[name]!r}" in repr(model))
+            if name in shown
+            else f"{name}=" not in repr(model)
+        )
+
+
+def test_a_slice_shares_a_learned_offset():
+    model = embedded(lambda: cl.ReSPro(), offset="learned")
+    part = model[:2]
+    assert part.log_offset is model.log_offset
+    assert copy.deepcopy(model).log_offset is not model.log_offset
+
+
+@pytest.mark.parametrize("change", ["offset", "unit", "log_offset", "learned", "none"])
+def test_evaluation_notices_a_new_offset_or_unit(change):
+    model = embedded(lambda: cl.ReSPro(), offset="learned" if change == "log_offset" else 0.5)
+    model.eval().requires_grad_(False)
+    x = samples((2, 6, 6), torch.float64)
+    before = model(x)
+    if change == "log_offset":
+        model.log_offset.add_(1.0)
+    elif change == "unit":
+        model.unit = "rms"
+    else:
+        model.offset = {"offset": 2.0, "learned": "learned", "none": None}[change]
+    assert relative_error(model(x), oracle(exact(model), x).detach()) <= 1e-13
+    assert not torch.allclose(model(x), before, rtol=1e-3)
+
+
+@pytest.mark.parametrize("offset", [0, 0.0, -1.0, math.nan, math.inf, True, "big", [1.0]])
+def test_bad_offsets_are_refused(offset):
+    assert_says(
+        lambda: cl.ConformalLayers(offset=offset), "ConformalLayers(offset=...)", repr(offset)
+    )
+    model = cl.ConformalLayers(offset=2.0)
+    assert_says(lambda: setattr(model, "offset", offset), "ConformalLayers(offset=...)")
+    assert model.offset == 2.0
+
+
+@pytest.mark.parametrize("unit", ["RMS", None, 1, ["rms"]])
+def test_bad_units_are_refused(unit):
+    assert_says(lambda: cl.ConformalLayers(unit=unit), "ConformalLayers(unit=...)", repr(unit))
+
+
+def test_the_trace_shows_offset_and_unit():
+    text = str(cl.trace(cl.ConformalLayers(cl.ReSPro(), offset=0.5, unit="rms"), (3,)))
+    assert text.endswith("offset 0.5, unit rms")
+    assert "offset" not in str(cl.trace(cl.ConformalLayers(cl.ReSPro()), (3,)))
+
+
+def test_a_learned_offset_starts_at_one_and_trains():
+    model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro(projective=True), offset="learned")
+    assert model.offset.item() == 1.0
+    assert model.log_offset.dtype == torch.float32
+    model(torch.randn(3, 4)).square().sum().backward()
+    assert model.log_offset.grad.abs() > 0
+    model.log_offset.data.fill_(3.0)
+    model.reset_parameters()
+    assert model.offset.item() == 1.0
