@@ -320,7 +320,8 @@ def _readers() -> dict[str, Reader]:
         **dict.fromkeys(flags.split(), flag),
         **dict.fromkeys(counts.split(), whole(1)),
         **dict.fromkeys(numbers.split(), _real),
-        **dict.fromkeys(("kernel_size", "stride", "dilation"), _each(_limited(1))),
+        **dict.fromkeys(("kernel_size", "dilation"), _each(_limited(1))),
+        "stride": optional(_each(_limited(1))),  # None in LPPool
         **dict.fromkeys(("upscale_factor", "downscale_factor", "times"), _limited(1)),
         **dict.fromkeys(("start_dim", "end_dim"), _axis),
         **dict.fromkeys(("align_corners", "recompute_scale_factor"), optional(flag)),
