@@ -309,16 +309,54 @@ def _rebased(rule: str) -> Recipe:
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
+def _stages(rule: str, *, offset: float) -> Recipe:
+    """Embed, then twice: convolve, run an activation, pass homogeneous maps; divide."""
+    builder = RecipeBuilder((2, 8, 7))
+    names = "unit", "peak", "tau"
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, offset=offset)
+    ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    twos: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2)}
+    z = builder.add(layer.Conv, unit, weight=_constant(builder, "weight", 5, 2, 3, 3), **ones)
+    n = builder.add(point.SumSquares, z, name="n", weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    signed = builder.add(layer.Slice, z, axis=0, start=0, stop=2)
+    signed = builder.add(layer.AvgPool, signed, padding=(0, 0), **twos)
+    norms = builder.add(layer.Slice, z, axis=0, start=2, stop=5)
+    norms = builder.add(layer.NormPool, norms, **twos)
+    z = builder.add(layer.Concatenate, signed, norms, axis=0)
+    z = builder.add(layer.PRelu, z, slope=_constant(builder, "slope", 5, 1, 1))
+    names = "z", "peak", "tau"
+    options = {"scale": 0.6, "coordinate": 1.4}
+    z, m, tau = builder.add_many(point.Rebase, z, m, tau, names=names, **options)
+    constants = {"weight": _constant(builder, "weight", 4, 5, 3, 3)}
+    constants["bias"] = _constant(builder, "bias", 4)
+    z = builder.add(layer.Conv, z, **constants, **ones)
+    z = builder.add(layer.Elementwise, z, function="leaky_relu", parameters=(0.2,))
+    n = builder.add(point.SumSquares, z, name="n", weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    low = builder.add(layer.Elementwise, z, function="relu")
+    low = builder.add(layer.AdaptiveMaxPool, low, size=(2, 2))
+    z = builder.add(layer.Elementwise, z, function="abs")
+    z = builder.add(layer.MaxPool, z, padding=(1, 0), dilation=(1, 1), **twos)
+    z = builder.add(layer.AdaptiveMaxPool, z, size=(2, 2))
+    z = builder.add(layer.Concatenate, low, z, axis=0)
+    return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
+
+
 def _point_cases() -> Cases:
     for rule in point.RULES:
         for limits in (False, True):
             yield RecipeCase(f"points {rule} {limits}", partial(_points, rule, limits=limits))
-            build = partial(_points, rule, limits=limits, offset=2.0)
-            yield RecipeCase(f"points {rule} {limits} offset", build)
         build = partial(_points, rule, limits=False, rescale=True)
         yield RecipeCase(f"rescale {rule}", build)
         yield RecipeCase(f"grow and combine {rule}", partial(_biased, rule))
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
+    for rule in ("published", "projective"):
+        for limits in (False, True):
+            build = partial(_points, rule, limits=limits, offset=2.0)
+            yield RecipeCase(f"points {rule} {limits} offset", build)
+        for offset in (0.0, 1.5):
+            yield RecipeCase(f"stages {rule} {offset}", partial(_stages, rule, offset=offset))
     yield RecipeCase("quadratic_form", partial(_form, point.QuadraticForm))
     for size, width in ((3, 1), (4, 2), (3, 0), (2, 5)):
         for factor in (False, True):

@@ -49,7 +49,9 @@ CASES = {case.name: case for case in RECIPE_CASES}
 WRITTEN = [name for name, case in CASES.items() if has(simplified(case.build()))]
 
 
-POINTS = [name for name in WRITTEN if name.startswith(("points", "rescale", "grow", "rebase"))]
+POINTS = [
+    name for name in WRITTEN if name.startswith(("points", "rescale", "grow", "rebase", "stages"))
+]
 POINTS += [name for name in WRITTEN if "_form" in name]
 
 

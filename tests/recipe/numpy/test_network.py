@@ -74,7 +74,11 @@ def test_numbers_are_those_of_torch(case: RecipeCase, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in RECIPE_CASES if case.name.startswith(("points", "rescale", "grow", "reb"))],
+    [
+        case
+        for case in RECIPE_CASES
+        if case.name.startswith(("points", "rescale", "grow", "reb", "stages"))
+    ],
     ids=lambda case: case.name,
 )
 def test_infinity_stays_in_its_sample(case: RecipeCase) -> None:
