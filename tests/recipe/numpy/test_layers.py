@@ -24,6 +24,8 @@ CONV = (F.conv1d, F.conv2d, F.conv3d)
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 MAX_POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 ADAPTIVE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+ADAPTIVE_MAX = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
+NORM_POOL = (F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
 
 
 class Constants:
@@ -139,10 +141,18 @@ def test_pools(
         return MAX_POOL[axes - 1](x, kernel, stride, padding, dilation, ceil)
 
     check(layer.AvgPool, average, x, {}, count_include_pad=counted, divisor=divisor, **common)
-    check(layer.MaxPool, most, x - 1, {}, dilation=dilation, **common)
+
+    def norms(x: Tensor) -> Tensor:
+        return NORM_POOL[axes - 1](x, 2, kernel[0] if axes == 1 else kernel, stride, ceil)
+
+    check(layer.MaxPool, most, x - data.draw(st.integers(1, 2)), {}, dilation=dilation, **common)
+    if all(k <= n for n, k in zip(size, kernel, strict=True)):
+        windows = {"kernel": kernel, "stride": stride, "ceil_mode": ceil}
+        check(layer.NormPool, norms, x - 1, {}, **windows)
     wanted = data.draw(each(axes, 1, 9))
-    pooled = ADAPTIVE[axes - 1]
+    pooled, largest = ADAPTIVE[axes - 1], ADAPTIVE_MAX[axes - 1]
     check(layer.AdaptiveAvgPool, lambda x: pooled(x, wanted), x, {}, size=wanted)
+    check(layer.AdaptiveMaxPool, lambda x: largest(x, wanted), x - 2, {}, size=wanted)
 
 
 @settings(max_examples=200, deadline=None)
@@ -236,6 +246,15 @@ def test_places_that_torch_rounds_apart(
         return F.interpolate(x, None if scales else size, scales, mode)
 
     check(layer.Upsample, expected, x, {}, **options)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30, 0.0])
+def test_norms_of_windows_beyond_the_range(size: float) -> None:
+    x = size * torch.tensor([[[3.0, 4.0, 0.0, 0.0, -6.0, 8.0]]])
+    x[..., 2] = 1.0  # no window looks at another one
+    op = layer.NormPool(inputs=("x",), outputs=("y",), kernel=(2,), stride=(2,))
+    y = RUN[layer.NormPool](op, Constants(), x.numpy())
+    np.testing.assert_allclose(y, [[[5 * size, 1.0, 10 * size]]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("count", [layer.LONG_ROW - 1, layer.LONG_ROW + 1, 200_000])

@@ -58,6 +58,8 @@ def test_windows_are_those_of_torch(
         single(layer.AvgPool, w["shape"], count_include_pad=include, divisor=divisor, **pool),
         single(layer.MaxPool, w["shape"], dilation=w["dilation"], **pool),
     ]
+    windows = {name: pool[name] for name in ("kernel", "stride", "ceil_mode")}
+    recipes.append(single(layer.NormPool, w["shape"], **windows))
     grown = {**convolution, "output_padding": w["extra"]}
     sizes = zip(
         w["shape"][1:], kernel, w["options"]["stride"], w["options"]["padding"], strict=True
@@ -69,6 +71,8 @@ def test_windows_are_those_of_torch(
         assert error(recipe, x) <= LIMITS[dtype]
     x[1].view(-1)[-1] = NAN
     assert error(recipes[2], x) <= LIMITS[dtype]
+    assert error(recipes[2], -x.abs()) <= LIMITS[dtype]
+    assert error(recipes[3], x) <= LIMITS[dtype]
 
 
 @settings(max_examples=25, deadline=None)
@@ -90,7 +94,8 @@ def test_interpolations_are_those_of_torch(data: st.DataObject, dtype: torch.dty
     x = samples((2, *size), dtype, 2)
     x[1].view(-1)[-1] = NAN
     assert error(single(layer.Upsample, (2, *size), **options), x) <= LIMITS[dtype]
-    assert error(single(layer.AdaptiveAvgPool, (2, *size), size=target), x) <= LIMITS[dtype]
+    for kind in (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool):
+        assert error(single(kind, (2, *size), size=target), x) <= LIMITS[dtype]
 
 
 def test_averages_of_large_windows_lose_no_digits() -> None:
