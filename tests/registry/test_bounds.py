@@ -357,3 +357,52 @@ def test_copies_are_counted_exactly(mode: str) -> None:
         padded = nn.functional.pad(line, (before, after), mode)
         most = int(torch.bincount(padded.flatten().long()).max())
         assert pad_copies(size, before, after, mode) == most, (size, before, after)
+
+
+@ranks
+@some
+@given(data=st.data())
+def test_maxima_and_norms_of_windows(n, data):
+    """Single pixels reach the bound; the sum over windows of the energy in them never exceeds it."""
+    shape = drawn(data, n, 1, LARGEST[n])
+    kernel, stride, ceil = drawn(data, n, 1, 4), drawn(data, n, 1, 3), data.draw(st.booleans())
+    if data.draw(st.booleans()):
+        dilation = drawn(data, n, 1, 2)
+        padding = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        assume(all(s + 2 * p >= r for s, p, r in zip(shape, padding, reach, strict=True)))
+        pool = getattr(nn, f"MaxPool{n}d")
+        module = pool(kernel, stride, padding, dilation, ceil_mode=ceil)
+    else:
+        assume(all(s >= k for s, k in zip(shape, kernel, strict=True)))
+        sizes = (kernel[0], stride[0]) if n == 1 else (kernel, stride)
+        module = getattr(nn, f"LPPool{n}d")(2, *sizes, ceil_mode=ceil)
+    matrix = materialise(module, (1, *shape))
+    assume(np.isfinite(matrix).all())  # a maximum over padding alone is refused
+    bound = bound_of(module, (1, *shape))
+    assert bound == pytest.approx(math.sqrt((matrix**2).sum(0).max()), rel=1e-12)
+    x = np.random.default_rng(0).normal(size=(16, 1, *shape))
+    images = module(torch.from_numpy(x)).flatten(1).norm(dim=1)
+    assert (images <= bound * torch.from_numpy(x).flatten(1).norm(dim=1) * (1 + 1e-12)).all()
+
+
+@ranks
+@some
+@given(data=st.data())
+def test_adaptive_maxima(n, data):
+    shape = drawn(data, n, 1, LARGEST[n])
+    module = getattr(nn, f"AdaptiveMaxPool{n}d")(drawn(data, n, 1, 6) if n > 1 else 4)
+    matrix = materialise(module, (1, *shape))
+    expected = math.sqrt((matrix**2).sum(0).max())
+    assert bound_of(module, (1, *shape)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_slopes_count_and_train():
+    assert bound_of(nn.LeakyReLU(0.2), (3,)) == 1
+    assert bound_of(nn.LeakyReLU(-1.5), (3,)) == 1.5
+    prelu = nn.PReLU(3)
+    with torch.no_grad():
+        prelu.weight.copy_(torch.tensor([0.1, -2.5, 1.0]))
+    assert bound_of(prelu, (3,)) == 2.5
+    bounds.prelu_bound(prelu, (3,)).backward()
+    assert prelu.weight.grad.tolist() == [0.0, -1.0, 0.0]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import _SPECS, find_spec
+from conformallayers.registry.registry import _SPECS, branches, find_spec, is_homogeneous
+from oracle import relative_error
 from support import (
     assert_says,
     samples,
@@ -142,3 +143,55 @@ def test_neighbours_that_depend_on_the_dtype_are_refused(mode):
         with pytest.raises(cl.ConformalError, match="Upsample at position 0: expected nearest"):
             run(x)
     cl.testing.assert_folds(model, (1, 10))  # all of its places round alike
+
+
+class Sorted(nn.Module):
+    """A homogeneous map that nobody has registered."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.sort(dim=1).values
+
+
+def test_a_registered_map_may_stand_in_a_stack() -> None:
+    assert_says(lambda: cl.ConformalLayers(Sorted()), "Sorted", "cl.register_homogeneous")
+    cl.register_homogeneous(Sorted, bound=lambda module, shape: 4.0)
+    try:
+        model = cl.ConformalLayers(cl.Scale(0.5), Sorted(), cl.ReSPro())
+        assert cl.trace(model, (3,)).alphas == (2.0,)
+        x = samples((3,), torch.float64)
+        assert relative_error(model.double()(x), ordered(x)) <= 1e-13
+        assert is_homogeneous(Sorted())
+    finally:
+        del _SPECS[Sorted]
+    assert not is_homogeneous(Sorted())
+
+
+def ordered(x: Tensor) -> Tensor:
+    """Return what Scale(0.5), Sorted and a published ReSPro of radius 2 give."""
+    y = 0.5 * x.sort(dim=1).values
+    return y / (x.norm(dim=1) + y.square().sum(1) / 4).unsqueeze(1)
+
+
+def test_register_homogeneous_wants_a_class() -> None:
+    action = lambda: cl.register_homogeneous(nn.ReLU(), lambda module, shape: 1.0)  # noqa: E731
+    assert_says(action, "register_homogeneous(module_type)", "a subclass of nn.Module")
+
+
+def test_subclasses_of_maps_are_maps_unless_they_override_forward() -> None:
+    class Named(nn.ReLU):
+        pass
+
+    class Other(nn.ReLU):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) + 1
+
+    cl.ConformalLayers(Named())
+    assert_says(lambda: cl.ConformalLayers(Other()), "Other", "overrides forward")
+
+
+def test_composites_with_maps_are_no_linear_layers() -> None:
+    assert not branches(cl.Residual(cl.Linear(2, 2)))
+    assert not branches(cl.Split([1, 1], [cl.Scale(), cl.Identity()]))
+    assert branches(cl.Residual(cl.Linear(2, 2), nn.ReLU()))
+    assert branches(cl.Parallel(nn.Sequential(cl.Residual(cl.Abs())), cl.Identity()))
+    assert branches(cl.Residual(cl.Linear(2, 2), cl.ReSPro()))
