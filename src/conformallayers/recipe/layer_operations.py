@@ -44,9 +44,9 @@ FUNCTIONS = {
 }
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 WIDE, WORKING = "wide", "working"
-# Entries of a row of a product that runtimes add in the dtype of the fold; longer rows are cut into
-# pieces of this length, whose sums are added in float64.
-LONG_ROW = 2**12
+# Rows of more entries are multiplied in blocks, whose sums are added in float64. The errors of a long sum of
+# equal products have one sign: those of n entries in float32 reach 2.4e-9·n, and 5e-6 is promised.
+LONG_ROW, BLOCK = 2**11, 2**9
 
 
 @operation("matmul")

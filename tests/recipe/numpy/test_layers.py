@@ -264,3 +264,12 @@ def test_long_products_lose_no_digits(count: int) -> None:
     operation = layer.Matmul(("x",), ("y",), weight="weight")
     y = RUN[layer.Matmul](operation, Constants(weight=weight), x.numpy())
     assert np.allclose(y, x.double() @ weight.double().T, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("count", [layer.LONG_ROW, 2 * layer.LONG_ROW, 100_001])
+def test_sums_of_equal_products_keep_the_promise(count: int) -> None:
+    torch.manual_seed(0)
+    weight, x = (torch.rand(n, 1).add(0.5).repeat(1, count) for n in (24, 3))
+    operation = layer.Matmul(("x",), ("y",), weight="weight")
+    y = RUN[layer.Matmul](operation, Constants(weight=weight), x.numpy())
+    assert np.allclose(y, x.double() @ weight.double().T, rtol=5e-6, atol=0)

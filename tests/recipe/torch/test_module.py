@@ -338,3 +338,17 @@ def test_long_products_lose_no_digits(count: int) -> None:
     x = torch.full((1, count), 0.3)
     exact = x.double() @ weight.double().T + weight[:, 0].double()
     assert torch.allclose(folded(x).double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+@pytest.mark.parametrize("count", [layer.LONG_ROW, 2 * layer.LONG_ROW, 100_001])
+def test_sums_of_equal_products_keep_the_promise(count: int, batch: int) -> None:
+    torch.manual_seed(0)
+    weight, x = (torch.rand(n, 1) + 0.5 for n in (24, batch))
+    weight, x = weight.repeat(1, count), x.repeat(1, count)
+    builder = RecipeBuilder((count,))
+    held = builder.constant("weight", weight)
+    folded = RecipeModule(
+        builder.recipe(builder.add(layer.Matmul, INPUT, weight=held)), torch.float32
+    )
+    assert relative_error(folded(x), x.double() @ weight.double().T) < 5e-6

@@ -49,12 +49,21 @@ def _affine(
 
 @RUN.runs(layer.Matmul)
 def _matmul(op: layer.Matmul, net: ConstantHolder, x: Array) -> Array:
-    weight, step = net.constant(op.weight), layer.LONG_ROW
-    cuts = [slice(start, start + step) for start in range(0, weight.shape[1], step)]
-    y, *others = (x[..., cut] @ weight[:, cut].T for cut in cuts)
-    if others:
-        y = reduce(np.add, others, y.astype(np.float64)).astype(x.dtype)
+    weight = net.constant(op.weight)
+    if weight.shape[1] <= layer.LONG_ROW:
+        y = x @ weight.T
+    else:
+        y = _long_product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], len(weight))
     return _affine(net, y, None, op.bias)
+
+
+def _long_product(x: Array, weight: Array) -> Array:
+    """Return x Wᵀ of long rows, (B, n) and (m, n), in one batched product of blocks and one of the rest."""
+    cut, block = x.shape[1] // layer.BLOCK * layer.BLOCK, layer.BLOCK
+    blocks = x[:, :cut].reshape(len(x), cut // block, block).transpose(1, 0, 2)
+    columns = weight[:, :cut].reshape(len(weight), cut // block, block).transpose(1, 2, 0)
+    sums = (blocks @ columns).sum(0, dtype=np.float64)
+    return np.asarray(sums + x[:, cut:] @ weight[:, cut:].T, x.dtype)
 
 
 @RUN.runs(layer.SparseMatmul)

@@ -82,11 +82,18 @@ def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
     weight, bias = module.constant(op.weight), module.optional(op.bias)
     if weight.shape[1] <= layer.LONG_ROW:
         return F.linear(x, weight, bias)
-    pieces = zip(x.split(layer.LONG_ROW, -1), weight.split(layer.LONG_ROW, 1), strict=True)
-    products = [F.linear(part, columns) for part, columns in pieces]
-    wide = wide_dtype(x.device)
-    y = reduce(torch.add, (product.to(wide) for product in products)).to(products[0].dtype)
+    y = _long_product(x.reshape(-1, weight.shape[1]), weight).reshape(*x.shape[:-1], len(weight))
     return y if bias is None else y + bias.to(y.dtype)
+
+
+def _long_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x Wᵀ of long rows, (B, n) and (m, n), in one batched product of blocks and one of the rest."""
+    cut = weight.shape[1] // layer.BLOCK * layer.BLOCK
+    blocks = x[:, :cut].unflatten(1, (-1, layer.BLOCK)).transpose(0, 1)  # (blocks, B, BLOCK)
+    columns = weight[:, :cut].unflatten(1, (-1, layer.BLOCK)).permute(1, 2, 0)  # (blocks, BLOCK, m)
+    sums, rest = torch.bmm(blocks, columns), F.linear(x[:, cut:], weight[:, cut:])
+    y = sums.sum(0, dtype=wide_dtype(x.device)) + rest
+    return y.to(rest.dtype)
 
 
 @RUN.runs(layer.SparseMatmul)
