@@ -213,6 +213,13 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
         (nn.Softmax(1), {"dim": "x"}, "dim: 'x'"),
         (nn.Flatten(), {"start_dim": 10**9}, "start_dim: axis 1000000000"),
         (nn.Conv2d(2, 2, 1), {"padding": [20000, 20000]}, "padding: 20000, and 4096 is the most"),
+        (nn.ConvTranspose1d(1, 1, 1), {"output_padding": []}, "output_padding of"),
+        (nn.ConvTranspose2d(1, 1, 1), {"output_padding": [0]}, "output_padding of"),
+        (
+            nn.ConvTranspose2d(1, 1, 1, stride=(1, 2), dilation=(1, 3)),
+            {"output_padding": [0, 3]},
+            "not below stride or dilation",
+        ),
         (nn.ZeroPad2d(1), {"padding": [20000] * 4}, "padding: 20000, and 4096 is the most"),
         (nn.Upsample(2), {"size": 40000}, "size: 40000, and 4096 is the most"),
         (nn.Upsample(None, 2), {"scale_factor": 4000.0}, "scale_factor: 4000.0, and 128"),

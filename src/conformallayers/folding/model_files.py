@@ -371,12 +371,16 @@ def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
 
     A list of one value counts for every axis of a pooling, not of a convolution.
     """
-    for key in ("kernel_size", "stride", "dilation", "padding"):
+    for key in ("kernel_size", "stride", "dilation", "padding", "output_padding"):
         value = settings.get(key)
         values = value if isinstance(value, list) else [value] * axes
         lengths = (1, axes) if pools else (axes,)
         fits = len(values) in lengths and not any(type(n) is int and n < 0 for n in values)
         expect(fits, f"{key} of {value}")
+    if settings.get("output_padding") is not None:
+        every = zip(*(settings[k] for k in ("output_padding", "stride", "dilation")), strict=True)
+        fits = all(extra < max(stride, dilation) for extra, stride, dilation in every)
+        expect(fits, f"output_padding of {settings['output_padding']}, not below stride or dilation")
 
 
 # -- modules with children --------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def _number(value: Scalar, path: str, module: nn.Module) -> float:
             f"{type(module).__name__} at position {path}",
             "a finite bound >= 0",
             f"{number}",
-            "Look for NaN or infinity in its weights.",
+            "Look for NaN, infinity or a huge log_factor among its weights.",
         )
     return number
 

@@ -68,10 +68,10 @@ class Case:
                 warnings.simplefilter("ignore")
                 attack(self)
         except Exception as error:
-            self.find(f"{type(error).__name__}: {str(error)[:600]} ({_place(error)})")
+            self.find(f"{type(error).__name__}: {str(error)[:600]} ({place_of(error)})")
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the innermost file and line of the package that an exception passed."""
     frames = [frame for frame in extract_tb(error.__traceback__) if _PACKAGE in frame.filename]
     return f"{frames[-1].filename.rpartition(_PACKAGE)[2]}:{frames[-1].lineno}" if frames else ""

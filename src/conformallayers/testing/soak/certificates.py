@@ -102,8 +102,8 @@ def _near_null_space(model: ConformalLayers, shape: tuple[int, ...], most: float
     with torch.no_grad():
         identity = torch.eye(size, dtype=torch.float64).view(size, *shape)
         matrix = copy.deepcopy(first).double()(identity).flatten(1).T
-    _, _, basis = torch.linalg.svd(matrix)  # rows, the null space last
-    rows = [basis[-2:] + share * basis[:2] for share in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1)]
+    _, basis = torch.linalg.eigh(matrix.T @ matrix)  # columns, the null space first
+    rows = [basis.T[:2] + share * basis.T[-2:] for share in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1)]
     x = torch.cat([*rows, torch.randn(6, size, dtype=torch.float64)])
     return _within(x, most).view(-1, *shape)
 

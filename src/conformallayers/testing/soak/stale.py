@@ -86,6 +86,7 @@ def _way(change: Change) -> Change:
 def _optimiser(name: str, **options: Any) -> None:
     def change(model: nn.Module, x: Tensor) -> None:
         model(x).square().sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a learned α is exp(log_factor)
         with torch.no_grad():
             model(x)
         getattr(torch.optim, name)(model.parameters(), lr=0.3, **options).step()
