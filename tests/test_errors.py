@@ -92,11 +92,18 @@ def test_refused_inside_a_nested_sequential() -> None:
         assert_says(lambda: model(torch.ones(1, 2)), "at position 0.1", "GELU", "cl.ReSPro()")
 
 
-@pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf"), "Young", True, [1]])
+@pytest.mark.parametrize(
+    "alpha", [0, -1.0, 1e-160, 1e160, float("nan"), float("inf"), "Young", True, [1]]
+)
 def test_bad_alpha(alpha: object) -> None:
-    assert_says(
-        lambda: cl.ReSPro(alpha), "ReSPro(alpha=...)", f"got {alpha!r}", "finite number > 0"
-    )
+    assert_says(lambda: cl.ReSPro(alpha), "ReSPro(alpha=...)", f"got {alpha!r}", "[1e-150, 1e+150]")
+
+
+def test_a_layer_that_needs_other_axes() -> None:
+    model = cl.ConformalLayers(nn.Unflatten(2, (3, -1)), cl.ReSPro(1.0))
+    for mode in (True, False):
+        model.train(mode)
+        assert_says(lambda: model(torch.ones(1, 6)), "Unflatten at position 0", "Dimension out of")
 
 
 def test_bad_projective() -> None:

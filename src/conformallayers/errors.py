@@ -19,7 +19,7 @@ class ConformalError(ValueError):
         ...     cl.ReSPro(alpha=-1.0)
         ... except cl.ConformalError as error:
         ...     print(error)
-        ReSPro(alpha=...): expected None, "young", "spectral", "learned" or a finite number > 0, got -1.0. Leave alpha out to use the bound of the layers before it.
+        ReSPro(alpha=...): expected None, "young", "spectral", "learned" or a number in [1e-150, 1e+150], got -1.0. Leave alpha out to use the bound of the layers before it.
     """
 
 

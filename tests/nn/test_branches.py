@@ -8,6 +8,7 @@ import random
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import conformallayers as cl
 from conformallayers.testing.cases import ALPHAS
@@ -268,6 +269,19 @@ def test_folds_with_branches_export_and_compile(strategy: str) -> None:
     batch = torch.export.Dim("batch", min=2)
     exported = torch.export.export(folded, (x,), dynamic_shapes={"x": {0: batch}})
     assert torch.allclose(exported.module()(x), folded(x), rtol=1e-5, atol=1e-6)
+
+
+def test_bounds_of_a_pruned_branch_leave_its_weight_alone() -> None:
+    model = exact(randomise(cl.ConformalLayers(cl.Residual(cl.Conv2d(2, 2, 1)), cl.ReSPro())))
+    plain, x = copy.deepcopy(model), samples(SHAPE, torch.float64)
+    conv = model[0].body[0]
+    for layer in (conv, plain[0].body[0]):
+        prune.l1_unstructured(layer, "weight", 0.5)
+    prune.remove(plain[0].body[0], "weight")
+    for _ in range(2):
+        with torch.no_grad():
+            assert relative_error(model.eval()(x), oracle(plain, x)) <= 1e-12
+        assert conv.weight.device.type == "cpu"
 
 
 def test_a_sum_does_not_broadcast() -> None:

@@ -119,6 +119,23 @@ def _forms(
     return (forms + forms.transpose(1, 2)) / 2, last
 
 
+def stacked_layers(chain: Chain, group: int, device: torch.device) -> Tensor:
+    """Return the rows ``√weight·Z_l`` of all layers of a form, (rows, d_in): ``Q = LᵀL``, never squared."""
+    like = torch.empty(0, dtype=torch.float64, device=device)
+    chunk = _chunk(
+        chain.input_shape, [op for segment in chain.segments for op in segment.operators]
+    )
+    columns = []
+    for z in impulses(chain.input_shape, chunk, like):
+        parts = []
+        for segment in chain.segments:
+            z = segment.apply(z)
+            if segment.group == group:
+                parts.append(math.sqrt(segment.weight) * z.flatten(1))
+        columns.append(torch.cat(parts, 1))
+    return torch.cat(columns).T
+
+
 def _guess_depth(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> int:

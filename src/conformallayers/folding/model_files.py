@@ -380,7 +380,9 @@ def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
     if settings.get("output_padding") is not None:
         every = zip(*(settings[k] for k in ("output_padding", "stride", "dilation")), strict=True)
         fits = all(extra < max(stride, dilation) for extra, stride, dilation in every)
-        expect(fits, f"output_padding of {settings['output_padding']}, not below stride or dilation")
+        expect(
+            fits, f"output_padding of {settings['output_padding']}, not below stride or dilation"
+        )
 
 
 # -- modules with children --------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from ..errors import refusal
 from ..functional import wide_dtype
 from .affine import PathArrays, Paths, Recurrence, chain_recurrence, paths_of, write_out_paths
 from .certificate import Certificate, ErrorBudget, Rounding, rounding_of_sum
-from .forms import Forms, forms_of, matrix_of
+from .forms import Forms, forms_of, matrix_of, stacked_layers
 from .stages import Stage
 
 MAX_PATHS = 16
+_FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
 SQUARED = 1e15  # numbers whose square fits into float32 with room
 LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 
@@ -117,6 +118,24 @@ class Problem:
             else:
                 self._forms.append(forms_of(self.stage.chain, self.stage.device, self.budget))
         return self._forms[0]
+
+    def factor(self, group: int) -> Tensor | None:
+        """Return L with ``LᵀL = Q`` of a chain from the rows of its layers; None where Q must be summed up.
+
+        A form that is summed up first loses the square of what its rows lose. They are few, or no terms may
+        be left out and they can be brought into triangular form in a moment.
+        """
+        rows, columns = self.stage.chain.rows_of(group), math.prod(self.stage.input_shape)
+        exact = self.dtype == torch.float64 and self.budget.epsilon == 0
+        if rows > columns and not (exact and rows * columns * columns <= _FACTOR_EFFORT):
+            return None
+        key = "factor", group
+        if key not in self.memo:
+            stack = stacked_layers(self.stage.chain, group, self.stage.device)
+            few = rows <= columns
+            self.memo[key] = stack if few else torch.linalg.qr(stack, mode="r").R
+        factor: Tensor = self.memo[key]
+        return factor
 
     @property
     def form_count(self) -> int:

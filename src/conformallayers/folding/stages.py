@@ -250,6 +250,14 @@ class Chain:
     trailing: tuple[Operator, ...]  # behind the last activation
     scale: float
 
+    def rows_of(self, group: int) -> int:
+        """Count the outputs of all layers that a form sums up."""
+        rows, shape = 0, self.input_shape
+        for segment in self.segments:
+            shape = segment.operators[-1].output_shape if segment.operators else shape
+            rows += math.prod(shape) if segment.group == group else 0
+        return rows
+
     @property
     def bias_segments(self) -> tuple[int, ...]:
         """The numbers of the segments with biases, which need the coordinate before them."""

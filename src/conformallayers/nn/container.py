@@ -262,7 +262,7 @@ class ConformalLayers(nn.Sequential):
             return self._run_layers(input)
         except ConformalError:
             raise
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, IndexError):
             self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
             raise
 

@@ -387,12 +387,20 @@ def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
     floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
     device = next((t.device for t in tensors.values()), torch.device("cpu"))
     x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
+    # Hooks may set plain tensors anew from parameters, such as the weight of a pruned layer.
+    plain = [
+        (part, {name: value for name, value in vars(part).items() if isinstance(value, Tensor)})
+        for part in module.modules()
+    ]
     try:
         meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
         result: Tensor = torch.func.functional_call(module, meta, (x,))
     except RuntimeError:  # a tensor that is neither parameter nor buffer stays on its device
         unseen = copy.deepcopy(module).eval()  # keeps this batch out of running statistics
         result = unseen(torch.zeros_like(x, device=device))
+    finally:
+        for part, values in plain:
+            vars(part).update(values)
     return result.shape
 
 

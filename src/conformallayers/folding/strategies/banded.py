@@ -95,7 +95,8 @@ class Banded(Strategy):
         energies, margins, shifts = [], [], 0.0
         for index, form in enumerate(problem.forms.values):
             width, margin = _width(index, layout, problem)
-            factor, shift = _banded_factor(form, layout, width)
+            exact = problem.factor(index) if margin is None else None
+            factor, shift = _banded_factor(form, exact, layout, width)
             packed, peak = normalised(_pack(factor, layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
@@ -132,14 +133,24 @@ def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
     return F.pad(ordered, (0, extra, 0, extra))
 
 
-def _banded_factor(form: Tensor, layout: BlockLayout, width: int) -> tuple[Tensor, float]:
+def _banded_factor(
+    form: Tensor, exact: Tensor | None, layout: BlockLayout, width: int
+) -> tuple[Tensor, float]:
     """Return the triangular factor of the band of a form, in row order, and its shift.
 
-    The factor has the same band.
+    The factor has the same band. It is made of an exact factor where that is given.
     """
     ordered = _in_row_order(form, layout)
     block = torch.arange(len(ordered), device=form.device) // layout.size
     outside = (block[:, None] - block).abs() > width
+    if exact is not None:
+        triangle = torch.linalg.qr(exact[:, layout.order().to(form.device)], mode="r").R
+        rows, columns = triangle.shape
+        factor = F.pad(triangle, (0, len(ordered) - columns, 0, len(ordered) - rows))
+        # Of a singular form there are other triangles, which may leave the band.
+        limit = len(form) * torch.finfo(form.dtype).eps * float(factor.abs().max())
+        if not bool((factor.abs() > limit)[outside].any()):
+            return factor.masked_fill(outside, 0.0), 0.0
     return triangular_factor(ordered.masked_fill_(outside, 0.0))
 
 

@@ -44,29 +44,35 @@ class Dense(Strategy):
         return too_large(problem) or out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Count d_out·d_in for M and d_in² for each form."""
+        """Count d_out·d_in for M, and for each form d_in times the rows of its factor."""
         d_in, count = math.prod(problem.stage.input_shape), problem.form_count
         size = count * d_in**2
+        if not problem.stage.branched:
+            rows = (problem.stage.chain.rows_of(group) for group in range(count))
+            size = sum(min(row, d_in) * d_in for row in rows)
         calls = 12 * count if problem.stage.branched else 4 * count
         forms = Cost(gemm=size, stream=2 * count * d_in, calls=calls, bytes=size * problem.itemsize)
         return matrix_cost(problem) + forms
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a form for each Q and the product with M."""
-        energies, shifts = [], 0.0
-        for form in problem.forms.values:
+        energies, shifts = [], []
+        for index in range(problem.form_count):
             if problem.stage.branched:
-                energies.append((_add_form(values, form),))
-            else:
-                factor, shift = triangular_factor(form)
-                energies.append((_add_squares(values, factor),))
-                shifts += shift
+                energies.append((_add_form(values, problem.forms.values[index]),))
+                continue
+            factor = problem.factor(index)
+            if factor is None:
+                factor, shift = triangular_factor(problem.forms.values[index])
+                shifts.append(shift)
+            energies.append((add_squares(values, factor),))
         image, gain = add_matrix(problem, values)
-        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
+        shift = sum(shifts) if shifts else None
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shift)
         return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
 
 
-def _add_squares(values: Values, factor: Tensor) -> str:
+def add_squares(values: Values, factor: Tensor) -> str:
     """Append ``‖Lx‖²`` with ``LᵀL = Q``: it loses no digits where Q x is small, and is never negative."""
     factor, peak = normalised(factor)
     held = values.constant("factor", factor)

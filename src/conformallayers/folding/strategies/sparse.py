@@ -44,9 +44,8 @@ class Sparse(Strategy):
         chain, count = problem.stage.chain, problem.form_count
         d_in, d_out = math.prod(chain.input_shape), math.prod(chain.output_shape)
         if built and d_in * d_out <= _LARGEST_MATRIX:
-            forms = problem.forms.values
-            half = (forms.count_nonzero() + forms.diagonal(dim1=1, dim2=2).count_nonzero()) / 2
-            matrix, wide = int(problem.matrix.count_nonzero()), int(half)
+            matrix = int(problem.matrix.count_nonzero())
+            wide = sum(int(form.count_nonzero()) for form in _arrays(problem)[0])
         else:
             dense = any(isinstance(op.module, nn.Linear) for op in chain.trailing)
             matrix = int((1 if dense else _EXPECTED) * d_out * d_in)
@@ -59,22 +58,36 @@ class Sparse(Strategy):
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a product and a dot product for each Q, and the product with M."""
         builder, energies = values.builder, []
+        forms, squares = _arrays(problem)
         exact = values.flat
-        if not values.wide:
-            # A form cancels where Q x is small, and its factor has many more entries that are not zero.
+        if not values.wide and not squares:  # a form cancels where Q x is small
             exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
-        for form in problem.forms.values:
-            # Q is symmetric: the upper half, with what is off the diagonal counted twice.
-            scaled, weight = normalised(form.triu() + form.triu(1))
-            image = _add_product(values, exact, "form", scaled, wide=True)
-            n = builder.add(point.Dot, image, exact, name="n", weight=weight)
+        for form in forms:
+            scaled, weight = normalised(form)
+            image = _add_product(values, exact, "form", scaled, wide=not squares)
+            if squares:
+                n = builder.add(point.SumSquares, image, name="n", weight=weight**2)
+            else:
+                n = builder.add(point.Dot, image, exact, name="n", weight=weight)
             energies.append((n,))
         matrix, gain = normalised(problem.matrix)
         product = _add_product(values, values.flat, "matrix", matrix)
         image = add_reshape(builder, product, image_shape(problem))
         size, wide = math.prod(problem.stage.input_shape), wide_dtype(problem.device)
-        rounding = problem.rounding(size, squares=False, dtype=wide)
+        rounding = problem.rounding(size, squares=squares, dtype=None if squares else wide)
         return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
+
+
+def _arrays(problem: Problem) -> tuple[list[Tensor], bool]:
+    """Return the factors of all forms and True, or their upper halves and False.
+
+    What is off the diagonal of a half counts twice. A factor of Q itself would have many more entries.
+    """
+    factors = [problem.factor(index) for index in range(problem.form_count)]
+    found = [factor for factor in factors if factor is not None]
+    if len(found) == len(factors):
+        return found, True
+    return [form.triu() + form.triu(1) for form in problem.forms.values], False
 
 
 def _add_product(values: Values, x: str, name: str, matrix: Tensor, *, wide: bool = False) -> str:
