@@ -53,7 +53,7 @@ def _double(array: Any) -> Array:
 
 
 def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
-    """Return the products with a factor of a form, by their values."""
+    """Return the products with a factor of a form, by their values; one of few rows is smaller than a form."""
     readers = Counter(name for op in recipe.operations for name in op.inputs)
     squared = {op.inputs[0] for op in recipe.operations if isinstance(op, SumSquares)}
     return {
@@ -63,8 +63,8 @@ def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
         and op.bias is None
         and op.outputs[0] in squared
         and readers[op.outputs[0]] == 1
-        and shapes[op.inputs[0]] == shapes[op.outputs[0]]
         and len(shapes[op.inputs[0]]) == 1
+        and 2 * shapes[op.outputs[0]][0] >= shapes[op.inputs[0]][0]
     }
 
 
