@@ -99,6 +99,14 @@ def test_bad_alpha(alpha: object) -> None:
     assert_says(lambda: cl.ReSPro(alpha), "ReSPro(alpha=...)", f"got {alpha!r}", "[1e-150, 1e+150]")
 
 
+def test_a_learned_alpha_out_of_range() -> None:
+    model = cl.ConformalLayers(cl.Linear(2, 2), cl.ReSPro("learned")).eval()
+    for value, got in ((-2000.0, "got 0"), (2000.0, "got inf"), (-400.0, "e-17")):
+        with torch.no_grad():
+            model[1].log_factor.fill_(value)
+            assert_says(lambda: model(torch.ones(1, 2)), "ReSPro at position 1", got, "log_factor")
+
+
 def test_a_layer_that_needs_other_axes() -> None:
     model = cl.ConformalLayers(nn.Unflatten(2, (3, -1)), cl.ReSPro(1.0))
     for mode in (True, False):

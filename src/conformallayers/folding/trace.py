@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import ConformalError, refusal, shape_text
 from ..functional import Scalar, norm_unit
-from ..nn.activations import RadialActivation
+from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
 from ..registry.bounds import Shape
 from ..registry.input_checks import check_batch_axis, check_input
@@ -152,6 +152,13 @@ class _Tracing(Flow[_Place]):
             bound = base = norm_unit(shape, self.rms)
             own = value.bound / bound
             alpha = _number(module.resolve(own, value.base / bound), path, module)
+            if not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
+                raise refusal(
+                    f"{type(module).__name__} at position {path}",
+                    f"alpha in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]",
+                    f"{alpha:g}",
+                    "Scale the weights before it, or look for a huge log_factor.",
+                )
         else:
             kind = spec_of(path, module)
             shape, alpha = _output_shape(path, module, kind, value.shape), None

@@ -32,7 +32,7 @@ LARGEST = (
     1.7e308  # of t, so that it stays finite: outputs beyond would be below the range of float64
 )
 _MODES = ("young", "spectral", "learned")
-_ALPHAS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
+ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
 Growth = Callable[[Tensor], Tensor]
 
 
@@ -361,10 +361,10 @@ def _checked_alpha(name: str, alpha: Any) -> str | float:
     if isinstance(alpha, str) and alpha in _MODES:
         return alpha
     number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if not number or not _ALPHAS[0] <= alpha <= _ALPHAS[1]:
+    if not number or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
         raise refusal(
             f"{name}(alpha=...)",
-            f'None, "young", "spectral", "learned" or a number in [{_ALPHAS[0]:g}, {_ALPHAS[1]:g}]',
+            f'None, "young", "spectral", "learned" or a number in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]',
             repr(alpha),
             "Leave alpha out to use the bound of the layers before it.",
         )
