@@ -67,8 +67,8 @@ class Dense(Strategy):
                 shifts.append(shift)
             energies.append((add_squares(values, factor),))
         image, gain = add_matrix(problem, values)
-        shift = sum(shifts) if shifts else None
-        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shift)
+        total = sum(shifts) if shifts else None
+        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=total)
         return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
 
 
