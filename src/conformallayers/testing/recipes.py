@@ -141,6 +141,9 @@ def _layer_cases() -> Cases:
         yield from _conv_cases(axes)
         yield from _pool_cases(axes)
         yield from _resampling_cases(axes)
+        image, slope = (4, *_SPATIAL[axes]), (4, *[1] * axes)
+        yield _case(f"prelu {axes}d", layer.PRelu, image, {"slope": slope})
+        yield _case(f"slice {axes}d", layer.Slice, image, {}, axis=0, start=1, stop=3)
     shape = (4, 3, 5)
     yield _case("pad with a value", layer.Pad, shape, {}, pads=((1, 0),), value=0.5)
     arrays: list[Shape] = [(), (4, 1, 1), (4, 3, 5), (5,)]
@@ -148,6 +151,8 @@ def _layer_cases() -> Cases:
         yield _case(f"multiply {array}", layer.Multiply, shape, {"factor": array})
         yield _case(f"add_constant {array}", layer.AddConstant, shape, {"value": array})
         yield _case(f"prelu {array}", layer.PRelu, shape, {"slope": array})
+    for one in ((), (1,), (4,)):
+        yield _case(f"prelu of rows {one}", layer.PRelu, (4,), {"slope": one})
     yield _case("slice", layer.Slice, shape, {}, axis=1, start=1, stop=3)
     yield _case("reshape", layer.Reshape, shape, {}, shape=(6, 10))
     yield _case("permute", layer.Permute, shape, {}, order=(2, 0, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -154,6 +156,7 @@ def test_graphs_are_small() -> None:
         (cases["points published False"], torch.float32, 23),
         (cases["rescale published"], torch.float32, 34),
         (cases["spectrum 2d"], torch.float32, 34),
+        (cases["stages published 0.0"], torch.float32, 58),
         (cases["banded_form 3 1"], torch.float32, 34),
         (cases["grow and combine published"], torch.float32, 70),
     ]
@@ -161,3 +164,10 @@ def test_graphs_are_small() -> None:
         kinds = node_kinds(recipe, dtype)
         assert not set(kinds) & {"If", "Loop", "Scan", "Split", "Shape", "DFT", "Identity"}
         assert len(kinds) <= most, (len(kinds), kinds)
+
+
+def test_maps_between_embedding_and_division_are_single_nodes() -> None:
+    cases = {case.name: case.build() for case in RECIPE_CASES}
+    kinds = Counter(node_kinds(cases["stages published 0.0"]))
+    assert not {"IsNaN", "Greater", "LessOrEqual"} & set(kinds)
+    assert [kinds[kind] for kind in ("Relu", "LeakyRelu", "PRelu", "Abs")] == [1, 1, 1, 2]

@@ -27,6 +27,7 @@ from ..point_operations import (
     Fourier,
     Grow,
     InverseFourier,
+    Rebase,
     SpectralForm,
     SpectralProduct,
 )
@@ -253,6 +254,7 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
     about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
     network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
     read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
+    read += [op.inputs[2] for op in recipe.operations if isinstance(op, Rebase)]
     outputs, denominators = [], []
     with np.errstate(all="ignore"):
         for start in range(0, len(x), network.chunk_size):  # every value is held on to

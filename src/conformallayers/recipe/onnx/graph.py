@@ -12,6 +12,7 @@ import numpy as np
 
 from ..operation import Operation, Shape
 from ..places import Array, Table
+from ..point_operations import Combine, Divide, Normalize
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
@@ -46,6 +47,7 @@ class OnnxGraph:
         self.initializers: list[Any] = []
         self._known: dict[Any, Any] = {}
         self._sources: dict[str, Value] = {}  # reshaped value → what it was
+        self._undivided = _undivided(recipe)
 
     @property
     def input(self) -> Value:
@@ -55,6 +57,10 @@ class OnnxGraph:
     def result_shape(self, operation: Operation) -> Shape:
         """Return the shape of the first output of an operation of the recipe."""
         return self._shapes[operation.outputs[0]]
+
+    def loses_nan(self, operation: Operation) -> bool:
+        """Tell whether an operation may lose a NaN: its result is divided by τ, which is NaN as well."""
+        return operation.inputs[0] in self._undivided
 
     def constant(self, name: str) -> Array:
         """Return a constant of the recipe as an array."""
@@ -203,6 +209,18 @@ class OnnxGraph:
                 for index, name in enumerate(names):
                     names[index] = OUTPUT if name == result.name else name
         return Value(OUTPUT, result.shape, result.dtype)
+
+
+def _undivided(recipe: Recipe) -> frozenset[str]:
+    """Return the values between an embedding and its division."""
+    found: set[str] = set()
+    for operation in recipe.operations:
+        inside = not found.isdisjoint(operation.inputs)
+        if isinstance(operation, Normalize) or (
+            inside and not isinstance(operation, (Combine, Divide))
+        ):
+            found.update(operation.outputs)
+    return frozenset(found)
 
 
 def _common_rank(recipe: Recipe, shapes: dict[str, Shape]) -> int:

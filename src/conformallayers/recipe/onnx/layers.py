@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import layer_operations as layer
 from .. import places
-from ..operation import Runtime, Shape
+from ..operation import Operation, Runtime, Shape
 from ..places import Array, Table
 from .functions import FUNCTIONS, leaky
 from .graph import WIDE, OnnxGraph, Value
@@ -167,12 +167,15 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime
         options["pads"] = [0] * len(options["pads"])
-    return _largest(graph, x, lambda z: graph.add("MaxPool", z, shape=shape, **options))
+    return _largest(op, graph, x, lambda z: graph.add("MaxPool", z, shape=shape, **options))
 
 
-def _largest(graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
+def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
     """Append a pooling of largest entries; where ONNX Runtime takes the largest of the others, NaN stays."""
-    y, odd = pool(x), graph.cast(graph.add("IsNaN", x, dtype=bool), x.dtype)
+    y = pool(x)
+    if graph.loses_nan(op):
+        return y
+    odd = graph.cast(graph.add("IsNaN", x, dtype=bool), x.dtype)
     found = graph.add("Greater", pool(odd), 0.0, dtype=bool)
     return graph.add("Where", found, np.full((), np.nan), y)
 
@@ -185,7 +188,7 @@ def _adaptive_pool(
     if any(n % m for n, m in sizes):
         if isinstance(op, layer.AdaptiveAvgPool):
             return _resample(op, graph, x)
-        return _largest(graph, x, lambda z: _resample(op, graph, z))
+        return _largest(op, graph, x, lambda z: _resample(op, graph, z))
     window, ones = tuple(n // m for n, m in sizes), (1,) * len(sizes)
     options: dict[str, Any] = {"kernel": window, "stride": window, "padding": (0,) * len(window)}
     if isinstance(op, layer.AdaptiveAvgPool):
@@ -256,6 +259,24 @@ def _standardized(graph: OnnxGraph, x: Value, axes: int, eps: float) -> Value:
     return graph.add("Div", y, graph.add("Sqrt", graph.add("Add", variance, eps)))
 
 
+@RUN.runs(layer.Elementwise)
+def _elementwise(op: layer.Elementwise, graph: OnnxGraph, x: Value) -> Value:
+    if graph.loses_nan(op) and x.dtype != WIDE:  # operators that ONNX Runtime merges with a Conv
+        if op.function == "relu":
+            return graph.add("Relu", x)
+        if op.function == "leaky_relu":
+            return graph.add("LeakyRelu", x, alpha=op.parameters[0])
+    return FUNCTIONS[op.function](graph, x, *op.parameters)
+
+
+@RUN.runs(layer.PRelu)
+def _prelu(op: layer.PRelu, graph: OnnxGraph, x: Value) -> Value:
+    slope = graph.constant(op.slope)
+    if graph.loses_nan(op) and x.dtype != WIDE:
+        return graph.add("PRelu", x, slope)
+    return leaky(graph, x, slope)
+
+
 RUN[layer.Multiply] = lambda op, graph, x: _affine(graph, x, op.factor, None)
 RUN[layer.AddConstant] = lambda op, graph, x: _affine(graph, x, None, op.value)
 RUN[layer.Add] = lambda _, graph, *values: graph.total(values)
@@ -268,5 +289,3 @@ RUN[layer.Permute] = lambda op, graph, x: graph.transpose(
     x, 0, *(axis + 1 for axis in op.order), shape=graph.result_shape(op)
 )
 RUN[layer.Cast] = lambda op, graph, x: graph.cast(x, WIDE if op.to == layer.WIDE else graph.dtype)
-RUN[layer.Elementwise] = lambda op, graph, x: FUNCTIONS[op.function](graph, x, *op.parameters)
-RUN[layer.PRelu] = lambda op, graph, x: leaky(graph, x, graph.constant(op.slope))
