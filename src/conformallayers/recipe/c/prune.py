@@ -13,7 +13,7 @@ from torch import Tensor
 from ...folding.certificate import Certificate, positive_definite
 from ..layer_operations import Elementwise, Pad, Permute, Reshape
 from ..operation import Operation
-from ..point_operations import Advance, Normalize, QuadraticForm, Rescale, SumSquares
+from ..point_operations import Advance, Normalize, QuadraticForm, Rebase, Rescale, SumSquares
 from ..recipe import Recipe
 from ..torch.points import RULES
 from .constants import Array, Stored, form
@@ -179,8 +179,10 @@ class Proofs:
         """Tell for the value of each form whether the rule that it goes into is one on points.
 
         There are none unless every energy of the part is a form of x̂ by itself, which is what the proof
-        is about, and every rule is provable.
+        is about, every rule is provable, and one division ends the part.
         """
+        if any(isinstance(operation, Rebase) for operation in part):
+            return {}
         found = {}
         for operation in part:
             if not isinstance(operation, Advance):
