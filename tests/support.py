@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.fold import stages_of
+from conformallayers.folding.fold import stages_by_part
 from conformallayers.folding.stages import Chain
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.operation import Operation
@@ -56,8 +56,9 @@ def stops_after(epoch: int, save: Callable[..., None]) -> Callable[..., None]:
 
 def chain_of(model: nn.Module, shape: tuple[int, ...]) -> Chain:
     """Return what a model with one ConformalLayers computes, its whole linear head included."""
-    (stages,) = stages_of(model, shape).values()
-    return stages[-1].chain
+    (graphs,) = stages_by_part(model, shape).values()
+    (stage,) = graphs[-1].stages
+    return stage.chain
 
 
 def operations(folded: cl.Folded, kind: type[Operation]) -> list[Any]:

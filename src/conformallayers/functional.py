@@ -343,6 +343,17 @@ class Scaling:
         other._balance, other._rho, other._last = self._balance, self._rho, self._last
         return other
 
+    def lacking(self, gain: float) -> Scaling:
+        """Return the scalars of ``z / gain``."""
+        other = self.copy()
+        other._balance, other._rho = self._balance * gain * gain, self._rho * gain
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scaling) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def pending(self) -> bool:
         """Whether a factor of z is still to be taken."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from .errors import checked_shape, refusal, shape_text
 from .folding.certificate import ErrorBudget
-from .folding.fold import stages_of
+from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
 from .folding.operators import frozen_wide
 from .folding.problem import Problem
+from .folding.split import StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import too_large
 from .nn.activations import Rule
@@ -182,23 +183,27 @@ def inspect(
         if data is not None:
             data = _checked_data(data, shape)
         # The whole linear head is part of M, whether a fold would absorb it or not.
-        found = stages_of(model, shape, prefix=False)
-        stages = {path: _checked(path, longer[-1]) for path, longer in found.items()}
+        found = stages_by_part(model, shape, prefix=False)
+        graphs = {path: longer[-1] for path, longer in found.items()}
+        stages = {path: _checked(path, graph) for path, graph in graphs.items()}
         terms: list[Terms] | list[None] = [None] * len(stages)
         if data is not None:
             terms = _terms(model, [stage.chain for stage in stages.values()], data)
         parts = [
-            _part(path, stage, found, top)
+            _part(path, stage, graphs[path].bias, found, top)
             for (path, stage), found in zip(stages.items(), terms, strict=True)
         ]
     return Inspection(tuple(parts))
 
 
-def _checked(path: str, stage: Stage) -> Stage:
-    """Return a stage whose denominator is a sum of forms that can be written out."""
+def _checked(path: str, graph: StageGraph) -> Stage:
+    """Return the stage of a network whose denominator is a sum of forms that can be written out."""
     where = f"inspect({path or 'model'})"
-    if stage.affine:
-        got = "branches that pass activations" if stage.branched else "biases inside"
+    stage = graph.single
+    if stage is None or stage.affine:
+        got = "homogeneous maps inside"
+        if stage is not None:
+            got = "branches that pass activations" if stage.branched else "biases inside"
         remedy = "There the denominator is a recurrence over more than forms of x."
         raise refusal(where, "a chain of linear layers and activations", got, remedy)
     reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
@@ -208,14 +213,14 @@ def _checked(path: str, stage: Stage) -> Stage:
     return stage
 
 
-def _part(path: str, stage: Stage, terms: Terms | None, top: int) -> Part:
+def _part(path: str, stage: Stage, bias: Tensor | None, terms: Terms | None, top: int) -> Part:
     chain = stage.chain
     values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
     found = zip(chain.groups, values, strict=True)
     forms = tuple(_form(chain, group, form, top) for group, form in found)
     templates = (matrix_of(chain, stage.device) * chain.scale).view(-1, *stage.input_shape)
-    bias = None if stage.bias is None else stage.bias.flatten()
-    return Part(path, stage.input_shape, stage.output_shape, forms, templates, bias, terms)
+    held = None if bias is None else bias.flatten()
+    return Part(path, stage.input_shape, stage.output_shape, forms, templates, held, terms)
 
 
 def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:

@@ -17,12 +17,12 @@ from ..utils.fingerprint import fingerprint
 from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine
 from .folded import Folded
-from .graph import Graph, capture, stage_at, with_followers
+from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering
-from .part import lower_checked, lower_part, placed
-from .plan import Plan, checked_strategy, make_plan, outlook
+from .part import Conditions, lower_checked, lower_part, placed
+from .plan import Plan, checked_strategy, outlook
 from .problem import MAX_PATHS, Problem
-from .stages import Stage
+from .split import StageGraph
 from .trace import Step, Trace
 
 
@@ -80,9 +80,9 @@ def fold(
     if isinstance(max_paths, bool) or not isinstance(max_paths, int) or max_paths < 1:
         remedy = f"The default is {MAX_PATHS}."
         raise refusal("fold(max_paths=...)", "a whole number > 0", repr(max_paths), remedy)
-    arguments = strategy, budget, dtype, device, max_paths
+    conditions = Conditions(budget, dtype, device, strategy, max_paths)
     with torch.inference_mode(False), torch.no_grad():
-        return _folded(model, shape, *arguments)
+        return _folded(model, shape, conditions)
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
@@ -115,36 +115,44 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     return Trace(shape, tuple(steps))
 
 
-def _folded(
-    model: nn.Module,
-    shape: Shape,
-    strategy: str,
-    budget: ErrorBudget,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_paths: int,
-) -> Folded:
+def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     """Fold every ConformalLayers of a model, and lower what stands around them."""
     graph = capture(model, shape)
-    labels = graph.labels()
     plans: dict[str, Plan] = {}
     parts: dict[fx.Node, tuple[Recipe, fx.Node]] = {}
     covered: set[fx.Node] = set()
-    for node in graph.traces:
-        found = _largest_part(graph, node, strategy, budget, dtype, device, max_paths)
-        plan = make_plan(found.problem, strategy)
-        lower = lower_checked if strategy == "auto" else lower_part
-        recipe, plan = lower(found.problem, plan)
-        plans[labels[node]] = replace(plan, absorbed=found.absorbed)
+    for node, label in graph.labels().items():
+        found = _largest_part(graph, node, conditions)
+        if found.stages.single is None and conditions.budget.requested:
+            _refuse_tolerance(label, conditions)
+        lower = lower_checked if conditions.strategy == "auto" else lower_part
+        recipe, chosen = lower(found.stages, conditions, found.problem)
+        labels = [label]
+        if found.stages.single is None:
+            labels = [f"{label} stage {i + 1}".strip() for i in range(len(chosen))]
+        named = dict(zip(labels, chosen, strict=True))
+        if named:
+            named[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
+        plans |= named
         parts[found.end] = recipe, found.feed
         covered |= found.nodes()
     recipe = GraphLowering(graph, shape, parts, covered).lower()
+    dtype, device = conditions.dtype, conditions.device
     return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
 
 
-def stages_of(
+def _refuse_tolerance(label: str, conditions: Conditions) -> None:
+    raise refusal(
+        f"fold(tolerance={conditions.budget.epsilon:g})",
+        "a network whose output is one linear map divided by one denominator",
+        f"homogeneous maps in {label or 'the model'}, which pass the error of a stage on to the next",
+        "Leave the tolerance out: the fold is exact to rounding.",
+    )
+
+
+def stages_by_part(
     model: nn.Module, input_shape: Shape, *, prefix: bool = True
-) -> dict[str, list[Stage]]:
+) -> dict[str, list[StageGraph]]:
     """Return, for each ConformalLayers, its stages with none, one, … following layers absorbed.
 
     ``prefix`` includes the layers before the ConformalLayers that fold away.
@@ -152,8 +160,8 @@ def stages_of(
     graph = capture(model, input_shape)
     found = {}
     for node, label in graph.labels().items():
-        stage, _ = stage_at(graph, node, prefix=prefix)
-        found[label] = [longer for _, longer in with_followers(graph, node, stage)]
+        stages, _ = stages_at(graph, node, prefix=prefix)
+        found[label] = [longer for _, longer in with_followers(graph, node, stages)]
     return found
 
 
@@ -161,7 +169,8 @@ def stages_of(
 class _Part:
     """A ConformalLayers with its prefix and its absorbed layers: the nodes that fold together."""
 
-    problem: Problem
+    stages: StageGraph
+    problem: Problem | None  # of the only stage, if there is one
     feed: fx.Node
     end: fx.Node
     absorbed: int
@@ -175,35 +184,39 @@ class _Part:
         return found
 
 
-def _largest_part(
-    graph: Graph,
-    node: fx.Node,
-    strategy: str,
-    budget: ErrorBudget,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_paths: int,
-) -> _Part:
+def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
     """Choose how many following layers to absorb, by predicted costs: building takes too long."""
-    stage, feed = stage_at(graph, node)
-    if feed.op != "placeholder":
-        budget = replace(budget, radius=math.inf)  # max_norm is that of the model's input
-    problem = Problem(stage, budget, dtype, device, max_paths)
-    problems: list[Problem] = []  # with none, one, … of the layers that follow
-    ends: list[fx.Node] = []
+    stages, feed = stages_at(graph, node)
+    if feed.op != "placeholder":  # max_norm is that of the model's input
+        budget = replace(conditions.budget, radius=math.inf)
+        conditions = replace(conditions, budget=budget)
+    first: Problem | None = None
+    problems: list[Problem | None] = []  # of the last stage, with none, one, … of the layers that follow
+    candidates = with_followers(graph, node, stages)
     kept: list[float] = []  # seconds of the layers that each candidate does not absorb
-    for end, longer in with_followers(graph, node, stage):
+    for end, longer in candidates:
         last = all(user.op == "output" for user in end.users)
-        problems.append(problem.with_stage(longer, last))
-        if ends:
-            work = longer.operators[-1].multiply_adds()
+        problem = None
+        if longer.last is not None:
+            single = longer.single is not None
+            if single and first is not None:
+                problem = first.with_stage(longer.last, last)
+            else:
+                problem = conditions.problem(longer.last, embedded=single, last=last)
+            first = first or problem
+        if problems and longer.last is not None:
+            work = longer.last.operators[-1].multiply_adds()
             own = Cost(gemm=work, calls=2).seconds(machine())
             kept = [seconds + own for seconds in kept]
+        problems.append(problem)
         kept.append(0.0)
-        ends.append(end)
-    seconds = [outlook(item, strategy) + rest for item, rest in zip(problems, kept, strict=True)]
+    seconds = [
+        rest + (0.0 if item is None else outlook(item, conditions.strategy))
+        for item, rest in zip(problems, kept, strict=True)
+    ]
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
-    return _Part(problems[best], feed, ends[best], best)
+    end, chosen = candidates[best]
+    return _Part(chosen, problems[best] if chosen.single else None, feed, end, best)
 
 
 def _budget(tolerance: Any, max_norm: Any, dtype: torch.dtype) -> ErrorBudget:

@@ -69,6 +69,9 @@ def dense_forms(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
 ) -> Forms:
     """Return every quadratic form, with as few terms as the budget provably allows."""
+    if not segments:
+        size = math.prod(input_shape)
+        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device), 0.0, 0)
     if len(segments) > 2 and applies(input_shape, segments):
         return Forms(*forms_by_row(input_shape, segments, device, budget))
     depth = _guess_depth(input_shape, segments, device, budget)

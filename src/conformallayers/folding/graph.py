@@ -23,7 +23,7 @@ from .operators import (
     operator_of,
     refuse_hooks,
 )
-from .stages import Stage, stage_of, with_head, with_prefix
+from .split import StageGraph, stages_of, takes_prefix, with_head, with_prefix
 from .trace import Trace, trace_modules
 
 _SAMPLES = 2  # of the run that records shapes; with 1, any axis of size 1 could be the batch
@@ -168,19 +168,15 @@ class _ShapeFollower(fx.Interpreter):
         return value
 
 
-def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage, fx.Node]:
-    """Return the stage of a ConformalLayers, prefixed with the layers that only scale the norm.
+def stages_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[StageGraph, fx.Node]:
+    """Return the stages of a ConformalLayers, prefixed with the layers that only scale the norm.
 
     A margin of zeros or repeated channels multiply the norm of every sample by one number, so they
-    fold away. Returns the stage and the node that feeds it.
+    fold away. Returns the stages and the node that feeds them.
     """
-    trace = graph.traces[node]
-    if trace.staged or trace.offset or trace.unit == "rms":
-        remedy = "Run it layer by layer: model.eval()(x)."
-        raise refusal("fold(model)", "no homogeneous maps, offset or unit", "some", remedy)
-    stage, feed = stage_of(graph.traces[node]), node.all_input_nodes[0]
-    if stage.branched or not prefix:
-        return stage, feed
+    stages, feed = stages_of(graph.traces[node]), node.all_input_nodes[0]
+    if not prefix or not takes_prefix(stages):
+        return stages, feed
     operators: list[Operator] = []
     norm_factor, first = 1.0, feed
     while first.op == "call_module" and len(first.users) == 1 and len(first.all_input_nodes) == 1:
@@ -194,8 +190,8 @@ def stage_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stage
         operators.insert(0, operator_of(frozen_wide(module), *shapes))
         norm_factor, first = norm_factor * factor, before
     if not operators or not _begins(graph, first):  # behind another part, that part absorbs them
-        return stage, feed
-    return with_prefix(stage, tuple(operators), norm_factor), first
+        return stages, feed
+    return with_prefix(stages, tuple(operators), norm_factor), first
 
 
 def _begins(graph: Graph, node: fx.Node) -> bool:
@@ -207,9 +203,11 @@ def _begins(graph: Graph, node: fx.Node) -> bool:
     return node.op == "placeholder"
 
 
-def with_followers(graph: Graph, node: fx.Node, stage: Stage) -> list[tuple[fx.Node, Stage]]:
-    """Return a stage with none, one, … following affine modules absorbed, and its last node."""
-    found = [(node, stage)]
+def with_followers(
+    graph: Graph, node: fx.Node, stages: StageGraph
+) -> list[tuple[fx.Node, StageGraph]]:
+    """Return stages with none, one, … following affine modules absorbed, and their last node."""
+    found = [(node, stages)]
     while len(node.users) == 1:
         (node,) = node.users
         module = _affine_module(graph, node)

@@ -1,21 +1,31 @@
-"""Plan → Recipe: lower one ConformalLayers by the strategy that was chosen for it."""
+"""StageGraph → Recipe: embed the input, lower stage by stage, divide at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import ConformalError, refusal
-from ..functional import wide_dtype
+from ..functional import Scaling, wide_dtype
+from ..recipe import layer_operations as layer
+from ..recipe import point_operations as point
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule
-from .plan import Plan, alternatives
-from .problem import Problem
+from .certificate import ErrorBudget
+from .lower import Lowering
+from .plan import Plan, alternatives, make_plan
+from .problem import MAX_PATHS, SQUARED, Problem
+from .split import HomogeneousMap, StageGraph
+from .stages import Chain, Stage
 from .strategies import STRATEGIES
+from .strategies.base import Points, add_rescale
+from .strategies.layers import join_points
 
 # Relative errors that a fold may have; cl.testing publishes them.
 TOLERANCES: dict[torch.dtype, float] = {
@@ -26,51 +36,264 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 _SAMPLES = 2  # on which a choice is checked
 _CHECKED = 2e8  # largest network that is checked, in multiply-adds of its layers for one sample
+_MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
+_Choose = Callable[[Problem], Plan]
 
 
-def lower_part(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
-    """Return the recipe of a plan, in the dtype of the problem, and the plan with its certificate."""
-    builder = RecipeBuilder(problem.stage.input_shape)
-    output, certificate = STRATEGIES[plan.strategy].lower(problem, builder, INPUT)
-    recipe = placed(builder.recipe(output), problem.dtype, problem.device)
-    for name, array in recipe.constants.items():
-        if not bool(array.isfinite().all()):
-            got, remedy = f"NaN or infinity in {name}", 'Use strategy="layers".'
-            raise refusal(f'fold(strategy="{plan.strategy}")', "numbers within range", got, remedy)
-    return recipe, replace(plan, certificate=certificate)
+@dataclass(frozen=True)
+class Conditions:
+    """What a fold has to keep to.
+
+    Args:
+        budget: the allowed error of the denominator.
+        dtype, device: of the result.
+        strategy: "auto", or the one to use wherever it applies.
+        max_paths: the largest number of paths of a stage with branches that may be written out.
+        effort: the multiply-adds that building a stage may take.
+        staged: whether a stage that the strategy does not express keeps its layers.
+    """
+
+    budget: ErrorBudget
+    dtype: torch.dtype
+    device: torch.device
+    strategy: str = "auto"
+    max_paths: int = MAX_PATHS
+    effort: float = math.inf
+    staged: bool = False
+
+    def problem(self, stage: Stage, *, embedded: bool = True, last: bool = False) -> Problem:
+        """Return the problem of a stage; terms are left out only right behind the embedding.
+
+        There t is at least the norm of the input, which the proofs use.
+        """
+        budget = self.budget if embedded else ErrorBudget(0.0)
+        return Problem(stage, budget, self.dtype, self.device, self.max_paths, last)
+
+    def plan(self, problem: Problem) -> Plan:
+        """Choose a strategy for a stage."""
+        return make_plan(problem, self.strategy, self.effort, required=not self.staged)
 
 
-def lower_checked(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
+def lower_part(
+    graph: StageGraph, conditions: Conditions, problem: Problem | None = None
+) -> tuple[Recipe, tuple[Plan, ...]]:
+    """Return the recipe of a network in the dtype of the fold, and the plan of every stage.
+
+    Args:
+        graph: the network.
+        conditions: of the fold.
+        problem: of the only stage of a network without maps, with the arrays that it has built.
+    """
+    lowering = _PartLowering(graph, conditions, problem)
+    recipe, plans = lowering.lower(lowering.conditions.plan)
+    if plans and all(plan.strategy != conditions.strategy != "auto" for plan in plans):
+        raise refusal(
+            f'fold(strategy="{conditions.strategy}")',
+            "a stage that this strategy can express",
+            f"stages where {plans[0].chosen.note or plans[0].reason}",
+            'Use strategy="auto".',
+        )
+    return recipe, plans
+
+
+def lower_checked(
+    graph: StageGraph, conditions: Conditions, problem: Problem | None = None
+) -> tuple[Recipe, tuple[Plan, ...]]:
     """Return the recipe of an automatic choice, or of the next strategy if it is not accurate.
 
     The error is measured on a few random samples against the layers in float64. If no strategy is
     accurate enough, the first choice is kept.
     """
-    first = recipe, plan = _lower_certified(problem, plan)
-    layers = next(c for c in plan.candidates if c.name == "layers")
-    if problem.dtype == torch.float64 or (layers.multiply_adds or 0) > _CHECKED:
+    lowering = _PartLowering(graph, conditions, problem)
+    conditions = lowering.conditions
+    first = recipe, plans = _lower_certified(lowering)
+    work = sum(stage.multiply_adds for stage in graph.stages)
+    if conditions.dtype == torch.float64 or work > _CHECKED:
         return first
-    x, expected = _reference(problem)
-    if _error(recipe, problem, x, expected) <= TOLERANCES.get(problem.dtype, 1.0):
+    x, expected = _reference(graph, conditions)
+    if _error(recipe, conditions, x, expected) <= TOLERANCES.get(conditions.dtype, 1.0):
         return first
-    for name in alternatives(plan):
-        other = replace(plan, strategy=name, reason=f"{plan.strategy} is not accurate enough")
-        recipe, other = lower_part(problem, other)
-        if _error(recipe, problem, x, expected) <= TOLERANCES.get(problem.dtype, 1.0):
-            return recipe, other
+    for name in _alternatives(graph, plans):
+        recipe, plans = lowering.lower(_named(conditions, name, "is not accurate enough"))
+        if _error(recipe, conditions, x, expected) <= TOLERANCES.get(conditions.dtype, 1.0):
+            return recipe, plans
     return first
 
 
-def _lower_certified(problem: Problem, plan: Plan) -> tuple[Recipe, Plan]:
+class _PartLowering:
+    """Lower a graph with the strategies that a function chooses."""
+
+    def __init__(
+        self, graph: StageGraph, conditions: Conditions, problem: Problem | None = None
+    ) -> None:
+        self.graph, self.problem = graph, problem
+        self.conditions = replace(conditions, staged=graph.single is None)
+        self.plans: list[Plan] = []
+        self.most = 1.0  # a bound of all values
+
+    def lower(self, choose: _Choose) -> tuple[Recipe, tuple[Plan, ...]]:
+        """Return the recipe and the plan of every stage."""
+        conditions = self.conditions
+        builder = RecipeBuilder(self.graph.input_shape)
+        output = self.append(builder, choose)
+        recipe = placed(builder.recipe(output), conditions.dtype, conditions.device)
+        for name, array in recipe.constants.items():
+            if not bool(array.isfinite().all()):
+                used = "+".join(plan.strategy for plan in self.plans)
+                got, remedy = f"NaN or infinity in {name}", 'Use strategy="layers".'
+                raise refusal(f'fold(strategy="{used}")', "numbers within range", got, remedy)
+        return recipe, tuple(self.plans)
+
+    def append(self, builder: RecipeBuilder, choose: _Choose) -> str:
+        """Append all operations from the input to the output; return the output."""
+        graph = self.graph
+        self.plans, self.most = [], 1.0
+        single = graph.single
+        if single is not None:
+            problem = self.problem or self.conditions.problem(single)
+            plan = choose(problem)
+            wide = single.affine and plan.strategy != "layers"
+            start = _embedded(builder, graph, wide)
+            last = self._lowered(builder, problem, plan, start)
+            if not single.affine:
+                limits = _limits_of_chain(single.chain, float(last.scaling.rho))
+                builder.amend(start.z, limits=_with_offset(limits, graph))
+            return _left(builder, last, graph.bias)
+        start = _embedded(builder, graph, wide=False)
+        values: list[Points] = []
+        for index, node in enumerate(graph.nodes):
+            sources = [start if source < 0 else values[source] for source in node.sources]
+            action = node.action
+            if isinstance(action, HomogeneousMap):
+                values.append(_mapped(builder, action, sources[0]))
+            elif isinstance(action, Stage):
+                stage = replace(action, start=sources[0].scaling, entry=sources[0].bound)
+                last_one = index == len(graph.nodes) - 1
+                embedded = sources[0] is start
+                problem = self.conditions.problem(stage, embedded=embedded, last=last_one)
+                plan = _layers(problem) if stage.moves_only else choose(problem)
+                values.append(self._lowered(builder, problem, plan, sources[0]))
+            else:
+                values.append(join_points(builder, action, sources))
+            self.most = max(self.most, values[-1].bound)
+        limits = _limits_of_stages(graph, self.most, builder)
+        builder.amend(start.z, limits=_with_offset(limits, graph))
+        return _left(builder, values[-1], graph.bias)
+
+    def _lowered(
+        self, builder: RecipeBuilder, problem: Problem, plan: Plan, start: Points
+    ) -> Points:
+        """Append a stage; one that only moves coefficients leaves no plan to report."""
+        points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
+        if self.graph.single is not None or not problem.stage.moves_only:
+            self.plans.append(replace(plan, certificate=certificate))
+        self.most = max(self.most, problem.stage.bound)
+        return points
+
+
+def _layers(problem: Problem) -> Plan:
+    return Plan("layers", "", ())
+
+
+def _embedded(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
+    """Append the embedding of the input."""
+    embedding, x = graph.embedding, INPUT
+    if wide:
+        x = builder.add(layer.Cast, x, name="exact", to=layer.WIDE)
+    names, offset = ("unit", "peak", "tau"), embedding.offset / embedding.norm_factor
+    unit, peak, tau = builder.add_many(point.Normalize, x, names=names, offset=offset)
+    factor = embedding.norm_factor
+    return Points(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
+
+
+def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
+    """Append a homogeneous map of z; windows are squared, so z is rescaled where it could be large."""
+    points = before
+    if before.bound > SQUARED:
+        z, peak, tau, _ = add_rescale(builder, before, 1.0)
+        points = replace(before, z=z, peak=peak, tau=tau)
+    z = Lowering(builder).module(points.z, action.module, action.output_shape)
+    bound, size = points.bound * action.bound, points.size * action.bound
+    return replace(points, z=z, bound=bound, size=size)
+
+
+def _left(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
+    """Append the division, and the bias of an absorbed head."""
+    y = last.z
+    if last.tau is not None:
+        scale = float(last.scaling.rho)
+        y = builder.add(point.Divide, y, last.tau, last.peak, name="y", scale=scale)
+    if bias is None:
+        return y
+    return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))
+
+
+def _limits_of_chain(chain: Chain, scale: float) -> tuple[float, float] | None:
+    """Return the least and largest norm of samples whose values stay in the range of float32."""
+    pairs = zip(chain.segments, chain.bounds, strict=True)
+    form = sum(segment.weight * bound * bound for segment, bound in pairs)
+    last = chain.bounds[-1] if chain.bounds else 1.0
+    trailing = last * math.prod(op.norm for op in chain.trailing)
+    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / max(1.0, *chain.bounds, trailing))
+    if not low < high:
+        return None
+    denominator = high + form * high * max(1.0, high)
+    fits = SQUARED**-2 * denominator < abs(scale) < low * SQUARED**2
+    return (low, high) if fits else None
+
+
+def _limits_of_stages(
+    graph: StageGraph, most: float, builder: RecipeBuilder
+) -> tuple[float, float] | None:
+    """Return such norms for a network of several stages, where τ is proportional to the norm."""
+    sites = [site for stage in graph.stages for site in stage.sites]
+    moderate = most <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
+    if not moderate or not all(site.rule.on_points for site in sites):
+        return None
+    scales = builder.settings_of((point.Rebase, point.Divide), "scale")
+    return _MODERATE if all(1e-8 < scale < 1e8 for scale in scales) else None
+
+
+def _with_offset(
+    limits: tuple[float, float] | None, graph: StageGraph
+) -> tuple[float, float] | None:
+    """Return the limits if an offset is moderate, too."""
+    offset = graph.embedding.offset / graph.embedding.norm_factor
+    fits = limits is not None and (offset == 0 or limits[0] < offset < limits[1])
+    return limits if fits else None
+
+
+# -- checks of a choice -----------------------------------------------------------------------------
+
+
+def _lower_certified(lowering: _PartLowering) -> tuple[Recipe, tuple[Plan, ...]]:
     """Return the recipe of a choice, or of the next strategy whose rounding keeps the tolerance."""
+    conditions, single = lowering.conditions, lowering.graph.single
     try:
-        return lower_part(problem, plan)
+        return lowering.lower(conditions.plan)
     except ConformalError:
-        for name in alternatives(plan) if problem.requested.requested else ():
-            other = replace(plan, strategy=name, reason=f"{plan.strategy} loses too many digits")
+        if single is None or not conditions.budget.requested:
+            raise
+        plan = conditions.plan(lowering.problem or conditions.problem(single))
+        for name in alternatives(plan):
             with contextlib.suppress(ConformalError):
-                return lower_part(problem, other)
+                return lowering.lower(_named(conditions, name, "loses too many digits"))
         raise
+
+
+def _alternatives(graph: StageGraph, plans: tuple[Plan, ...]) -> list[str]:
+    """Return what to try instead of a choice: the next strategies of a stage, or the layers of all."""
+    return alternatives(plans[0]) if graph.single is not None else ["layers"]
+
+
+def _named(conditions: Conditions, name: str, fault: str) -> _Choose:
+    def choose(problem: Problem) -> Plan:
+        plan = conditions.plan(problem)
+        if plan.strategy == name:
+            return plan
+        return replace(plan, strategy=name, reason=f"{plan.strategy} {fault}")
+
+    return choose
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
@@ -88,20 +311,18 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
     return replace(recipe.with_constants(convert), modules=modules)
 
 
-def _reference(problem: Problem) -> tuple[Tensor, Tensor]:
+def _reference(graph: StageGraph, conditions: Conditions) -> tuple[Tensor, Tensor]:
     """Return random samples, and the outputs of the layers for them in float64."""
     generator = torch.Generator().manual_seed(0)
-    shape = _SAMPLES, *problem.stage.input_shape
-    x = torch.rand(shape, generator=generator, dtype=torch.float64).to(problem.dtype)
-    builder = RecipeBuilder(problem.stage.input_shape)
-    output, _ = STRATEGIES["layers"].lower(problem, builder, INPUT)
-    cpu = torch.device("cpu")
-    exact = RecipeModule(placed(builder.recipe(output), torch.float64, cpu), torch.float64)
-    return x.to(problem.device), exact(x.double())
+    shape = _SAMPLES, *graph.input_shape
+    x = torch.rand(shape, generator=generator, dtype=torch.float64).to(conditions.dtype)
+    wide = Conditions(ErrorBudget(0.0), torch.float64, torch.device("cpu"))
+    recipe, _ = _PartLowering(graph, wide).lower(_layers)
+    return x.to(conditions.device), RecipeModule(recipe, torch.float64)(x.double())
 
 
-def _error(recipe: Recipe, problem: Problem, x: Tensor, expected: Tensor) -> float:
-    y = RecipeModule(recipe, problem.dtype)(x).double().cpu().flatten(1)
+def _error(recipe: Recipe, conditions: Conditions, x: Tensor, expected: Tensor) -> float:
+    y = RecipeModule(recipe, conditions.dtype)(x).double().cpu().flatten(1)
     expected = expected.flatten(1)
     size = torch.linalg.vector_norm(expected, dim=1)
     return float((torch.linalg.vector_norm(y - expected, dim=1) / size).max())

@@ -87,7 +87,9 @@ class Plan:
     __repr__ = __str__
 
 
-def make_plan(problem: Problem, strategy: str, effort: float = math.inf) -> Plan:
+def make_plan(
+    problem: Problem, strategy: str, effort: float = math.inf, *, required: bool = True
+) -> Plan:
     """Choose a strategy for a problem, or check the requested one.
 
     Arrays are built only if the optimistic cost of some fold is below that of the layers.
@@ -96,8 +98,9 @@ def make_plan(problem: Problem, strategy: str, effort: float = math.inf) -> Plan
         problem: the stage to fold and its conditions.
         strategy: a name, or "auto".
         effort: multiply-adds that "auto" may spend on building.
+        required: refuse a named strategy that does not apply, instead of keeping the layers.
     """
-    plan = _choice(problem, effort) if strategy == "auto" else _named(problem, strategy)
+    plan = _choice(problem, effort) if strategy == "auto" else _named(problem, strategy, required)
     return replace(plan, parts=_parts(problem))
 
 
@@ -113,8 +116,11 @@ def _parts(problem: Problem) -> str:
     return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
 
 
-def _named(problem: Problem, strategy: str) -> Plan:
+def _named(problem: Problem, strategy: str, required: bool) -> Plan:
     reason = STRATEGIES[strategy].refuses(problem)
+    if reason is not None and not required:
+        reason = f"{strategy} does not apply: {reason}"
+        return Plan("layers", reason, _candidates(problem, built=False))
     if reason is not None:
         raise refusal(
             f'fold(strategy="{strategy}")',

@@ -230,13 +230,10 @@ class Problem:
         """Bound the multiply-adds of building M and the forms."""
         inputs = math.prod(self.stage.input_shape)
         if self.stage.branched:
-            return 2 * self._once() * self.paths.most * (1 + self.paths.forms) * inputs
-        return self._once() * 2 * inputs + self.effort_of_matrix()
+            return 2 * self.stage.multiply_adds * self.paths.most * (1 + self.paths.forms) * inputs
+        return self.stage.multiply_adds * 2 * inputs + self.effort_of_matrix()
 
     def effort_of_matrix(self) -> float:
         """Bound the multiply-adds of building M."""
         sizes = math.prod(self.stage.input_shape), math.prod(self.stage.output_shape)
-        return 2 * self._once() * min(sizes)  # there and back
-
-    def _once(self) -> float:
-        return float(sum(operator.multiply_adds() for operator in self.stage.operators))
+        return 2.0 * self.stage.multiply_adds * min(sizes)  # there and back

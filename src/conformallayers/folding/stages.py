@@ -1,4 +1,4 @@
-"""Trace → Stage: one ConformalLayers as a graph of linear operators and activations.
+"""A stage: linear operators and activations, with no homogeneous map between them.
 
 A stage without branches is a chain. Its balanced recurrence keeps every number inside float range:
 
@@ -12,32 +12,41 @@ by the coordinate that the sample had at the bias; see ``affine.py``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import shape_text
 from ..functional import Scaling
-from ..nn.activations import RadialActivation, Rule
+from ..nn.activations import GNOMONIC, PROJECTIVE, RADIAL_TANH, RadialActivation, Rule
 from ..nn.branches import Join
 from ..registry.bounds import Shape
-from .operators import Operator, merged, operator_of
-from .trace import Trace
+from .operators import Operator
 
 _CollapsedGroups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class ActivationSite:
-    """An activation with its α resolved; ``number`` counts the activations before it."""
+    """An activation with its α resolved.
+
+    Args:
+        module: the activation.
+        alpha: in units of the Euclidean norm.
+        number: the activations before it in its stage.
+        path: of the module.
+        unit: √d where norms are root mean squares over the d coefficients here, else 1. Then q is
+            ``‖p‖²/(α·unit)²``, which is an activation of radius α·unit and slope·unit.
+    """
 
     module: RadialActivation
     alpha: float
     number: int
     path: str
+    unit: float = 1.0
 
     @property
     def rule(self) -> Rule:
@@ -47,7 +56,12 @@ class ActivationSite:
     @property
     def slope(self) -> float:
         """α times the derivative at the origin: a short point is multiplied by slope/α."""
-        return self.module.slope
+        return self.module.slope * self.unit
+
+    @property
+    def bounded(self) -> float:
+        """A bound of the norm of a point behind the activation; may be infinite."""
+        return self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
 
 
 @dataclass(frozen=True)
@@ -65,16 +79,18 @@ class Stage:
     Args:
         input_shape, output_shape: of one sample.
         nodes: in an order in which every source comes first.
-        bias: float64, of the output's shape; the bias of an absorbed head, added after the division.
-        norm_factor: the factor by which operators before the embedding multiply the norm of every
-            sample: ``t = norm_factor·‖x‖``.
+        direct: a chain with biases whose only activation, if any, is its last node. It starts from points,
+            and the energy is that of its own output.
+        start: the scalars of the points that enter.
+        entry: a bound of the norm of the z that enters, in units of the input of the network.
     """
 
     input_shape: Shape
     output_shape: Shape
     nodes: tuple[Node, ...]
-    bias: Tensor | None = None
-    norm_factor: float = 1.0
+    direct: bool = False
+    start: Scaling = field(default_factory=Scaling)
+    entry: float = 1.0
 
     @property
     def branched(self) -> bool:
@@ -100,28 +116,71 @@ class Stage:
     @property
     def affine(self) -> bool:
         """Whether biases or branches make a point a sum of several parts."""
-        return self.branched or any(op.bias is not None for op in self.operators)
+        return self.branched or (self.biased and not self.direct)
+
+    @property
+    def biased(self) -> bool:
+        """Whether some operator has a bias."""
+        return any(op.bias is not None for op in self.operators)
+
+    @property
+    def multiply_adds(self) -> int:
+        """The multiply-adds of its operators for one sample."""
+        return sum(operator.multiply_adds() for operator in self.operators)
+
+    @property
+    def moves_only(self) -> bool:
+        """Whether it has neither weights nor activations: slices, averages and changes of shape."""
+        weights = (b for operator in self.operators for b in operator.module.buffers())
+        return not self.sites and not self.biased and next(weights, None) is None
+
+    @cached_property
+    def constant(self) -> Tensor | None:
+        """The biases of a direct stage, pushed through the operators behind them; float64."""
+        total: Tensor | None = None
+        with torch.no_grad():
+            for operator in self.operators:
+                if total is not None:
+                    total = operator.apply(total.unsqueeze(0))[0]
+                if operator.bias is not None:
+                    total = operator.bias if total is None else total + operator.bias
+        return total
 
     @cached_property
     def chain(self) -> Chain:
         """The balanced recurrence of a stage without branches."""
         return _chain_of(self)
 
-    @cached_property
+    @property
     def bound(self) -> float:
-        """A bound of the norm of every value on the way, for an input of norm 1; at least 1."""
-        if not self.branched:
-            return self.chain.bound
-        bounds: list[float] = []
+        """A bound of the norm of every z on the way, in units of the input of the network."""
+        return max(self.entry, *self._bounds)
+
+    @property
+    def exit(self) -> float:
+        """The same bound for the z that leaves."""
+        return self._bounds[-1] if self._bounds else self.entry
+
+    @cached_property
+    def _bounds(self) -> tuple[float, ...]:
+        if not self.branched and not self.direct:
+            chain = self.chain
+            last = chain.bounds[-1] if chain.bounds else 1.0
+            trailing = last * math.prod(op.norm for op in chain.trailing)
+            return tuple(self.entry * bound for bound in (*chain.bounds, trailing))
+        found: list[float] = []
         for node in self.nodes:
-            sources = [1.0 if source < 0 else bounds[source] for source in node.sources]
-            if isinstance(node.action, Operator):
-                bounds.append(sources[0] * node.action.norm)
-            elif isinstance(node.action, ActivationSite):
-                bounds.append(sources[0] * node.action.slope / node.action.alpha)
+            sources = [self.entry if source < 0 else found[source] for source in node.sources]
+            action = node.action
+            if isinstance(action, Operator):
+                bias = 0.0 if action.bias is None else float(torch.linalg.vector_norm(action.bias))
+                found.append(sources[0] * action.norm + bias * self.direct)
+            elif isinstance(action, ActivationSite):
+                factor = 1.0 if self.direct else action.slope / action.alpha
+                found.append(sources[0] * factor)
             else:
-                bounds.append(sum(sources))
-        return max(1.0, *bounds)
+                found.append(sum(sources))
+        return tuple(found)
 
     def shape_at(self, source: int) -> Shape:
         """Return the shape of the value of a node."""
@@ -138,7 +197,7 @@ class Stage:
         for index, node in enumerate(self.nodes):
             action = node.action
             if isinstance(action, ActivationSite):
-                what = f"{action.path}: {action.rule.name}, α {action.alpha:.4g}"
+                what = f"{action.path}: {action.rule.name}, α {action.alpha / action.unit:.4g}"
             else:
                 what = repr(action.module if isinstance(action, Operator) else action)
             sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
@@ -146,73 +205,6 @@ class Stage:
         return "\n".join(lines)
 
     __repr__ = __str__
-
-
-def stage_of(trace: Trace) -> Stage:
-    """Turn the steps of a trace, whose modules are frozen in float64, into a stage.
-
-    Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
-    margin of zeros go into the convolution beside them.
-    """
-    users = [source for step in trace.steps for source in step.sources]
-    nodes: list[Node] = []
-    place = {-1: -1}  # step → node
-    sites = 0
-    for index, step in enumerate(trace.steps):
-        sources = tuple(place[source] for source in step.sources)
-        action: Operator | ActivationSite | Join
-        if isinstance(step.module, RadialActivation) and step.alpha is not None:
-            action = ActivationSite(step.module, step.alpha, sites, step.path)
-            sites += 1
-        elif isinstance(step.module, Join):
-            action = step.module
-        else:
-            action = operator_of(step.module, step.input_shape, step.output_shape)
-            alone = len(step.sources) == 1 and users.count(step.sources[0]) == 1
-            if alone and sources[0] == len(nodes) - 1:
-                action, sources = _merge_into(nodes, action, sources)
-        nodes.append(Node(action, sources))
-        place[index] = len(nodes) - 1
-    return Stage(trace.input_shape, trace.output_shape, tuple(nodes))
-
-
-def _merge_into(
-    nodes: list[Node], operator: Operator, sources: tuple[int, ...]
-) -> tuple[Operator, tuple[int, ...]]:
-    """Merge an operator with the operators at the end of ``nodes``, and remove these."""
-    while nodes and sources == (len(nodes) - 1,) and isinstance(nodes[-1].action, Operator):
-        one = merged(nodes[-1].action, operator)
-        if one is None:
-            break
-        operator, sources = one, nodes.pop().sources
-    return operator, sources
-
-
-def with_prefix(stage: Stage, operators: tuple[Operator, ...], norm_factor: float) -> Stage:
-    """Prefix a chain with operators that multiply the norm of every sample by ``norm_factor``."""
-    nodes: list[Node] = []
-    for action in (*operators, *(node.action for node in stage.nodes)):
-        sources: tuple[int, ...] = (len(nodes) - 1,)
-        if isinstance(action, Operator):
-            action, sources = _merge_into(nodes, action, sources)
-        nodes.append(Node(action, sources))
-    factor = stage.norm_factor * norm_factor
-    shape = operators[0].input_shape
-    return replace(stage, input_shape=shape, nodes=tuple(nodes), norm_factor=factor)
-
-
-def with_head(stage: Stage, module: nn.Module, output_shape: Shape) -> Stage:
-    """Append an affine module in float64: its bias is added after the division, also where x = 0."""
-    operator = operator_of(module, stage.output_shape, output_shape)
-    bias = operator.bias
-    if stage.bias is not None:
-        with torch.no_grad():
-            pushed = operator.apply(stage.bias.unsqueeze(0))[0]
-        bias = pushed if bias is None else pushed + bias
-    if bias is not None and not bool(bias.any()):
-        bias = None
-    node = Node(replace(operator, bias=None), (len(stage.nodes) - 1,))
-    return replace(stage, output_shape=output_shape, nodes=(*stage.nodes, node), bias=bias)
 
 
 @dataclass(frozen=True)
@@ -248,7 +240,12 @@ class Chain:
     output_shape: Shape
     segments: tuple[Segment, ...]
     trailing: tuple[Operator, ...]  # behind the last activation
-    scale: float
+    end: Scaling  # of the points that leave
+
+    @property
+    def scale(self) -> float:
+        """The factor of the point ``scale · z / τ`` that leaves."""
+        return float(self.end.rho)
 
     def rows_of(self, group: int) -> int:
         """Count the outputs of all layers that a form sums up."""
@@ -307,20 +304,18 @@ class Chain:
         steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
         return tuple(accumulate(steps, lambda a, b: a * b))
 
-    @property
-    def bound(self) -> float:
-        """A bound of ``‖z‖/‖x̂‖`` anywhere in the chain, at least 1."""
-        last = self.bounds[-1] if self.bounds else 1.0
-        return max(1.0, *self.bounds, last * math.prod(op.norm for op in self.trailing))
-
 
 def _chain_of(stage: Stage) -> Chain:
     """Choose the factors that keep every z and τ of a chain inside float range."""
     if stage.branched:
         raise TypeError("a stage with branches is no chain")
+    shapes = stage.input_shape, stage.output_shape
+    if stage.direct:
+        bare = tuple(replace(operator, bias=None) for operator in stage.operators)
+        return Chain(*shapes, (), bare, Scaling())
     segments: list[Segment] = []
     pending: tuple[Operator, ...] = ()
-    scaling = Scaling(stage.norm_factor)
+    scaling = stage.start.copy()
     for node in stage.nodes:
         action = node.action
         if isinstance(action, Operator):
@@ -334,8 +329,7 @@ def _chain_of(stage: Stage) -> Chain:
             factor = float(scaling.take() or 1.0)
             segments.append(Segment(pending, factor, weight / (factor * factor), action))
             pending = ()
-    shapes = stage.input_shape, stage.output_shape
-    return _grouped(Chain(*shapes, tuple(segments), pending, float(scaling.rho)))
+    return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
 
 
 def _grouped(chain: Chain) -> Chain:

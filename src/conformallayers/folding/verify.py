@@ -15,7 +15,7 @@ from ..recipe.recipe import Recipe
 from ..testing.checks import fold_error
 from ..utils.text import table
 from .certificate import ErrorBudget, holds, rounding_budget
-from .fold import stages_of
+from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of, matrix_of
 from .operators import impulses
@@ -97,7 +97,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         raise refusal("verify(folded, model)", "a Folded first", type(folded).__name__, remedy)
     parts = _parts(folded.recipe)
     with torch.inference_mode(False), torch.no_grad():
-        stages = stages_of(model, folded.input_shape)
+        stages = stages_by_part(model, folded.input_shape)
         if len(stages) != len(parts):
             raise refusal(
                 "verify(model)",
@@ -107,11 +107,11 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
             )
         exact = copy.deepcopy(folded).double()
         findings = []
-        plans = folded.plans.values()
-        for part, (path, candidates), plan in zip(parts, stages.items(), plans, strict=True):
-            stage = candidates[min(plan.absorbed, len(candidates) - 1)]
-            # Of branches, biases and rescaled layers only the outputs are compared.
-            if part is not None and not stage.affine:
+        for part, (path, candidates) in zip(parts, stages.items(), strict=True):
+            absorbed = folded.plans[path].absorbed if path in folded.plans else 0
+            stage = candidates[min(absorbed, len(candidates) - 1)].single
+            # Of maps, branches, biases and rescaled layers only the outputs are compared.
+            if part is not None and stage is not None and not stage.affine:
                 findings.append(_check(path, folded, exact, part, stage))
         findings.append(_check_output(folded, model))
     return Verification(findings)

@@ -17,10 +17,8 @@ from ..errors import ConformalError, refusal
 from ..folding.cache import FoldCache, must_run
 from ..folding.certificate import rounding_budget
 from ..folding.operators import freeze, frozen_layers
-from ..folding.part import lower_part
-from ..folding.plan import make_plan
-from ..folding.problem import Problem
-from ..folding.stages import stage_of
+from ..folding.part import Conditions, lower_part
+from ..folding.split import stages_of
 from ..folding.trace import Trace, trace_modules
 from ..functional import Scalar, autocasts, transformed, wide_dtype
 from ..recipe.torch.module import RecipeModule
@@ -292,8 +290,8 @@ class ConformalLayers(nn.Sequential):
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
             budget = rounding_budget(input.dtype)
-            problem = Problem(stage_of(steps), budget, input.dtype, input.device)
-            recipe, _ = lower_part(problem, make_plan(problem, "auto", _EVAL_EFFORT))
+            conditions = Conditions(budget, input.dtype, input.device, effort=_EVAL_EFFORT)
+            recipe, _ = lower_part(stages_of(steps), conditions)
             folded = RecipeModule(recipe, input.dtype).eval()
         self._cache.store(begun, input, folded)
         return folded

@@ -254,6 +254,10 @@ class RecipeBuilder:
             if value in operation.outputs:
                 self._operations[index] = replace(operation, **settings)
 
+    def settings_of(self, kinds: tuple[type[Operation], ...], setting: str) -> list[Any]:
+        """Return one setting of all operations of some kinds."""
+        return [getattr(op, setting) for op in self._operations if isinstance(op, kinds)]
+
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""
         return Recipe(

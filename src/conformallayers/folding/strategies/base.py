@@ -1,13 +1,19 @@
-"""The interface of strategies, and the operations that all folds share: embed, advance, divide."""
+"""The interface of strategies, and the operations that all of them share.
+
+A strategy takes the points that enter a stage to those that leave it. Embedding, maps, joins and the
+division at the end are in ``part.py``.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
+from ...functional import Scaling
 from ...nn.activations import Rule
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
@@ -16,13 +22,46 @@ from ...recipe.torch.points import RULES
 from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost
-from ..operators import window
+from ..operators import Operator, window
 from ..problem import LARGEST_SQUARED, SQUARED, Problem
-from ..stages import ActivationSite, Chain
+from ..stages import ActivationSite, Chain, Stage
 
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _FIRST = 3  # segments whose terms always count in float32
-_MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points of a recipe: ``x = m·κ·z`` and ``t = m·σ·τ``; ``scaling`` holds κ and σ.
+
+    Args:
+        z, peak, tau: the values; without a tau, z is the point itself.
+        scaling: κ and σ, and a factor that is still to be applied.
+        bound: of the norm of z, in units of the normalised input; may be infinite.
+        size: of the norm of the point; may be infinite.
+    """
+
+    z: str
+    peak: str
+    tau: str | None
+    scaling: Scaling
+    bound: float = math.inf
+    size: float = math.inf
+
+    def rebased(self, builder: RecipeBuilder) -> Points:
+        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
+        if self.tau is None:
+            raise TypeError("points without a coordinate")
+        z, peak, tau = builder.add_many(
+            point.Rebase,
+            self.z,
+            self.peak,
+            self.tau,
+            names=("z", "peak", "tau"),
+            scale=float(self.scaling.rho),
+            coordinate=float(self.scaling.sigma),
+        )
+        return Points(z, peak, tau, Scaling(), self.size, self.size)
 
 
 class Strategy:
@@ -59,38 +98,68 @@ class Strategy:
         raise NotImplementedError
 
     def lower(
-        self, problem: Problem, builder: RecipeBuilder, x: str
-    ) -> tuple[str, Certificate | None]:
-        """Append the operations from the input to the output; return the output and the certificate."""
+        self, problem: Problem, builder: RecipeBuilder, start: Points
+    ) -> tuple[Points, Certificate | None]:
+        """Append the operations of a stage; return the points that leave it and the certificate."""
         stage = problem.stage
-        wide = stage.affine
-        start = builder.add(layer.Cast, x, name="exact", to=layer.WIDE) if wide else x
-        values = Values(builder, start, wide)
-        names = "unit", "peak", "tau"
-        unit, peak, tau = builder.add_many(point.Normalize, start, names=names)
-        values.unit = unit
+        if stage.direct:
+            return self._lower_direct(problem, builder, start)
+        values = Values(builder, start.z, wide=stage.affine)
         found = self.evaluate(problem, values)
         recurrence = problem.recurrence
-        if recurrence is None:
-            for site, energies in zip(stage.chain.sites, found.energies, strict=True):
-                tau = add_advance(builder, site, tau, peak, energies)
-            scale = stage.chain.scale * found.gain
-            builder.amend(unit, limits=_moderate_limits(stage.chain, scale))
-            y = builder.add(point.Divide, found.image, tau, peak, name="y", scale=scale)
-        else:
+        if recurrence is not None:
             scale = (1.0 if stage.branched else stage.chain.scale) * found.gain
-            y = _combine(problem, builder, values, (peak, tau), recurrence, found, scale)
-        return add_output_bias(builder, y, stage.bias), found.certificate
+            y = _combine(problem, builder, values, start, recurrence, found, scale)
+            return Points(y, start.peak, None, Scaling()), found.certificate
+        tau = start.tau
+        for site, energies in zip(stage.chain.sites, found.energies, strict=True):
+            tau = add_advance(builder, site, tau, start.peak, energies)
+        end = stage.chain.end.lacking(found.gain)
+        size = size_behind(stage, start.size)
+        bound = stage.exit / found.gain
+        return Points(found.image, start.peak, tau, end, bound, size), found.certificate
+
+    def _lower_direct(
+        self, problem: Problem, builder: RecipeBuilder, start: Points
+    ) -> tuple[Points, Certificate | None]:
+        """Append a stage with biases: a linear map of points, then the energy of its own output."""
+        stage = problem.stage
+        points = start.rebased(builder)
+        values = Values(builder, points.z, wide=False, bias=stage.constant)
+        found = self.evaluate(problem, values)
+        image = found.image
+        if values.bias is not None:
+            bias = builder.constant("bias", values.bias / found.gain)
+            image = builder.add(layer.AddConstant, image, value=bias)
+        scaling = points.scaling.lacking(found.gain)
+        size = size_behind(stage, start.size, activations=False)
+        points = replace(points, z=image, scaling=scaling, bound=size / found.gain, size=size)
+        for site in stage.sites:
+            points = add_activation(builder, site, points)
+        return points, found.certificate
 
 
 @dataclass
 class Values:
-    """The recipe under construction, and the normalised input that a strategy starts from."""
+    """The recipe under construction, and the value that a strategy starts from.
+
+    Args:
+        builder: the recipe.
+        unit: the z of the points that enter the stage.
+        wide: whether all constants stay float64.
+        bias: to be added to the image of a direct stage, unless the strategy takes it.
+    """
 
     builder: RecipeBuilder
     unit: str
     wide: bool
+    bias: Tensor | None = None
     _flat: str | None = None
+
+    def take_bias(self, gain: float) -> Tensor | None:
+        """Return the bias of ``M x̂ / gain``, which the strategy then adds itself."""
+        bias, self.bias = self.bias, None
+        return None if bias is None else bias / gain
 
     def constant(self, name: str, array: Tensor, *, wide: bool = False) -> str:
         """Store an array in the dtype that the stage needs."""
@@ -98,7 +167,7 @@ class Values:
 
     @property
     def flat(self) -> str:
-        """The normalised input as one row."""
+        """That value as one row."""
         if self._flat is None:
             self._flat = add_reshape(
                 self.builder, self.unit, (math.prod(self.builder.shape(self.unit)),)
@@ -131,11 +200,53 @@ def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> s
 
 
 def add_advance(
-    builder: RecipeBuilder, site: ActivationSite, tau: str, peak: str, energies: tuple[str, ...]
+    builder: RecipeBuilder,
+    site: ActivationSite,
+    tau: str | None,
+    peak: str,
+    energies: tuple[str, ...],
 ) -> str:
     """Append the effect of an activation on τ."""
+    if tau is None:
+        raise TypeError("an activation of points without a coordinate")
     fields = rule_fields(builder, site)
     return builder.add(point.Advance, tau, peak, *energies, name="tau", **fields)
+
+
+def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points) -> Points:
+    """Append an activation, with z rescaled where its squares could leave the range."""
+    scaling = before.scaling.copy()
+    weight = float(scaling.activate(site.alpha, site.rule.on_points, site.slope))
+    size = min(site.bounded, before.size * site.slope / site.alpha)
+    if before.bound <= SQUARED:
+        n = builder.add(point.SumSquares, before.z, name="n", weight=weight)
+        tau = add_advance(builder, site, before.tau, before.peak, (n,))
+        return replace(before, tau=tau, scaling=scaling, size=size)
+    z, peak, tau, n = add_rescale(builder, before, weight)
+    tau = add_advance(builder, site, tau, peak, (n,))
+    return Points(z, peak, tau, scaling, before.bound, size)
+
+
+def add_rescale(builder: RecipeBuilder, points: Points, weight: float) -> tuple[str, str, str, str]:
+    """Append a rescaling of z by a power of two where its squares would leave the range."""
+    if points.tau is None:
+        raise TypeError("points without a coordinate")
+    inputs, names = (points.z, points.peak, points.tau), ("z", "peak", "tau", "n")
+    z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
+    return z, peak, tau, n
+
+
+def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float:
+    """Return a bound of the norm of the points that leave a chain, given that of those that enter."""
+    for node in stage.nodes:
+        action = node.action
+        if isinstance(action, Operator):
+            size *= action.norm
+            if action.bias is not None:
+                size += float(torch.linalg.vector_norm(action.bias))
+        elif isinstance(action, ActivationSite) and activations:
+            size = min(action.bounded, size * action.slope / action.alpha)
+    return size
 
 
 def rule_fields(builder: RecipeBuilder, site: ActivationSite) -> dict[str, str]:
@@ -151,18 +262,13 @@ def _function(rule: Rule) -> object:
     return getattr(rule.growth, "__func__", rule.growth)
 
 
-def add_output_bias(builder: RecipeBuilder, y: str, bias: Tensor | None) -> str:
-    """Add the bias of an absorbed head."""
-    if bias is None:
-        return y
-    return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))
-
-
-def add_matrix(problem: Problem, values: Values, matrix: Tensor | None = None) -> tuple[str, float]:
-    """Append the product with M; return the value and the gain."""
-    matrix, gain = normalised(problem.matrix if matrix is None else matrix)
+def add_matrix(problem: Problem, values: Values) -> tuple[str, float]:
+    """Append the product with M, plus a bias if there is one; return the value and the gain."""
+    matrix, gain = normalised(problem.matrix)
     weight = values.constant("matrix", matrix)
-    image = values.builder.add(layer.Matmul, values.flat, name="image", weight=weight)
+    own = values.take_bias(gain)
+    bias = None if own is None else values.constant("bias", own.flatten())
+    image = values.builder.add(layer.Matmul, values.flat, name="image", weight=weight, bias=bias)
     return add_reshape(values.builder, image, image_shape(problem)), gain
 
 
@@ -172,29 +278,19 @@ def image_shape(problem: Problem) -> tuple[int, ...]:
     return (problem.output_parts, *shape) if problem.stage.affine else shape
 
 
-def _moderate_limits(chain: Chain, scale: float) -> tuple[float, float] | None:
-    """Return the least and largest norm of samples whose values stay in the range of float32."""
-    pairs = zip(chain.segments, chain.bounds, strict=True)
-    form = sum(segment.weight * bound * bound for segment, bound in pairs)
-    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / chain.bound)
-    if not low < high:
-        return None
-    denominator = high + form * high * max(1.0, high)
-    fits = SQUARED**-2 * denominator < abs(scale) < low * SQUARED**2
-    return (low, high) if fits else None
-
-
 def _combine(
     problem: Problem,
     builder: RecipeBuilder,
     values: Values,
-    scalars: tuple[str, str],
+    start: Points,
     recurrence: Recurrence,
     found: Evaluation,
     scale: float,
 ) -> str:
     """Append the scalars of a stage with biases or branches, and the sum of the parts."""
-    peak, tau = scalars
+    peak, tau = start.peak, start.tau
+    if tau is None:
+        raise TypeError("points without a coordinate")
     energies = iter(found.energies)
     growths: list[str] = []
     for terms in recurrence.sites:
@@ -256,8 +352,11 @@ def out_of_range(problem: Problem) -> str | None:
 
 def no_image(problem: Problem) -> str | None:
     """Return the reason to refuse a stage without activations or spatial axes, or None."""
-    if not problem.stage.sites:
-        return "there is no activation"
+    return no_axes(problem) if problem.stage.chain.segments else "there is no activation inside"
+
+
+def no_axes(problem: Problem) -> str | None:
+    """Return the reason to refuse a stage whose samples have no spatial axes, or None."""
     spatial = 2 <= len(problem.stage.input_shape) <= 4
     return None if spatial else "a sample has no spatial axes"
 

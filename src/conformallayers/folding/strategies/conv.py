@@ -22,7 +22,7 @@ from .base import (
     Values,
     add_reshape,
     image_shape,
-    no_image,
+    no_axes,
     normalised,
     not_a_chain,
     out_of_range,
@@ -40,13 +40,14 @@ class ComposedConv(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse networks whose first layers do not compose, or whose maps could leave the range."""
-        reason = not_a_chain(problem) or no_image(problem)
+        reason = not_a_chain(problem) or no_axes(problem)
         if reason is not None:
             return reason
         if not problem.keeps_range():
             return "values between its layers could leave the range of the dtype"
         places = RouteMap(problem.stage.chain)
-        if places.window(0, 1) is None and places.window(0, places.ends[0]) is None:
+        first = places.ends[0] if places.ends else len(places.operators)
+        if all(places.window(0, stop) is None for stop in range(1, first + 1)):
             return "the first layers are no convolution with zero padding or none"
         return out_of_range(problem)
 
@@ -114,13 +115,18 @@ class _RouteFollower:
         if seen is None:
             raise TypeError("a route over layers that do not compose")
         stride = tuple(move.phase * s for s in seen.stride)
-        weight = self.values.constant("kernel", kernel)
         options: dict[str, Any] = {
             "stride": stride,
             "padding": seen.padding,
             "dilation": (1,) * len(stride),
+            "weight": self.values.constant("kernel", kernel),
         }
-        return self.values.builder.add(layer.Conv, self.z, weight=weight, **options)
+        own = None
+        if move.stop == len(self.places.operators):
+            own = self.values.take_bias(1.0)
+        to = Lowering(self.values.builder, self.values.wide, bias=own)
+        options["bias"], rest = to.channel_bias(None)
+        return rest.add(layer.Conv, self.z, **options)
 
     def _multiply(self, move: Move) -> None:
         """Append the matrix that ends the route: of the current map or of the input."""
@@ -137,7 +143,9 @@ class _RouteFollower:
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
         rows = add_reshape(builder, source, (math.prod(shape),))
         weight = self.values.constant("matrix", matrix.contiguous())
-        image = builder.add(layer.Matmul, rows, name="image", weight=weight)
+        own = self.values.take_bias(self.gain)
+        bias = None if own is None else self.values.constant("bias", own.flatten())
+        image = builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
         self.z = add_reshape(builder, image, image_shape(self.problem))
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from ...functional import Scaling
 from ...nn.branches import Join
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
@@ -20,7 +19,7 @@ from ..lower import Lowering, add_join
 from ..operators import Operator
 from ..problem import Problem
 from ..stages import ActivationSite
-from .base import Evaluation, Strategy, Values, add_advance, add_output_bias
+from .base import Evaluation, Points, Strategy, Values, add_activation
 from .routes import layer_cost
 
 
@@ -52,19 +51,25 @@ class Layers(Strategy):
         return 0.0
 
     def lower(
-        self, problem: Problem, builder: RecipeBuilder, x: str
-    ) -> tuple[str, Certificate | None]:
+        self, problem: Problem, builder: RecipeBuilder, start: Points
+    ) -> tuple[Points, Certificate | None]:
         """Append the layers, rescaled where bounds do not keep them in range."""
-        if not problem.stage.affine and problem.keeps_range():
-            return super().lower(problem, builder, x)
-        return _lower_rescaled(problem, builder, x), _certificate(problem)
+        stage = problem.stage
+        if stage.direct or (not stage.affine and problem.keeps_range()):
+            return super().lower(problem, builder, start)
+        return _lower_rescaled(problem, builder, start), _certificate(problem)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append the layers and the energy behind each segment."""
-        chain = problem.stage.chain
-        to = Lowering(values.builder)
-        energies: list[list[str]] = [[] for _ in chain.groups]
+        stage, to = problem.stage, Lowering(values.builder)
         z = values.unit
+        if stage.direct:
+            values.take_bias(1.0)  # each layer adds its own
+            for operator in stage.operators:
+                z = to.module(z, operator.module, operator.output_shape, bias=operator.bias)
+            return Evaluation(z, (), 1.0, None)
+        chain = stage.chain
+        energies: list[list[str]] = [[] for _ in chain.groups]
         for segment in chain.segments:
             z = add_operators(to, z, segment.operators, segment.factor)
             weight = segment.weight
@@ -99,76 +104,45 @@ def _has_weight(operator: Operator) -> bool:
     return spec is not None and spec.parameter is not None
 
 
-@dataclass
-class _Points:
-    """A value of the recipe as a pair: ``x = m·κ·z`` and ``t = m·σ·τ``; ``scaling`` holds κ and σ."""
-
-    z: str
-    peak: str
-    tau: str
-    scaling: Scaling
-
-    def rebased(self, builder: RecipeBuilder) -> _Points:
-        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
-        z, peak, tau = builder.add_many(
-            point.Rebase,
-            self.z,
-            self.peak,
-            self.tau,
-            names=("z", "peak", "tau"),
-            scale=float(self.scaling.rho),
-            coordinate=float(self.scaling.sigma),
-        )
-        return _Points(z, peak, tau, Scaling())
-
-
-def _lower_rescaled(problem: Problem, builder: RecipeBuilder, x: str) -> str:
+def _lower_rescaled(problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
     """Append the nodes of a stage one by one; every value has scalars of its own."""
-    stage, to = problem.stage, Lowering(builder)
-    names = "unit", "peak", "tau"
-    unit, peak, tau = builder.add_many(point.Normalize, x, names=names)
-    start = _Points(unit, peak, tau, Scaling(stage.norm_factor))
-    values: list[_Points] = []
-    for node in stage.nodes:
+    to = Lowering(builder)
+    values: list[Points] = []
+    for node in problem.stage.nodes:
         sources = [start if source < 0 else values[source] for source in node.sources]
         if isinstance(node.action, Operator):
             values.append(_passed(to, node.action, sources[0]))
         elif isinstance(node.action, ActivationSite):
-            values.append(_activated(builder, node.action, sources[0]))
+            # Bounds say nothing of numbers that are too small.
+            before = replace(sources[0], bound=math.inf)
+            values.append(add_activation(builder, node.action, before))
         else:
-            values.append(_joined(builder, node.action, sources))
-    last = values[-1] if values else start
-    scale = float(last.scaling.rho)
-    y = builder.add(point.Divide, last.z, last.tau, last.peak, name="y", scale=scale)
-    return add_output_bias(builder, y, stage.bias)
+            values.append(join_points(builder, node.action, sources))
+    return values[-1] if values else start
 
 
-def _passed(to: Lowering, operator: Operator, before: _Points) -> _Points:
+def _passed(to: Lowering, operator: Operator, before: Points) -> Points:
     """Append a layer: on points if it has a bias, else with the pending factor of z."""
     spec, shape = find_spec(operator.module), operator.output_shape
     if operator.bias is not None:
         points = before.rebased(to.builder)
-        points.z = to.module(points.z, operator.module, shape, bias=operator.bias)
-        return points
+        z = to.module(points.z, operator.module, shape, bias=operator.bias)
+        return replace(points, z=z, bound=math.inf, size=math.inf)
     scaling = before.scaling.copy()
     # A layer without a weight leaves the factor to a later layer, which merges it for free.
     factor = scaling.take() if spec is not None and spec.scaled is not None else None
     z = to.module(before.z, operator.module, shape, 1.0 if factor is None else float(factor))
-    return _Points(z, before.peak, before.tau, scaling)
+    return Points(z, before.peak, before.tau, scaling)
 
 
-def _activated(builder: RecipeBuilder, site: ActivationSite, before: _Points) -> _Points:
-    """Append an activation, with z rescaled where its squares would leave the range."""
-    scaling = before.scaling.copy()
-    weight = float(scaling.activate(site.alpha, site.rule.on_points, site.slope))
-    names = "z", "peak", "tau", "n"
-    inputs = before.z, before.peak, before.tau
-    z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
-    return _Points(z, peak, add_advance(builder, site, tau, peak, (n,)), scaling)
+def join_points(builder: RecipeBuilder, join: Join, sources: list[Points]) -> Points:
+    """Append a sum or a concatenation of points; the coordinate is that of the first.
 
-
-def _joined(builder: RecipeBuilder, join: Join, sources: list[_Points]) -> _Points:
-    """Append a sum or a concatenation of points; the coordinate is that of the first."""
-    points = [source.rebased(builder) for source in sources]
-    points[0].z = add_join(builder, [point.z for point in points], join)
-    return points[0]
+    Points with the same coordinate, which no activation has changed, are joined as they are.
+    """
+    first = sources[0]
+    alike = all((p.peak, p.tau, p.scaling) == (first.peak, first.tau, first.scaling) for p in sources)
+    points = sources if alike else [source.rebased(builder) for source in sources]
+    z = add_join(builder, [point.z for point in points], join)
+    bound, size = sum(p.bound for p in points), sum(p.size for p in points)
+    return replace(points[0], z=z, bound=bound, size=size)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...nn.extra_layers import ChannelScale
+from ...nn.homogeneous import Channels
 from ...registry.bounds import Shape
 from ..cost import Cost, Machine
 from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain, window
@@ -66,6 +68,10 @@ class Move:
     def multiplies(self) -> bool:
         """Whether the step ends the route with one matrix."""
         return self.how in ("matrix", "matrix of x")
+
+    def ends(self, places: RouteMap) -> bool:
+        """Tell whether the step reaches the end of the chain."""
+        return self.stop == len(places.operators)
 
 
 class RouteMap:
@@ -158,6 +164,9 @@ class RouteMap:
         return min(outputs, patch)
 
 
+_NOTHING: tuple[float, Cost, tuple[Move, ...]] = (0.0, Cost(), ())
+
+
 def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
     """Return the fastest route and its cost, by dynamic programming.
 
@@ -174,7 +183,8 @@ def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Mov
             cost = _cost(places, move, itemsize)
             seconds = cost.seconds(machine)
             if move.energy is None:
-                found.append((seconds, cost, (move,)))
+                rest = _NOTHING if move.ends(places) else best(move.stop, energy, energy)
+                found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
                 continue
             # A pooled map is the output of the layer behind the activation.
             reached = (move.stop + (move.how == "pooled"), energy + 1)
@@ -195,10 +205,13 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
     if energy == len(places.ends):
         levels = level, energy
         yield Move("layers", position, total, levels)
+        for stop in range(position + 1, total + 1):
+            if places.window(position, stop) is not None:
+                yield Move("conv", position, stop, levels)
         outputs = math.prod(places.shape(total))
         for how, start in (("matrix", position), ("matrix of x", 0)):
             entries = math.prod(places.shape(start)) * outputs
-            if position < total and entries <= _MATRIX and places.ends:
+            if position < total and entries <= _MATRIX and (places.ends or position > 0):
                 yield Move(how, start, total, levels)  # type: ignore[arg-type]
         return
     stop, levels = places.ends[energy], (level, energy + 1)
@@ -339,7 +352,8 @@ def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
     if is_plain(module, POOLINGS):
         plain = not any(_each(module.padding, axes)) and not module.ceil_mode
         return (0,) * axes if plain else None
-    return (0,) * axes if operator.multiple else None
+    by_channel = isinstance(module, (ChannelScale, Channels))
+    return (0,) * axes if operator.multiple or by_channel else None
 
 
 def _each(value: Any, axes: int) -> tuple[int, ...]:

@@ -1,0 +1,321 @@
+"""Trace → StageGraph: cut a ConformalLayers into stages at its homogeneous maps.
+
+A homogeneous map acts on x and leaves t alone, so a point passes it as it is. What stands between two maps
+is a stage: it folds into one linear map and a recurrence of quadratic forms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import shape_text
+from ..functional import Scaling
+from ..nn.activations import RadialActivation
+from ..nn.branches import Join
+from ..registry.bounds import Shape
+from ..registry.registry import is_homogeneous
+from .operators import Operator, merged, operator_of
+from .stages import ActivationSite, Node, Stage
+from .trace import Step, Trace
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How the coordinate starts: ``t = √((norm_factor·‖x‖)² + offset²)``."""
+
+    norm_factor: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class HomogeneousMap:
+    """A frozen homogeneous module between samples of fixed shapes, and a bound of its norm."""
+
+    module: nn.Module
+    input_shape: Shape
+    output_shape: Shape
+    bound: float
+    path: str
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A stage, a map or a join, on the values of its sources; -1 is the input."""
+
+    action: Stage | HomogeneousMap | Join
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
+
+    A network without maps is one stage, with its branches inside. With maps, every stage is a chain.
+
+    Args:
+        input_shape, output_shape: of one sample.
+        nodes: in an order in which every source comes first.
+        embedding: of the input.
+        bias: float64, of the output's shape; the bias of an absorbed head, added after the division.
+    """
+
+    input_shape: Shape
+    output_shape: Shape
+    nodes: tuple[GraphNode, ...]
+    embedding: Embedding = field(default_factory=Embedding)
+    bias: Tensor | None = None
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages in order."""
+        return tuple(node.action for node in self.nodes if isinstance(node.action, Stage))
+
+    @property
+    def single(self) -> Stage | None:
+        """The only stage of a network without maps, else None."""
+        action = self.nodes[0].action
+        return action if len(self.nodes) == 1 and isinstance(action, Stage) else None
+
+    @property
+    def last(self) -> Stage | None:
+        """The stage that ends the network, if a stage does."""
+        action = self.nodes[-1].action
+        return action if isinstance(action, Stage) else None
+
+    def __str__(self) -> str:
+        if self.single is not None:
+            return str(self.single)
+        lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
+        for index, node in enumerate(self.nodes):
+            action = node.action
+            sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
+            if isinstance(action, Stage):
+                lines.append(f"{index}: stage {action}{sources}".replace("\n", "\n  "))
+            else:
+                module = action.module if isinstance(action, HomogeneousMap) else action
+                lines.append(f"{index}: {module!r}{sources}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def stages_of(trace: Trace) -> StageGraph:
+    """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
+    size = math.prod(trace.input_shape)
+    factor = 1 / math.sqrt(size) if trace.unit == "rms" else 1.0
+    embedding = Embedding(factor, trace.offset)
+    shapes = trace.input_shape, trace.output_shape
+    steps = _steps(trace)
+    if any(isinstance(step.action, HomogeneousMap) for step in steps):
+        return StageGraph(*shapes, _split(steps, trace.input_shape), embedding)
+    nodes = tuple(
+        Node(step.action, step.sources)
+        for step in steps
+        if not isinstance(step.action, HomogeneousMap)
+    )
+    stage = Stage(*shapes, nodes, start=Scaling(factor))
+    return StageGraph(*shapes, (GraphNode(stage, (-1,)),), embedding)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of a trace as mathematics: an action on the values of its sources."""
+
+    action: Operator | ActivationSite | Join | HomogeneousMap
+    sources: tuple[int, ...]
+
+
+def _steps(trace: Trace) -> list[_Step]:
+    """Return the operators, activations, joins and maps of a trace.
+
+    Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
+    margin of zeros go into the convolution beside them.
+    """
+    users = Counter(source for step in trace.steps for source in step.sources)
+    steps: list[_Step] = []
+    place = {-1: -1}
+    sites = 0
+    for index, step in enumerate(trace.steps):
+        sources = tuple(place[source] for source in step.sources)
+        action = _action(trace, step, sites)
+        sites += isinstance(action, ActivationSite)
+        alone = len(sources) == 1 and users[step.sources[0]] == 1
+        if isinstance(action, Operator) and alone and sources[0] == len(steps) - 1:
+            action, sources = _merge_into(steps, action, sources)
+        steps.append(_Step(action, sources))
+        place[index] = len(steps) - 1
+    return steps
+
+
+def _action(
+    trace: Trace, step: Step, sites: int
+) -> Operator | ActivationSite | Join | HomogeneousMap:
+    module, shapes = step.module, (step.input_shape, step.output_shape)
+    if isinstance(module, RadialActivation) and step.alpha is not None:
+        unit = math.sqrt(math.prod(step.input_shape)) if trace.unit == "rms" else 1.0
+        return ActivationSite(module, step.alpha * unit, sites, step.path, unit)
+    if isinstance(module, Join):
+        return module
+    if is_homogeneous(module):
+        return HomogeneousMap(module, *shapes, step.bound, step.path)
+    return operator_of(module, *shapes)
+
+
+def _merge_into(
+    steps: list[_Step], operator: Operator, sources: tuple[int, ...]
+) -> tuple[Operator, tuple[int, ...]]:
+    """Merge an operator with the operators at the end of ``steps``, and remove these."""
+    while steps and sources == (len(steps) - 1,) and isinstance(before := steps[-1].action, Operator):
+        one = merged(before, operator)
+        if one is None:
+            break
+        operator, sources = one, steps.pop().sources
+    return operator, sources
+
+
+# -- stages between maps ----------------------------------------------------------------------------
+
+_Action = Operator | ActivationSite
+
+
+def _split(steps: Sequence[_Step], input_shape: Shape) -> tuple[GraphNode, ...]:
+    """Collect the longest chains of operators and activations; maps and joins stand between them."""
+    users = Counter(source for step in steps for source in step.sources)
+    chains: list[list[_Action] | HomogeneousMap | Join] = []
+    sources: list[tuple[int, ...]] = []
+    place = {-1: -1}  # step → chain
+    for index, step in enumerate(steps):
+        feeds = tuple(place[source] for source in step.sources)
+        action = step.action
+        before = chains[feeds[0]] if feeds[0] >= 0 else None
+        if isinstance(action, (HomogeneousMap, Join)):
+            chains.append(action)
+        elif isinstance(before, list) and users[step.sources[0]] == 1:
+            before.append(action)
+            place[index] = feeds[0]
+            continue
+        else:
+            chains.append([action])
+        sources.append(feeds)
+        place[index] = len(chains) - 1
+    nodes: list[GraphNode] = []
+    ends = {-1: -1}  # chain → the last of its nodes
+    for index, (chain, feeds) in enumerate(zip(chains, sources, strict=True)):
+        entered = tuple(ends[feed] for feed in feeds)
+        if not isinstance(chain, list):
+            nodes.append(GraphNode(chain, entered))
+        else:
+            for part in _direct_parts(chain):
+                shape = _shape(nodes, entered[0], input_shape)
+                nodes.append(GraphNode(_chain_stage(shape, part), entered))
+                entered = (len(nodes) - 1,)
+        ends[index] = len(nodes) - 1
+    return tuple(nodes[: ends[place[len(steps) - 1]] + 1])
+
+
+def _direct_parts(chain: list[_Action]) -> Iterator[list[_Action]]:
+    """Cut a chain so that a part with biases has at most one activation, at its end.
+
+    A bias needs the coordinate, and with it the energies of all activations before it.
+    """
+    part: list[_Action] = []
+    biased = False
+    for action in chain:
+        if isinstance(action, Operator) and action.bias is not None and not biased:
+            biased = True
+            last = max((i for i, a in enumerate(part) if isinstance(a, ActivationSite)), default=-1)
+            if last >= 0:
+                yield part[: last + 1]
+                part = part[last + 1 :]
+        part.append(action)
+        if biased and isinstance(action, ActivationSite):
+            yield part
+            part, biased = [], False
+    if part:
+        yield part
+
+
+def _chain_stage(shape: Shape, actions: Sequence[_Action]) -> Stage:
+    output, numbered, sites = shape, [], 0
+    for index, action in enumerate(actions):
+        if isinstance(action, ActivationSite):
+            action, sites = replace(action, number=sites), sites + 1
+        else:
+            output = action.output_shape
+        numbered.append(Node(action, (index - 1,)))
+    biased = any(isinstance(a, Operator) and a.bias is not None for a in actions)
+    return Stage(shape, output, tuple(numbered), direct=biased)
+
+
+def _shape(nodes: Sequence[GraphNode], index: int, input_shape: Shape) -> Shape:
+    """Return the shape of the value of a node."""
+    if index < 0:
+        return input_shape
+    node = nodes[index]
+    if isinstance(node.action, Join):
+        return node.action.shape([_shape(nodes, source, input_shape) for source in node.sources])
+    return node.action.output_shape
+
+
+# -- the layers around a ConformalLayers ------------------------------------------------------------
+
+
+def with_prefix(
+    graph: StageGraph, operators: tuple[Operator, ...], norm_factor: float
+) -> StageGraph:
+    """Prefix a network with operators that multiply the norm of every sample by ``norm_factor``."""
+    first = graph.nodes[0].action
+    if not isinstance(first, Stage):
+        raise TypeError("a network that does not start with a stage takes no prefix")
+    steps: list[_Step] = []
+    for action in (*operators, *(node.action for node in first.nodes)):
+        sources: tuple[int, ...] = (len(steps) - 1,)
+        if isinstance(action, Operator):
+            action, sources = _merge_into(steps, action, sources)
+        steps.append(_Step(action, sources))
+    shape, factor = operators[0].input_shape, graph.embedding.norm_factor * norm_factor
+    nodes = tuple(Node(step.action, step.sources) for step in steps)  # type: ignore[arg-type]
+    stage = replace(first, input_shape=shape, nodes=nodes)
+    if graph.single is not None:
+        stage = replace(stage, start=Scaling(factor))
+    return replace(
+        graph,
+        input_shape=shape,
+        nodes=(GraphNode(stage, (-1,)), *graph.nodes[1:]),
+        embedding=replace(graph.embedding, norm_factor=factor),
+    )
+
+
+def takes_prefix(graph: StageGraph) -> bool:
+    """Tell whether the input enters one stage, a chain, and nothing else."""
+    first = graph.nodes[0].action
+    readers = [node for node in graph.nodes if -1 in node.sources]
+    return isinstance(first, Stage) and not first.branched and len(readers) == 1
+
+
+def with_head(graph: StageGraph, module: nn.Module, output_shape: Shape) -> StageGraph:
+    """Append an affine module in float64: its bias is added after the division, also where x = 0."""
+    operator = operator_of(module, graph.output_shape, output_shape)
+    bias = operator.bias
+    if graph.bias is not None:
+        with torch.no_grad():
+            pushed = operator.apply(graph.bias.unsqueeze(0))[0]
+        bias = pushed if bias is None else pushed + bias
+    if bias is not None and not bool(bias.any()):
+        bias = None
+    operator = replace(operator, bias=None)
+    last, nodes = graph.last, graph.nodes
+    if last is None or (last.direct and last.sites):
+        stage = Stage(graph.output_shape, output_shape, (Node(operator, (-1,)),))
+        nodes = (*nodes, GraphNode(stage, (len(nodes) - 1,)))
+    else:
+        longer = (*last.nodes, Node(operator, (len(last.nodes) - 1,)))
+        stage = replace(last, output_shape=output_shape, nodes=longer)
+        nodes = (*nodes[:-1], replace(nodes[-1], action=stage))
+    return replace(graph, output_shape=output_shape, nodes=nodes, bias=bias)
