@@ -18,10 +18,8 @@ from conformallayers.folding.certificate import (
 )
 from conformallayers.folding.forms import forms_of
 from conformallayers.folding.operators import frozen_layers
-from conformallayers.folding.part import lower_part
-from conformallayers.folding.plan import Plan
-from conformallayers.folding.problem import Problem
-from conformallayers.folding.stages import stage_of
+from conformallayers.folding.part import Conditions, lower_part
+from conformallayers.folding.split import stages_of
 from conformallayers.folding.trace import trace_modules
 from conformallayers.recipe.point_operations import BandedForm
 from conformallayers.recipe.torch.module import RecipeModule
@@ -109,12 +107,13 @@ def written_out(folded: RecipeModule, shape: tuple[int, ...]) -> torch.Tensor:
 def test_the_worst_input_stays_within_the_bound(strategy: str, slack: ErrorBudget) -> None:
     torch.manual_seed(0)
     shape = (3, 10, 10)
-    stage = stage_of(trace_modules(frozen_layers(conv_stack(14, channels=16, padding=1)), shape))
+    layers = frozen_layers(conv_stack(14, channels=16, padding=1))
+    graph = stages_of(trace_modules(layers, shape))
+    (stage,) = graph.stages
     cpu = torch.device("cpu")
     exact = forms_of(stage.chain, cpu, ErrorBudget(0.0)).values[0]
     # float64 constants, so that what differs is what was left out and not the rounding of entries
-    problem = Problem(stage, slack, torch.float64, cpu)
-    recipe, plan = lower_part(problem, Plan(strategy, "", ()))
+    recipe, (plan,) = lower_part(graph, Conditions(slack, torch.float64, cpu, strategy))
     found = written_out(RecipeModule(recipe, torch.float64), shape)
     error = found - exact
     assert float(error.abs().max()) > 0

@@ -159,7 +159,7 @@ def test_messages_of_common_mistakes() -> None:
     with pytest.raises(cl.ConformalError, match=r"torch\.dtype"):
         cl.fold(model, (1, 10, 10), dtype="float64")
     with pytest.raises(cl.ConformalError, match="there is no activation"):
-        cl.fold(cl.ConformalLayers(cl.Conv2d(1, 4, 3)), (1, 10, 10), strategy="conv")
+        cl.fold(cl.ConformalLayers(cl.Conv2d(1, 4, 3)), (1, 10, 10), strategy="spectral")
     folded = cl.fold(model, (1, 10, 10))
     with pytest.raises(cl.ConformalError, match="The order is fold_error"):
         cl.fold_error(folded, model, torch.rand(2, 1, 10, 10))

@@ -191,7 +191,9 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
         budget = replace(conditions.budget, radius=math.inf)
         conditions = replace(conditions, budget=budget)
     first: Problem | None = None
-    problems: list[Problem | None] = []  # of the last stage, with none, one, … of the layers that follow
+    problems: list[
+        Problem | None
+    ] = []  # of the last stage, with none, one, … of the layers that follow
     candidates = with_followers(graph, node, stages)
     kept: list[float] = []  # seconds of the layers that each candidate does not absorb
     for end, longer in candidates:

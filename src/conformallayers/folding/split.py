@@ -171,7 +171,9 @@ def _merge_into(
     steps: list[_Step], operator: Operator, sources: tuple[int, ...]
 ) -> tuple[Operator, tuple[int, ...]]:
     """Merge an operator with the operators at the end of ``steps``, and remove these."""
-    while steps and sources == (len(steps) - 1,) and isinstance(before := steps[-1].action, Operator):
+    while (
+        steps and sources == (len(steps) - 1,) and isinstance(before := steps[-1].action, Operator)
+    ):
         one = merged(before, operator)
         if one is None:
             break

@@ -47,7 +47,7 @@ class ComposedConv(Strategy):
             return "values between its layers could leave the range of the dtype"
         places = RouteMap(problem.stage.chain)
         first = places.ends[0] if places.ends else len(places.operators)
-        if all(places.window(0, stop) is None for stop in range(1, first + 1)):
+        if all(places.window(0, stop) is None for stop in range(1, max(first, 1) + 1)):
             return "the first layers are no convolution with zero padding or none"
         return out_of_range(problem)
 

@@ -141,7 +141,9 @@ def join_points(builder: RecipeBuilder, join: Join, sources: list[Points]) -> Po
     Points with the same coordinate, which no activation has changed, are joined as they are.
     """
     first = sources[0]
-    alike = all((p.peak, p.tau, p.scaling) == (first.peak, first.tau, first.scaling) for p in sources)
+    alike = all(
+        (p.peak, p.tau, p.scaling) == (first.peak, first.tau, first.scaling) for p in sources
+    )
     points = sources if alike else [source.rebased(builder) for source in sources]
     z = add_join(builder, [point.z for point in points], join)
     bound, size = sum(p.bound for p in points), sum(p.size for p in points)
