@@ -108,8 +108,8 @@ class StageGraph:
 def stages_of(trace: Trace) -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
     size = math.prod(trace.input_shape)
-    factor = 1 / math.sqrt(size) if trace.unit == "rms" else 1.0
-    embedding = Embedding(factor, trace.offset)
+    factor = 1 / math.sqrt(size) if getattr(trace, "unit", "norm") == "rms" else 1.0
+    embedding = Embedding(factor, getattr(trace, "offset", 0.0))
     shapes = trace.input_shape, trace.output_shape
     steps = _steps(trace)
     if any(isinstance(step.action, HomogeneousMap) for step in steps):
@@ -158,7 +158,7 @@ def _action(
 ) -> Operator | ActivationSite | Join | HomogeneousMap:
     module, shapes = step.module, (step.input_shape, step.output_shape)
     if isinstance(module, RadialActivation) and step.alpha is not None:
-        unit = math.sqrt(math.prod(step.input_shape)) if trace.unit == "rms" else 1.0
+        unit = math.sqrt(math.prod(step.input_shape)) if getattr(trace, "unit", "norm") == "rms" else 1.0
         return ActivationSite(module, step.alpha * unit, sites, step.path, unit)
     if isinstance(module, Join):
         return module

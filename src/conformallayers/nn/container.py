@@ -26,7 +26,6 @@ from ..registry.registry import (
     SUPPORTED_KINDS,
     check_module,
     flatten_modules,
-    is_homogeneous,
     modules_in,
 )
 from .layerwise import run_layers
@@ -231,8 +230,7 @@ class ConformalLayers(nn.Sequential):
         folded = self._cache.find(input)
         if folded is None:
             others = [module for module in self.modules() if module is not self]
-            busy = any(must_run(module) or is_homogeneous(module) for module in others)
-            busy = busy or self._offset is not None or self._unit != "norm"
+            busy = any(must_run(module) for module in others)
             if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
             with self._lock:
