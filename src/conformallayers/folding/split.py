@@ -108,8 +108,8 @@ class StageGraph:
 def stages_of(trace: Trace) -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
     size = math.prod(trace.input_shape)
-    factor = 1 / math.sqrt(size) if getattr(trace, "unit", "norm") == "rms" else 1.0
-    embedding = Embedding(factor, getattr(trace, "offset", 0.0))
+    factor = 1 / math.sqrt(size) if trace.unit == "rms" else 1.0
+    embedding = Embedding(factor, trace.offset)
     shapes = trace.input_shape, trace.output_shape
     steps = _steps(trace)
     if any(isinstance(step.action, HomogeneousMap) for step in steps):
@@ -160,7 +160,7 @@ def _action(
     if isinstance(module, RadialActivation) and step.alpha is not None:
         unit = (
             math.sqrt(math.prod(step.input_shape))
-            if getattr(trace, "unit", "norm") == "rms"
+            if trace.unit == "rms"
             else 1.0
         )
         return ActivationSite(module, step.alpha * unit, sites, step.path, unit)
