@@ -158,11 +158,7 @@ def _action(
 ) -> Operator | ActivationSite | Join | HomogeneousMap:
     module, shapes = step.module, (step.input_shape, step.output_shape)
     if isinstance(module, RadialActivation) and step.alpha is not None:
-        unit = (
-            math.sqrt(math.prod(step.input_shape))
-            if trace.unit == "rms"
-            else 1.0
-        )
+        unit = math.sqrt(math.prod(step.input_shape)) if trace.unit == "rms" else 1.0
         return ActivationSite(module, step.alpha * unit, sites, step.path, unit)
     if isinstance(module, Join):
         return module
