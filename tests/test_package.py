@@ -46,6 +46,7 @@ ORDER = (
     "folding.operators",
     "folding.trace",
     "folding.stages",
+    "folding.split",
     "folding.certificate",
     "folding.forms_by_row",
     "folding.forms",
