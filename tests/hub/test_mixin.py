@@ -42,6 +42,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     ),
     "D3ModNet": networks.D3ModNet,
     "D3ModNetCL": lambda: networks.D3ModNetCL(projective=True, gain=-1.0),
+    "StageNet": lambda: networks.StageNet(
+        "small", depth=3, rectifier="max", signed=0.5, respro=False, offset=0.5, unit="norm"
+    ),
+    "StageReLUNet": lambda: networks.StageReLUNet(in_shape=[3, 32, 32], pool="max"),
 }
 
 

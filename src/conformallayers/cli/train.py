@@ -26,12 +26,14 @@ def train(
     resume: bool = False,
     data: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
-    """Train a network of the paper, and measure it folded and layer by layer.
+    """Train a network of conformallayers.networks, and measure it folded and layer by layer.
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL.
         dataset: mnist, fashion-mnist, cifar10 or digits.
-        options.depth: Number of convolutions of DkNet and DkNetCL.
+        options.preset: Size of StageNet and StageReLUNet: micro (if not given), small, base or large.
+        options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
+            StageReLUNet (2 if not given).
         options.recipe: modern: defaults of the other options by network and data set, as
             docs/training.md lists them.
         options.hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with

@@ -1,4 +1,4 @@
-"""Networks for images: those of the paper, each beside its ReLU counterpart."""
+"""Networks for images: those of the paper and networks of stages, each beside its ReLU counterpart."""
 
 from .base import IMAGE_SHAPE
 from .paper import (
@@ -12,6 +12,7 @@ from .paper import (
     LeNet,
     LeNetCL,
 )
+from .stages import StageNet, StageReLUNet
 
 __all__ = [
     "IMAGE_SHAPE",
@@ -24,4 +25,6 @@ __all__ = [
     "DkNetCL",
     "LeNet",
     "LeNetCL",
+    "StageNet",
+    "StageReLUNet",
 ]

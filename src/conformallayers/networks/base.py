@@ -31,7 +31,7 @@ class Network(nn.Module, Published):
             return network
         bound.apply_defaults()
         network.arguments = {
-            name: value
+            name: tuple(value) if isinstance(value, list) else value  # JSON has no tuples
             for name, value in list(bound.arguments.items())[1:]
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD
         }
@@ -52,3 +52,16 @@ def check_count(name: str, value: object, remedy: str) -> None:
     """Refuse a value that is not a whole number > 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refusal(name, "a whole number > 0", repr(value), remedy)
+
+
+def make_head(
+    features: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
+) -> nn.Module:
+    """Return a linear layer, or two with a ReLU between them if there is a hidden width."""
+    if hidden is None:
+        return nn.Linear(features, num_classes, **factory)
+    return nn.Sequential(
+        nn.Linear(features, hidden, **factory),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes, **factory),
+    )

@@ -20,7 +20,7 @@ from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Scale
-from .base import Network, check_count
+from .base import Network, check_count, make_head
 
 _DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
 
@@ -44,13 +44,7 @@ def _base_head(
 ) -> nn.Module:
     check_count("pool_stride", pool_stride, "The default is 2.")
     features = 32 * ((30 - 2) // pool_stride + 1) ** 2
-    if hidden is None:
-        return nn.Linear(features, num_classes, **factory)
-    return nn.Sequential(
-        nn.Linear(features, hidden, **factory),
-        nn.ReLU(),
-        nn.Linear(hidden, num_classes, **factory),
-    )
+    return make_head(features, hidden, num_classes, factory)
 
 
 class BaseLinearNet(Network):

@@ -18,7 +18,7 @@ _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 def native_shape(model: nn.Module) -> Shape | None:
     """Return the input shape of a model if its class or its first module determines it."""
     if isinstance(model, Network):
-        return IMAGE_SHAPE
+        return tuple(model.arguments.get("in_shape", IMAGE_SHAPE))
     if isinstance(model, Centre):
         return model.shape
     if isinstance(model, nn.Sequential) and len(model):

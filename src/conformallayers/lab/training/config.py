@@ -34,7 +34,9 @@ from .recipes import recipe
 if TYPE_CHECKING:
     import torch
 
-_NETWORK_OPTIONS = ("depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout")
+_NETWORK_OPTIONS = (
+    *("preset", "depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout"),
+)
 _REQUIRED = ("network", "dataset")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
@@ -50,6 +52,7 @@ class TrainConfig(BaseModel):
 
     network: str
     dataset: str
+    preset: str | None = None
     depth: PositiveInt | None = None
     recipe: str | None = None
     hidden: NonNegativeInt | None = None
@@ -113,7 +116,8 @@ class TrainConfig(BaseModel):
                     values = {**values, option: _NETWORK_DEFAULTS[option]}
             elif not _unset(values.get(option)):
                 raise _refused(option, f"no such option for {name}", repr(values[option]))
-        if "depth" in accepted and values.get("depth") is None:
+        needs_depth = "depth" in accepted and accepted["depth"].default is inspect.Parameter.empty
+        if needs_depth and values.get("depth") is None:
             raise _refused("depth", f"the number of convolutions of {name}", "none")
         optimizer = values.get("optimizer", "adam")
         if values.get("momentum") and optimizer in ("adam", "adamw"):
@@ -158,8 +162,9 @@ class TrainConfig(BaseModel):
     @property
     def folder(self) -> Path:
         """The default folder of the run."""
+        preset = f"-{self.preset}" if self.preset else ""
         depth = f"-depth{self.depth}" if self.depth else ""
-        return Path("runs") / f"{self.network}{depth}-{self.dataset}-seed{self.seed}"
+        return Path("runs") / f"{self.network}{preset}{depth}-{self.dataset}-seed{self.seed}"
 
 
 # Also the values of options that older records do not have.

@@ -11,7 +11,11 @@ from ..checks import require_choice
 from ..data.catalogue import NAMES
 
 Options = Mapping[str, Any]
-FAMILIES = {"LeNet": ("LeNet", "LeNetCL"), "Base": ("BaseReLUNet", "BaseReSProNet")}
+FAMILIES = {
+    "LeNet": ("LeNet", "LeNetCL"),
+    "Base": ("BaseReLUNet", "BaseReSProNet"),
+    "Stage": ("StageNet", "StageReLUNet"),
+}
 CONFORMAL = ("BaseReSProNet", "LeNetCL")
 
 _COMMON = {
@@ -22,6 +26,7 @@ _COMMON = {
     "batch_size": 128,
     "centre": True,
 }
+_STAGES = {"learning_rate": 3e-3, "weight_decay": 0.02}
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen by validation accuracy; docs/training.md gives the reason for each option.
@@ -41,6 +46,10 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
         ("Base", "mnist"): {"epochs": 6, "hidden": 64},
         ("Base", "fashion-mnist"): {"epochs": 6, "hidden": 64, "flips": True},
         ("Base", "cifar10"): {"epochs": 8, "hidden": 64, "flips": True},
+        ("Stage", "digits"): {**_STAGES, "epochs": 30, "batch_size": 64, "shift": 1},
+        ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
+        ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
+        ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
     }
 }
 
@@ -54,7 +63,7 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         >>> recipe("modern", "DkNetCL", "mnist")
         Traceback (most recent call last):
         ...
-        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet on digits, mnist, fashion-mnist, cifar10, got DkNetCL on mnist. Leave --recipe out and give the options.
+        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet on digits, mnist, fashion-mnist, cifar10, got DkNetCL on mnist. Leave --recipe out and give the options.
     """
     require_choice("train --recipe", name, RECIPES, "See docs/training.md.")
     table = RECIPES[name]

@@ -1,0 +1,247 @@
+"""StageNet, a family of networks by cost, and its ReLU twin.
+
+A stage is a chain of linear layers that folds into one convolution, a ReSPro, and a pooling that rectifies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from ..errors import refusal, shape_text
+from ..nn import layers as cl
+from ..nn.activations import ReSPro
+from ..nn.container import ConformalLayers
+from ..nn.homogeneous import Abs, Split
+from .base import IMAGE_SHAPE, Network, check_count, make_head
+
+Rectifier = Literal["norm", "relu", "abs", "max"]
+_DEEPEST = 100  # layers of a stage: a depth from a hostile file must not fill the memory
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The shape of a stage when folded: one convolution and one pooling; ``inner`` channels between layers."""
+
+    channels: int
+    kernel: int
+    inner: int
+    stride: int = 1
+    padding: int = 0
+    pool: int = 2
+    pool_stride: int = 2
+
+    def kernels(self, depth: int) -> list[int]:
+        """Return the kernel sizes of ``depth`` convolutions that fold into one.
+
+        The last ones are 3×3 while the size of the whole allows it, the first ones 1×1.
+        """
+        sizes = [1] * depth
+        for index in range(self.kernel - 1):
+            sizes[-1 - index // 2 % depth] += 1
+        return sizes
+
+    def side(self, size: int) -> int:
+        """Return the output size along an axis; 0 or less if the input is too small."""
+        convolved = (size + 2 * self.padding - self.kernel) // self.stride + 1
+        return (convolved - self.pool) // self.pool_stride + 1
+
+
+# The stages and the width of the hidden layer of the head. Sized by multiply-adds when folded, on 3×32×32
+# images: at most 0.45 M, 0.66 M (LeNet's), 2.5 M and 12.5 M (those of ResNet-8).
+PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
+    "micro": (
+        (
+            Stage(16, kernel=5, inner=16, stride=2),
+            Stage(48, kernel=3, inner=64, pool=3),
+        ),
+        84,
+    ),
+    "small": (
+        (
+            Stage(20, kernel=5, inner=24, stride=2, padding=1),
+            Stage(60, kernel=3, inner=80, pool=3),
+        ),
+        84,
+    ),
+    "base": (
+        (
+            Stage(32, kernel=5, inner=32, stride=2, padding=2),
+            Stage(72, kernel=3, inner=96, padding=1),
+            Stage(48, kernel=3, inner=96, padding=1),
+        ),
+        None,
+    ),
+    "large": (
+        (
+            Stage(32, kernel=5, inner=16, padding=2),
+            Stage(64, kernel=3, inner=64, padding=1),
+            Stage(96, kernel=3, inner=96, padding=1),
+            Stage(128, kernel=3, inner=128, padding=1, pool=4, pool_stride=4),
+        ),
+        None,
+    ),
+}
+
+
+class StageNet(Network):
+    """A chain of stages: convolutions, ReSPro, pooling that rectifies, BatchNorm; then a small head.
+
+    Folded, every stage is one convolution, so the presets have the same cost at every depth.
+
+    Args:
+        preset: ``"micro"``, ``"small"``, ``"base"`` or ``"large"``, by multiply-adds when folded.
+        num_classes: the number of outputs.
+        in_shape: of one image, (C, H, W).
+        depth: the number of convolutions of a stage.
+        rectifier: of the channels that are not signed: ``"norm"`` (Euclidean norm of windows), ``"max"``
+            pooling, or ``"relu"`` or ``"abs"`` followed by average pooling.
+        signed: the share of channels that are averaged without a rectifier, from 0 to below 1.
+        respro: whether a projective ReSPro ends the linear part of every stage. Its α is 1, as the kernels learn
+            their scale, which the BatchNorm behind it removes again.
+        offset, unit: those of :class:`ConformalLayers`.
+
+    Examples:
+        >>> import torch
+        >>> StageNet("micro")(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        preset: str = "micro",
+        *,
+        num_classes: int = 10,
+        in_shape: Sequence[int] = IMAGE_SHAPE,
+        depth: int = 2,
+        rectifier: Rectifier = "norm",
+        signed: float = 0.25,
+        respro: bool = True,
+        offset: float | str | None = "learned",
+        unit: str = "rms",
+        **factory: Any,
+    ) -> None:
+        stages, hidden = _preset(preset, depth)
+        pooling = _RECTIFIED.get(rectifier)
+        if pooling is None:
+            expected = f"one of {', '.join(_RECTIFIED)}"
+            raise refusal("rectifier", expected, repr(rectifier), 'The default is "norm".')
+        if isinstance(signed, bool) or not isinstance(signed, (int, float)) or not 0 <= signed < 1:
+            remedy = "It is the share of channels without a rectifier; the default is 0.25."
+            raise refusal("signed", "a number from 0 to below 1", repr(signed), remedy)
+        features = _features(stages, in_shape)
+        layers: list[nn.Module] = []
+        for channels, stage in zip(_inputs(stages, in_shape), stages, strict=True):
+            layers += _convolutions(channels, stage, depth, factory)
+            if respro:
+                layers.append(ReSPro(1.0, projective=True, **factory))
+            averaged = round(signed * stage.channels)
+            rectified = pooling(stage)
+            if averaged:
+                sizes = [averaged, stage.channels - averaged]
+                rectified = Split(sizes, [_average(stage), rectified])
+            layers += [rectified, nn.BatchNorm2d(stage.channels, **factory)]
+        super().__init__(
+            ConformalLayers(*layers, offset=offset, unit=unit),
+            make_head(features, hidden, num_classes, factory),
+        )
+
+
+class StageReLUNet(Network):
+    """The ReLU twin of StageNet: the same convolutions, with BatchNorm, ReLU and pooling.
+
+    Args:
+        preset, num_classes, in_shape, depth: as in StageNet.
+        pool: ``"max"`` or ``"average"``.
+    """
+
+    def __init__(
+        self,
+        preset: str = "micro",
+        *,
+        num_classes: int = 10,
+        in_shape: Sequence[int] = IMAGE_SHAPE,
+        depth: int = 2,
+        pool: Literal["max", "average"] = "average",
+        **factory: Any,
+    ) -> None:
+        stages, hidden = _preset(preset, depth)
+        if pool not in ("max", "average"):
+            raise refusal("pool", '"max" or "average"', repr(pool), 'The default is "average".')
+        features = _features(stages, in_shape)
+        layers: list[nn.Module] = []
+        for channels, stage in zip(_inputs(stages, in_shape), stages, strict=True):
+            layers += _convolutions(channels, stage, depth, factory)
+            layers += [nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
+            layers.append(_maximum(stage) if pool == "max" else _average(stage))
+        super().__init__(nn.Sequential(*layers), make_head(features, hidden, num_classes, factory))
+
+
+def _average(stage: Stage) -> nn.Module:
+    return cl.AvgPool2d(stage.pool, stage.pool_stride)
+
+
+def _maximum(stage: Stage) -> nn.Module:
+    return nn.MaxPool2d(stage.pool, stage.pool_stride)
+
+
+_RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
+    "norm": lambda stage: nn.LPPool2d(2, stage.pool, stage.pool_stride),
+    "relu": lambda stage: nn.Sequential(nn.ReLU(), _average(stage)),
+    "abs": lambda stage: nn.Sequential(Abs(), _average(stage)),
+    "max": _maximum,
+}
+
+
+def _preset(name: str, depth: int) -> tuple[tuple[Stage, ...], int | None]:
+    if name not in PRESETS:
+        raise refusal("preset", f"one of {', '.join(PRESETS)}", repr(name), "They differ in cost.")
+    remedy = "It is the number of convolutions of a stage."
+    check_count("depth", depth, remedy)
+    if depth > _DEEPEST:
+        raise refusal("depth", f"{_DEEPEST} at most", repr(depth), remedy)
+    return PRESETS[name]
+
+
+def _features(stages: Sequence[Stage], in_shape: Sequence[int]) -> int:
+    """Return the number of features behind the last stage."""
+    if len(in_shape) != 3:
+        raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")
+    sides = list(in_shape[1:])
+    for size in in_shape:
+        check_count("in_shape", size, "Give the shape of one image, (C, H, W).")
+    for stage in stages:
+        sides = [stage.side(side) for side in sides]
+    if min(sides) < 1:
+        remedy = "Enlarge the images, or use a smaller preset."
+        raise refusal(
+            "in_shape", "images large enough for all stages", shape_text(tuple(in_shape)), remedy
+        )
+    return stages[-1].channels * sides[0] * sides[1]
+
+
+def _inputs(stages: Sequence[Stage], in_shape: Sequence[int]) -> list[int]:
+    """Return the number of input channels of each stage."""
+    return [in_shape[0], *(stage.channels for stage in stages[:-1])]
+
+
+def _convolutions(
+    channels: int, stage: Stage, depth: int, factory: dict[str, Any]
+) -> Iterator[nn.Module]:
+    """Yield the convolutions of a stage; the first one pads and the last one has the stride."""
+    for index, kernel in enumerate(stage.kernels(depth)):
+        last = index == depth - 1
+        layer = cl.Conv2d(
+            channels if index == 0 else stage.inner,
+            stage.channels if last else stage.inner,
+            kernel,
+            stride=stage.stride if last else 1,
+            padding=stage.padding if index == 0 else 0,
+            **factory,
+        )
+        # Keeps the mean square, at any depth: points stay of the size of α.
+        nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+        yield layer

@@ -1,0 +1,141 @@
+"""StageNet and its ReLU twin: shapes, cost when folded, training, and folds against the layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import conformallayers as cl
+from conformallayers.networks.stages import PRESETS
+from oracle import randomise, relative_error
+from support import DTYPES, TOLERANCES, samples
+
+LIMITS = {"micro": 0.45e6, "small": 0.66e6, "base": 2.5e6, "large": 12.5e6}  # multiply-adds
+KINDS = ["StageNet", "StageReLUNet"]
+every_preset = pytest.mark.parametrize("preset", PRESETS)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def network(kind: str, *arguments: Any, **options: Any) -> nn.Module:
+    return randomise(getattr(cl.networks, kind)(*arguments, **options), 2)
+
+
+def multiply_adds(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
+    x = torch.rand(1, *cl.networks.IMAGE_SHAPE, dtype=dtype)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), cl.layer_by_layer():
+        model(x)
+    return int(counter.get_total_flops()) // 2
+
+
+@every_kind
+@every_preset
+def test_presets_keep_their_limits(kind: str, preset: str) -> None:
+    # With one convolution in each stage the network is what deeper ones fold to.
+    model = network(kind, preset, depth=1).eval()
+    assert 0.9 * LIMITS[preset] <= multiply_adds(model) <= LIMITS[preset]
+
+
+@every_kind
+@every_preset
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_depth_changes_no_shape(kind: str, preset: str, depth: int) -> None:
+    model = getattr(cl.networks, kind)(preset, depth=depth, device="meta")
+    convolutions = [m for m in model.features.modules() if isinstance(m, nn.Conv2d)]
+    stages = PRESETS[preset][0]
+    assert len(convolutions) == depth * len(stages)
+    assert model(torch.rand(2, 3, 32, 32, device="meta")).shape == (2, 10)
+    for index, stage in enumerate(stages):
+        chain = convolutions[index * depth : (index + 1) * depth]
+        assert sum(m.kernel_size[0] - 1 for m in chain) + 1 == stage.kernel
+        assert chain[-1].out_channels == stage.channels
+
+
+@every_kind
+@pytest.mark.parametrize("in_shape", [(1, 28, 28), (3, 40, 36), [3, 32, 32]])
+def test_other_images_and_classes(kind: str, in_shape: Any) -> None:
+    model = network(kind, "small", in_shape=in_shape, num_classes=7)
+    assert model(torch.rand(2, *in_shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("rectifier", ["norm", "relu", "abs", "max"])
+@pytest.mark.parametrize("signed", [0, 0.5])
+def test_a_step_of_training_moves_every_weight(rectifier: Any, signed: float) -> None:
+    torch.manual_seed(0)
+    model = cl.networks.StageNet("micro", rectifier=rectifier, signed=signed)
+    x, labels = torch.rand(8, 3, 32, 32), torch.arange(8)
+    loss = nn.functional.cross_entropy(model(x), labels)
+    loss.backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None, name
+        assert 0 < weight.grad.abs().max() < torch.inf, name
+    torch.optim.SGD(model.parameters(), 0.01).step()
+    assert nn.functional.cross_entropy(model(x), labels) < loss
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"depth": 3, "respro": False}, {"rectifier": "relu", "unit": "norm", "offset": None}],
+)
+@pytest.mark.parametrize("preset", ["micro", "base"])
+def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
+    shallow = multiply_adds(network("StageNet", preset, depth=1).eval())
+    for dtype in DTYPES:
+        model = network("StageNet", preset, **options).to(dtype).eval()
+        x = samples((3, 32, 32), dtype, batch=2)
+        with torch.no_grad():
+            with cl.layer_by_layer():
+                expected = model.double()(x.double())
+            folded = cl.fold(model.to(dtype), (3, 32, 32), strategy="conv")
+            assert relative_error(folded(x), expected) <= TOLERANCES[dtype]
+            assert multiply_adds(folded, dtype) == shallow
+
+
+def test_networks_store_their_arguments() -> None:
+    model: Any = cl.networks.StageNet("small", depth=3, dtype=torch.float64)
+    expected = {"preset": "small", "num_classes": 10, "in_shape": (3, 32, 32), "depth": 3}
+    shared = {
+        "rectifier": "norm",
+        "signed": 0.25,
+        "respro": True,
+        "offset": "learned",
+        "unit": "rms",
+    }
+    assert model.arguments == {**expected, **shared}
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "huge"}, "preset: expected one of micro, small, base, large"),
+        ({"depth": 0}, "depth: expected a whole number > 0"),
+        ({"depth": 101}, "depth: expected 100 at most"),
+        ({"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),
+        ({"in_shape": (3, 32)}, r"in_shape: expected \(C, H, W\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(kind: str, options: Any, message: str) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        getattr(cl.networks, kind)(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rectifier": "gelu"}, "rectifier: expected one of norm, relu, abs, max"),
+        ({"signed": 1}, "signed: expected a number from 0 to below 1"),
+        ({"signed": "half"}, "signed: expected a number from 0 to below 1"),
+    ],
+)
+def test_wrong_options_of_stages_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.networks.StageNet(**options)
+
+
+def test_a_wrong_pool_is_refused() -> None:
+    with pytest.raises(cl.ConformalError, match='pool: expected "max" or "average"'):
+        cl.networks.StageReLUNet(pool="norm")  # type: ignore[arg-type]
