@@ -21,10 +21,11 @@ T = TypeVar("T")
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
 _LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
 _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-# Sums of squares between 2^-limit and 2^limit have all digits. Smaller and larger ones are computed once
-# more, with the coefficients times 2^up and 2^down. The columns are limit, up and down.
-_SQUARES = {torch.float32: (100, 75, -72), torch.float64: (900, 540, -560)}
+# limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
+# derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
+_SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
+Sizes = tuple[int, ...]  # one number per axis
 
 
 def embed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,14 +204,12 @@ def squared_norm(z: Tensor) -> Tensor:
     return norm(z).square()
 
 
-def norm_pool(
-    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], ceil_mode: bool = False
-) -> Tensor:
+def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) -> Tensor:
     """Return the Euclidean norm of every window, as ``nn.LPPool*d`` with p = 2 has it.
 
     The gradient is 0 where a window is 0, and a window whose squares would leave the range of the dtype
-    is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one.
-    x has the shape (B, C, ...), kernel and stride one number for each of the last axes.
+    is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one. x
+    has the shape (B, C, ...), kernel and stride one number for each of the last axes.
 
     Examples:
         >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
@@ -229,18 +228,19 @@ def norm_pool(
         least, most = torch.aminmax(total.detach())
         if low < float(least) and float(most) < high:
             return _root(total).to(x.dtype)
-    # Clamped: only windows whose squares fit are taken, and the others must not turn 0 · ∞ into gradients.
-    result = _root(squares(wide.clamp(-high, high)))
-    for exponent, outside in zip(exponents, (total < low, total > high), strict=True):
-        scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-high, high)
-        result = torch.where(outside, _root(squares(scaled)) * 2.0**-exponent, result)
+    # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
+    small, large, end = total < low, total > high, 2.0 ** (limit // 2)
+    result = _root(squares(wide.clamp(-end, end)), ~(small | large))
+    for exponent, taken in zip(exponents, (small, large), strict=True):
+        scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-end, end)
+        result = result + _root(squares(scaled), taken) * 2.0**-exponent
     return result.to(x.dtype)
 
 
-def _root(n: Tensor) -> Tensor:
-    """Return √n with gradient 0 where n = 0."""
-    zero = n == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, n).sqrt())
+def _root(n: Tensor, taken: Tensor | bool = True) -> Tensor:
+    """Return √n with gradient 0 where n = 0, and 0 where it is not taken."""
+    alive = (n != 0) & taken
+    return torch.where(alive, torch.where(alive, n, 1.0).sqrt(), 0.0)
 
 
 def energy(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -285,3 +285,27 @@ def test_compiles_without_a_break_and_maps_over_batches() -> None:
     wide = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(model(wide).square().sum(), wide)
     assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # by torch's forward mode
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("zeros", [False, True])
+def test_second_derivatives(zeros: bool) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 4, 3, bias=True),
+        cl.ReSPro(),
+        cl.Split([1, 3], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]),
+        cl.Conv2d(4, 4, 2),
+        cl.ReSPro(projective=True),
+        offset="learned",
+        unit="rms",
+    ).double()
+    x = samples((36,), torch.float64, 1)[0] * (0.0 if zeros else 1.0)
+
+    def total(x: Tensor) -> Tensor:
+        return model(x.view(1, 1, 6, 6)).sum()
+
+    found = torch.func.hessian(total)(x)
+    assert bool(found.isfinite().all())
+    assert torch.allclose(found, torch.autograd.functional.hessian(total, x), atol=1e-12)

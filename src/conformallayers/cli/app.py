@@ -143,7 +143,7 @@ def _app() -> "App":
         ),
     )
     # The options of train are the fields of a model of pydantic, whose import takes time.
-    summary = "Train a network of the paper, and measure it folded and layer by layer."
+    summary = "Train a network, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (
         *(data, models.evaluate, models.fold, models.export, models.predict),

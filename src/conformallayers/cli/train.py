@@ -26,7 +26,7 @@ def train(
     resume: bool = False,
     data: Annotated[DataOptions | None, FLAT] = None,
 ) -> None:
-    """Train a network of conformallayers.networks, and measure it folded and layer by layer.
+    """Train a network, and measure it folded and layer by layer.
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL.

@@ -167,6 +167,7 @@ class _Pool(Operation):
         found = []
         for n, k, s, p, d in zip(x[1:], *settings, strict=True):
             expect(2 * p <= k, "a padding of more than half the window")
+            expect(k <= n or len(x) < 4 or isinstance(self, MaxPool), "an average beyond a volume")
             found.append(windows(n, d * (k - 1) + 1, s, p, self.ceil_mode))
         expect(all(n > 0 for n in found), f"windows of {self.kernel} in {x}")
         return ((x[0], *found),)
