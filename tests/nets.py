@@ -138,6 +138,42 @@ def linear_branches() -> cl.ConformalLayers:
     return cl.ConformalLayers(block, cl.ReSPro(), cl.Scale(0.5), cl.ReSPro())
 
 
+def stages() -> nn.Sequential:
+    """Return three stages, two of them with biases, maps between them, and a head that joins the last."""
+    layers = cl.ConformalLayers(
+        cl.Conv2d(2, 4, 3),
+        cl.ReSPro(projective=True),
+        cl.Conv2d(4, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        cl.ReSPro(alpha="learned", projective=True),
+        cl.Split([2, 4], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]),
+        nn.BatchNorm2d(6),
+        cl.Conv2d(6, 4, 1),
+        cl.Conv2d(4, 5, 2),
+        cl.Gnomonic(),
+        nn.PReLU(5),
+        cl.Conv2d(5, 3, 1, bias=True),
+        offset=0.5,
+        unit="rms",
+    )
+    return nn.Sequential(layers, nn.Flatten(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def rectified() -> cl.ConformalLayers:
+    """Return the paper's activation between maps, with branches across them and no bias."""
+    body = cl.Conv2d(3, 3, 3, padding=1), nn.ReLU(), cl.Conv2d(3, 3, 1), cl.ReSPro(2.0)
+    return cl.ConformalLayers(
+        cl.Conv2d(2, 3, 3),
+        cl.ReSPro(),
+        nn.MaxPool2d(3, 2, 1),
+        cl.Residual(*body),
+        cl.Abs(),
+        cl.Parallel(cl.Conv2d(3, 2, 1), nn.LeakyReLU(0.3), join="concatenate"),
+        nn.AdaptiveMaxPool2d(2),
+        cl.Flatten(),
+    )
+
+
 def several() -> nn.Sequential:
     second = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(projective=True))
     head = nn.Linear(36, 8), nn.ReLU(), second, nn.Dropout(), nn.Linear(8, 3)
@@ -167,6 +203,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "centred": lambda: nn.Sequential(centre(), features(projective=True)),
     "calls": lambda: Called(features()),
     "several": several,
+    "stages": stages,
+    "rectified": rectified,
 }
 
 

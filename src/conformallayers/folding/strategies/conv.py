@@ -94,7 +94,9 @@ class _RouteFollower:
         if move.how == "layers":
             operators = self.places.operators[move.start : move.stop]
             factor = self.pending * self.places.factor(move.levels)
-            y = add_operators(Lowering(builder, self.values.wide), self.z, operators, factor)
+            own = self.values.take_bias(1.0) if move.ends(self.places) else None
+            to = Lowering(builder, self.values.wide)
+            y = add_operators(to, self.z, operators, factor, own)
         else:
             kernel = self.pending * kernel_of(self.places, move)
             if not move.keep and move.energy is not None:
@@ -121,9 +123,7 @@ class _RouteFollower:
             "dilation": (1,) * len(stride),
             "weight": self.values.constant("kernel", kernel),
         }
-        own = None
-        if move.stop == len(self.places.operators):
-            own = self.values.take_bias(1.0)
+        own = self.values.take_bias(1.0) if move.ends(self.places) else None
         to = Lowering(self.values.builder, self.values.wide, bias=own)
         options["bias"], rest = to.channel_bias(None)
         return rest.add(layer.Conv, self.z, **options)

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from ...nn.branches import Join
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
@@ -87,15 +89,22 @@ def _certificate(problem: Problem) -> Certificate | None:
     return problem.certificate(rounding, margin=1.0)
 
 
-def add_operators(to: Lowering, z: str, operators: Sequence[Operator], factor: float) -> str:
-    """Append operators one after the other, with the factor on the last weight."""
+def add_operators(
+    to: Lowering,
+    z: str,
+    operators: Sequence[Operator],
+    factor: float,
+    bias: Tensor | None = None,
+) -> str:
+    """Append operators one after the other, with the factor on the last weight, and a bias."""
     takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]
     last = takes[-1] if takes else len(operators) - 1
     for index, operator in enumerate(operators):
         own = factor if index == last else 1.0
-        z = to.module(z, operator.module, operator.output_shape, own)
-    if not operators and factor != 1.0:
-        z = Lowering(to.builder, to.wide, factor).finish(z)
+        added = bias if index == len(operators) - 1 else None
+        z = to.module(z, operator.module, operator.output_shape, own, added)
+    if not operators:
+        z = Lowering(to.builder, to.wide, factor, bias).finish(z)
     return z
 
 

@@ -1,0 +1,271 @@
+"""Stages: where maps cut a network, and folds of random staged networks against the recurrence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import conformallayers as cl
+from conformallayers.folding.fold import stages_by_part
+from conformallayers.folding.split import HomogeneousMap, StageGraph
+from conformallayers.folding.stages import Stage
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.nn.branches import Join
+from conformallayers.recipe.layer_operations import AddConstant, Conv, Matmul
+from conformallayers.recipe.point_operations import Divide, Normalize, Rebase, SumSquares
+from nets import net
+from oracle import exact, oracle, randomise, relative_error
+from staged import EMBEDDINGS, Draw, scaled_down
+from support import DTYPES, TOLERANCES, operations, samples
+
+
+def graph_of(model: nn.Module, shape: tuple[int, ...], absorbed: int = 0) -> StageGraph:
+    (graphs,) = stages_by_part(model, shape).values()
+    return graphs[absorbed]
+
+
+def kinds(graph: StageGraph) -> list[str]:
+    found = []
+    for node in graph.nodes:
+        if isinstance(node.action, Stage):
+            found.append("direct" if node.action.direct else "stage")
+        else:
+            found.append("map" if isinstance(node.action, HomogeneousMap) else "join")
+    return found
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return randomise(model).eval()
+
+
+# -- where networks are cut -------------------------------------------------------------------------
+
+
+def test_a_network_without_maps_is_one_stage() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 3, bias=True), cl.ReSPro()
+    )
+    graph = graph_of(model, (1, 8, 8))
+    assert graph.single is graph.stages[0]
+    assert not graph.single.direct
+
+
+def test_maps_cut_a_network() -> None:
+    model = cl.ConformalLayers(
+        cl.Conv2d(1, 2, 3),
+        cl.ReSPro(),
+        cl.Conv2d(2, 4, 3),
+        nn.ReLU(),
+        cl.Conv2d(4, 2, 3),
+        cl.ReSPro(),
+    )
+    graph = graph_of(model, (1, 8, 8))
+    assert kinds(graph) == ["stage", "map", "stage"]
+    assert [len(stage.nodes) for stage in graph.stages] == [3, 2]
+    assert str(graph).splitlines()[4].startswith("  3: Conv2d") or "ReLU" in str(graph)
+
+
+def test_a_stage_with_biases_ends_at_each_activation() -> None:
+    layers = (
+        cl.Conv1d(1, 2, 3, bias=True),
+        cl.ReSPro(),
+        cl.Conv1d(2, 2, 3),
+        nn.BatchNorm1d(2),
+        cl.ReSPro(),
+    )
+    model = randomised(cl.ConformalLayers(cl.Conv1d(1, 1, 1), cl.ReSPro(), *layers, nn.ReLU()))
+    assert kinds(graph_of(model, (1, 9))) == ["stage", "direct", "direct", "map"]
+
+
+def test_branches_across_maps_are_joined_between_stages() -> None:
+    block = cl.Residual(cl.Conv1d(2, 2, 3, padding=1), nn.ReLU(), cl.Conv1d(2, 2, 1), cl.ReSPro())
+    graph = graph_of(cl.ConformalLayers(cl.Conv1d(1, 2, 1), block, cl.Conv1d(2, 1, 1)), (1, 9))
+    skip, body = ["stage"], ["stage", "map", "stage"]
+    assert kinds(graph) == ["stage", *skip, *body, "join", "stage"]
+    assert graph.nodes[5].sources == (1, 4)
+    assert isinstance(graph.nodes[5].action, Join)
+
+
+def test_a_head_joins_the_last_stage_or_follows_it() -> None:
+    features = cl.ConformalLayers(
+        cl.Conv1d(1, 2, 3), nn.ReLU(), cl.Conv1d(2, 2, 3, bias=True), cl.ReSPro()
+    )
+    model = randomised(nn.Sequential(features, nn.Flatten(), nn.Linear(10, 3)))
+    assert kinds(graph_of(model, (1, 9), 2)) == ["stage", "map", "direct", "stage"]
+    model = randomised(nn.Sequential(features[:2], nn.Flatten(), nn.Linear(14, 3)))
+    assert kinds(graph_of(model, (1, 9), 2)) == ["stage", "map", "stage"]
+
+
+# -- what a fold of stages computes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_folds_of_random_staged_networks(seed: int) -> None:
+    model, shape = Draw(seed + 100).network(**EMBEDDINGS[seed // 2 % 4])
+    dtype = DTYPES[seed % 2]
+    model = scaled_down(model).to(dtype)
+    model.train()
+    model(samples(shape, dtype, 4, seed))  # a norm for spectral activations
+    model.eval()
+    x = samples(shape, dtype, 3, seed) * torch.tensor([1.0, 1e-2, 0.0], dtype=dtype).view(
+        3, *[1] * len(shape)
+    )
+    with torch.no_grad():
+        expected = oracle(exact(model), x.double())
+        for strategy in ("auto", *STRATEGIES):
+            try:
+                folded = cl.fold(model, shape, strategy=strategy)
+            except cl.ConformalError as error:
+                assert strategy not in ("auto", "layers")
+                assert "a stage that this strategy can express" in str(error)
+                continue
+            assert relative_error(folded(x), expected) <= TOLERANCES[dtype], strategy
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["stages", "rectified"])
+def test_samples_of_any_scale(name: str, dtype: torch.dtype) -> None:
+    model = net(name).to(dtype).eval()
+    scales = [1e-12, 1e-4, 1.0, 1e4, 1e12] if name == "stages" else [1e-12, 1e-4, 1.0, 10.0]
+    x = torch.stack([scale * samples((2, 6, 6), dtype, 1)[0] for scale in scales])
+    with torch.no_grad(), cl.layer_by_layer():
+        expected = model.double()(x.double())
+    model.to(dtype)
+    for strategy in ("auto", "layers"):
+        assert (
+            relative_error(cl.fold(model, (2, 6, 6), strategy=strategy)(x), expected)
+            <= TOLERANCES[dtype]
+        )
+
+
+def test_a_zero_sample_and_a_sample_with_nan() -> None:
+    x = samples((2, 6, 6), torch.float32, 4)
+    alone = x[2:3].clone()
+    x[0], x[1, 0, 0, 0] = 0, math.nan
+    rectified, stages = net("rectified").eval(), net("stages").eval()
+    for model in (rectified, stages):
+        folded = cl.fold(model, (2, 6, 6))
+        with torch.no_grad():
+            y = folded(x)
+            assert bool(y[1].isnan().all())
+            assert bool(y[2:].isfinite().all())
+            torch.testing.assert_close(y[2:3], folded(alone))
+    with torch.no_grad():
+        assert not bool(cl.fold(rectified, (2, 6, 6))(x)[0].any())
+
+
+def two_stages(depth: int) -> nn.Module:
+    """Return two stages of ``depth`` convolutions, folded to one 5 × 5 and one 3 × 3 convolution each."""
+
+    def stage(inputs: int, channels: int, sizes: list[int]) -> list[nn.Module]:
+        widths = [inputs, *[24] * (len(sizes) - 1), channels]
+        convs = [cl.Conv2d(a, b, k) for a, b, k in zip(widths, widths[1:], sizes, strict=False)]
+        pool = cl.Split([2, channels - 2], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)])
+        return [*convs, nn.BatchNorm2d(channels), cl.ReSPro(projective=True), pool]
+
+    first = {1: [5], 2: [3, 3], 3: [3, 1, 3]}[depth]
+    second = {1: [3], 2: [1, 3], 3: [1, 3, 1]}[depth]
+    layers = cl.ConformalLayers(
+        *stage(3, 16, first), *stage(16, 20, second), offset=1.0, unit="rms"
+    )
+    return randomised(nn.Sequential(layers, nn.Flatten(), nn.Linear(80, 10)))
+
+
+def test_depth_inside_a_stage_is_free() -> None:
+    counted, recipes = [], []
+    for depth in (1, 2, 3):
+        folded = cl.fold(two_stages(depth), (3, 16, 16), strategy="conv")
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            folded(torch.rand(1, 3, 16, 16))
+        counted.append(counter.get_total_flops())
+        recipes.append([type(operation) for operation in folded.recipe.operations])
+        convolutions = operations(folded, Conv)
+        sizes = [tuple(folded.recipe.constant_shape(conv.weight)) for conv in convolutions]
+        assert sizes == [(16, 3, 5, 5), (20, 16, 3, 3)]
+        assert all(conv.bias is not None for conv in convolutions)
+        assert len(operations(folded, SumSquares)) == 2
+        assert len(operations(folded, Normalize)) == len(operations(folded, Divide)) == 1
+        assert not [op for op in operations(folded, AddConstant) if op.outputs[0][0] == "z"]
+    assert counted[0] == counted[1] == counted[2]
+    assert recipes[0] == recipes[1] == recipes[2]
+
+
+def test_a_stage_that_pads_inside_keeps_its_layers_or_pads_once() -> None:
+    inside = cl.Conv2d(2, 3, 3), cl.Conv2d(3, 3, 3, padding=1), nn.ReLU()
+    once = cl.Conv2d(2, 3, 3, padding=1), cl.Conv2d(3, 3, 3), nn.ReLU()
+    for layers, count in ((inside, 2), (once, 1)):
+        model = randomised(cl.ConformalLayers(*layers))
+        folded = cl.fold(model, (2, 9, 9), strategy="conv")
+        assert len(operations(folded, Conv)) == count
+        assert cl.fold_error(model, folded, torch.rand(3, 2, 9, 9)) <= TOLERANCES[torch.float32]
+
+
+def test_a_bias_before_padding_is_an_image() -> None:
+    layers = nn.ReLU(), nn.BatchNorm2d(2), cl.Conv2d(2, 3, 3, padding=1), cl.ReSPro(projective=True)
+    model = randomised(cl.ConformalLayers(*layers))
+    folded = cl.fold(model, (2, 6, 6), strategy="conv")
+    (image,) = operations(folded, AddConstant)
+    assert folded.recipe.constant_shape(image.value) == (3, 6, 6)
+    assert cl.fold_error(model, folded, torch.randn(3, 2, 6, 6)) <= TOLERANCES[torch.float32]
+
+
+def test_values_with_one_coordinate_are_joined_as_they_are() -> None:
+    pool = cl.Split([1, 1], [cl.AvgPool1d(2), nn.LPPool1d(2, 2)])
+    folded = cl.fold(cl.ConformalLayers(cl.Conv1d(1, 2, 1), cl.ReSPro(), pool), (1, 8))
+    assert not operations(folded, Rebase)
+
+
+# -- plans, tolerances and eval() -------------------------------------------------------------------
+
+
+def test_explain_has_a_block_for_each_stage() -> None:
+    folded = cl.fold(two_stages(2), (3, 16, 16))
+    assert list(folded.explain()) == ["0 stage 1", "0 stage 2", "0 stage 3"]
+    assert folded.strategy.count("+") == 2
+    assert operations(folded, Matmul)
+    assert folded.explain()["0 stage 3"].absorbed == 2
+
+
+def test_a_named_strategy_is_used_where_it_applies() -> None:
+    folded = cl.fold(two_stages(2), (3, 16, 16), strategy="conv")
+    assert [plan.strategy for plan in folded.explain().values()][:2] == ["conv", "conv"]
+    model = cl.ConformalLayers(cl.Linear(4, 4), nn.ReLU(), cl.Linear(4, 2))
+    with pytest.raises(cl.ConformalError, match="a stage that this strategy can express"):
+        cl.fold(model, (4,), strategy="spectral")
+
+
+def test_a_tolerance_is_refused_with_maps() -> None:
+    model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), nn.ReLU())
+    with pytest.raises(cl.ConformalError, match=r"homogeneous maps in the model.*exact to rounding"):
+        cl.fold(model, (4,), tolerance=1e-3)
+
+
+def test_verify_compares_outputs() -> None:
+    model = two_stages(2)
+    folded = cl.fold(model, (3, 16, 16))
+    assert cl.verify(folded, model)
+    with torch.no_grad():
+        model[0][0].weight.mul_(1.1)
+    assert not cl.verify(folded, model)
+
+
+def test_evaluation_folds_and_notices_changes() -> None:
+    model = two_stages(2)[0]
+    x = torch.rand(2, 3, 16, 16)
+
+    def layers() -> Tensor:
+        with cl.layer_by_layer():
+            return model(x)
+
+    with torch.no_grad():
+        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
+        assert model._cache.find(x) is not None
+        before = model(x)
+        model[0].weight.add_(0.1)
+        assert not torch.equal(model(x), before)
+        assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
