@@ -120,9 +120,8 @@ def test_folds_of_random_staged_networks(seed: int) -> None:
         for strategy in ("auto", *STRATEGIES):
             try:
                 folded = cl.fold(model, shape, strategy=strategy)
-            except cl.ConformalError as error:
+            except cl.ConformalError:
                 assert strategy not in ("auto", "layers")
-                assert "a stage that this strategy can express" in str(error)
                 continue
             assert relative_error(folded(x), expected) <= TOLERANCES[dtype], strategy
 
