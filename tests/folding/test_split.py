@@ -240,7 +240,9 @@ def test_a_named_strategy_is_used_where_it_applies() -> None:
 
 def test_a_tolerance_is_refused_with_maps() -> None:
     model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), nn.ReLU())
-    with pytest.raises(cl.ConformalError, match=r"homogeneous maps in the model.*exact to rounding"):
+    with pytest.raises(
+        cl.ConformalError, match=r"homogeneous maps in the model.*exact to rounding"
+    ):
         cl.fold(model, (4,), tolerance=1e-3)
 
 
