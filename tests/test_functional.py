@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import conformallayers as cl
 from conformallayers import functional as CF
@@ -370,6 +371,34 @@ def test_norm_pool_is_that_of_torch(axes: int, ceil_mode: bool) -> None:
     pool = getattr(nn, f"LPPool{axes}d")(2, *sizes, ceil_mode)
     assert torch.allclose(CF.norm_pool(x, kernel, stride, ceil_mode), pool(x), rtol=1e-14)
     assert torch.autograd.gradcheck(lambda x: CF.norm_pool(x, kernel, stride, ceil_mode), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norm_pool_pools_once_though_some_windows_are_zero(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = []
+
+    def counted(*arguments: object) -> Tensor:
+        pools.append(1)
+        return F.avg_pool2d(*arguments)
+
+    monkeypatch.setitem(CF._AVG_POOL, 2, counted)
+    x = torch.randn(2, 3, 8, 8, dtype=dtype).relu()
+    x[..., :3, :] = 0  # a black border
+    x.requires_grad_()
+    y = CF.norm_pool(x, (3, 3), (1, 1))
+    assert len(pools) == 1
+    assert not bool(y[..., 0, :].any())
+    torch.testing.assert_close(y, nn.LPPool2d(2, 3, 1)(x))
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert bool(g.isfinite().all())
+    assert not bool(g[x == 0].any())
+    tiny = x.detach().clone()
+    tiny[0, 0, 0, 0] = 1e-30 if dtype != torch.float64 else 1e-300  # one window is no longer zero
+    y = CF.norm_pool(tiny, (3, 3), (1, 1))
+    assert len(pools) == 5
+    assert y[0, 0, 0, 0] == tiny[0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

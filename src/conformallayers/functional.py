@@ -225,8 +225,8 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
 
     total = squares(wide)
     if may_look(x) and total.numel():
-        least, most = torch.aminmax(total.detach())
-        if low < float(least) and float(most) < high:
+        least, most = (float(end) for end in torch.aminmax(total.detach()))
+        if most < high and (low < least or not _any_within(wide.detach(), 2.0 ** (-limit // 2))):
             return _root(total).to(x.dtype)
     # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
     small, large, end = total < low, total > high, 2.0 ** (limit // 2)
@@ -235,6 +235,12 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
         scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-end, end)
         result = result + _root(squares(scaled), taken) * 2.0**-exponent
     return result.to(x.dtype)
+
+
+def _any_within(x: Tensor, bound: float) -> bool:
+    """Check for numbers, other than zeros, of at most this magnitude."""
+    size = x.abs()
+    return bool(size.masked_fill_(size == 0, math.inf).min() <= bound)
 
 
 def _root(n: Tensor, taken: Tensor | bool = True) -> Tensor:
