@@ -62,8 +62,8 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     ),
     "small": (
         (
-            Stage(20, kernel=5, inner=24, stride=2, padding=1),
-            Stage(60, kernel=3, inner=80, pool=3),
+            Stage(20, kernel=5, inner=24, stride=2),
+            Stage(72, kernel=3, inner=80, pool=3),
         ),
         84,
     ),
