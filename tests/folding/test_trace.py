@@ -72,5 +72,5 @@ def test_the_offset_is_a_number() -> None:
         model.log_offset.fill_(1.0)
     for found in (cl.trace(model, (3,)), cl.trace(nn.Sequential(model), (3,))):
         assert isinstance(found.offset, float)
-    assert cl.trace(model, (3,)).offset == pytest.approx(math.e)
-    assert cl.trace(model, (3,)).unit == "rms"
+        assert found.offset == pytest.approx(math.e)
+        assert found.unit == "rms"

@@ -112,7 +112,8 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
         for step in found.steps:
             sources = tuple(source if source < 0 else source + offset for source in step.sources)
             steps.append(replace(step, sources=sources))
-    return Trace(shape, tuple(steps))
+    embeddings = {(found.offset, found.unit) for found in graph.traces.values()}
+    return Trace(shape, tuple(steps), *(embeddings.pop() if len(embeddings) == 1 else ()))
 
 
 def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
