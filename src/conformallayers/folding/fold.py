@@ -205,7 +205,9 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
             if single and first is not None:
                 problem = first.with_stage(longer.last, last)
             else:
-                problem = conditions.problem(longer.last, embedded=single, last=last)
+                problem = replace(conditions, staged=not single).problem(
+                    longer.last, embedded=single, last=last
+                )
             first = first or problem
         if problems and longer.last is not None:
             work = longer.last.operators[-1].multiply_adds()

@@ -158,6 +158,12 @@ class Operator:
         """A proven upper bound of the operator norm."""
         return _operator_norm(self)
 
+    @cached_property
+    def simple_bound(self) -> float:
+        """An upper bound of the operator norm that takes no time: Young's inequality."""
+        kind = find_spec(self.module)
+        return math.inf if kind is None else float(kind.bound(self.module, self.input_shape))
+
     @property
     def multiple(self) -> bool:
         """Whether it multiplies the whole sample by one number."""
@@ -309,10 +315,7 @@ def _operator_norm(operator: Operator) -> float:
     d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
     """
     module: Any = operator.module
-    kind = find_spec(module)
-    if kind is None:
-        return math.inf
-    bound = float(kind.bound(module, operator.input_shape))
+    bound = operator.simple_bound
     convolves = is_plain(module, CONVOLUTIONS)
     if not convolves or module.padding_mode != "zeros" or module.groups != 1:
         return bound

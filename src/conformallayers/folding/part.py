@@ -50,7 +50,8 @@ class Conditions:
         strategy: "auto", or the one to use wherever it applies.
         max_paths: the largest number of paths of a stage with branches that may be written out.
         effort: the multiply-adds that building a stage may take.
-        staged: whether a stage that the strategy does not express keeps its layers.
+        staged: whether there are several stages. A stage that the strategy does not express then keeps
+            its layers.
     """
 
     budget: ErrorBudget
@@ -67,7 +68,8 @@ class Conditions:
         There t is at least the norm of the input, which the proofs use.
         """
         budget = self.budget if embedded else ErrorBudget(0.0)
-        return Problem(stage, budget, self.dtype, self.device, self.max_paths, last)
+        fixed = self.dtype, self.device, self.max_paths
+        return Problem(stage, budget, *fixed, last, self.staged)
 
     def plan(self, problem: Problem) -> Plan:
         """Choose a strategy for a stage."""

@@ -14,6 +14,7 @@ from .problem import Problem
 from .strategies import STRATEGIES, Strategy
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
+_FEW = 1e5  # multiply-adds of a stage that are no matter
 _WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
 
 
@@ -181,10 +182,26 @@ def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
     """Return all strategies; a problem is asked twice, for its outlook and for its plan."""
     key = "candidates", built, problem.stage.output_shape, len(problem.stage.nodes), machine()
     if key not in problem.memo:
-        found = (_candidate(strategy, problem, built) for strategy in STRATEGIES.values())
-        problem.memo[key] = tuple(found)
+        found = [_candidate(strategy, problem, built) for strategy in STRATEGIES.values()]
+        problem.memo[key] = tuple(_lean(found) if problem.staged else found)
     candidates: tuple[Candidate, ...] = problem.memo[key]
     return candidates
+
+
+def _lean(candidates: list[Candidate]) -> list[Candidate]:
+    """Leave out what takes more work or memory than convolutions: matrices, but for small ones.
+
+    They may be faster here. But a network of stages is chosen for devices where work and memory count.
+    """
+    counts = {c.name: c.multiply_adds for c in candidates if c.multiply_adds is not None}
+    least = max(_FEW, min(counts[name] for name in ("conv", "layers") if name in counts))
+    found = []
+    for item in candidates:
+        lean = item.name in ("conv", "layers") or (
+            item.name == "dense" and counts.get("dense", 0) <= least
+        )
+        found.append(item if lean else replace(item, note=item.note or "larger than convolutions"))
+    return found
 
 
 def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:

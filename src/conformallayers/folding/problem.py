@@ -32,6 +32,7 @@ class Problem:
         dtype, device: of the result.
         max_paths: the largest number of paths of a stage with branches that may be written out.
         last: whether nothing follows the stage that may amplify its rounding errors.
+        staged: whether it is one of several stages.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class Problem:
         device: torch.device,
         max_paths: int = MAX_PATHS,
         last: bool = False,
+        staged: bool = False,
     ) -> None:
-        self.last = last
+        self.last, self.staged = last, staged
         self.stage, self.dtype, self.device, self.max_paths = stage, dtype, device, max_paths
         self.requested = budget
         scale_free = not stage.branched and stage.chain.scale_free

@@ -174,7 +174,8 @@ class Stage:
             action = node.action
             if isinstance(action, Operator):
                 bias = 0.0 if action.bias is None else float(torch.linalg.vector_norm(action.bias))
-                found.append(sources[0] * action.norm + bias * self.direct)
+                norm = action.simple_bound if self.direct else action.norm
+                found.append(sources[0] * norm + bias * self.direct)
             elif isinstance(action, ActivationSite):
                 factor = 1.0 if self.direct else action.slope / action.alpha
                 found.append(sources[0] * factor)

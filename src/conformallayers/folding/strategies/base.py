@@ -241,7 +241,7 @@ def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float
     for node in stage.nodes:
         action = node.action
         if isinstance(action, Operator):
-            size *= action.norm
+            size *= action.simple_bound
             if action.bias is not None:
                 size += float(torch.linalg.vector_norm(action.bias))
         elif isinstance(action, ActivationSite) and activations:

@@ -154,7 +154,7 @@ def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
     stage = problem.stage
     key = "route", stage.output_shape, len(stage.chain.trailing), machine()
     if key not in problem.memo:
-        problem.memo[key] = best_route(stage.chain, machine(), problem.itemsize)
+        problem.memo[key] = best_route(stage.chain, machine(), problem.itemsize, problem.staged)
     route: tuple[tuple[Move, ...], Cost] = problem.memo[key]
     return route
 

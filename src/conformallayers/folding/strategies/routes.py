@@ -167,8 +167,12 @@ class RouteMap:
 _NOTHING: tuple[float, Cost, tuple[Move, ...]] = (0.0, Cost(), ())
 
 
-def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Move, ...], Cost]:
+def best_route(
+    chain: Chain, machine: Machine, itemsize: int, lean: bool = False
+) -> tuple[tuple[Move, ...], Cost]:
     """Return the fastest route and its cost, by dynamic programming.
+
+    A lean route has no matrix that takes more multiply-adds than the layers.
 
     A state is the position of the current map, the number of activations whose factors it contains
     (``level``), and the number of energies that are computed (``energy``).
@@ -180,6 +184,8 @@ def best_route(chain: Chain, machine: Machine, itemsize: int) -> tuple[tuple[Mov
     def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
         found: list[tuple[float, Cost, tuple[Move, ...]]] = []
         for move in _moves(places, position, level, energy):
+            if lean and move.multiplies and not _saves(places, move):
+                continue
             cost = _cost(places, move, itemsize)
             seconds = cost.seconds(machine)
             if move.energy is None:
@@ -226,6 +232,13 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
         yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
         if places.pools(stop, phase):
             yield Move("pooled", position, stop, levels, energy, phase=phase)
+
+
+def _saves(places: RouteMap, move: Move) -> bool:
+    """Tell whether a matrix takes no more multiply-adds than the layers that it stands for."""
+    operators = places.operators[move.start : move.stop]
+    entries = math.prod(places.shape(move.start)) * math.prod(places.shape(move.stop))
+    return entries <= sum(operator.multiply_adds() for operator in operators)
 
 
 def _cost(places: RouteMap, move: Move, itemsize: int) -> Cost:
