@@ -17,7 +17,6 @@ from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
-from oracle import relative_error
 from support import samples
 
 POINT_CASES = [
@@ -44,7 +43,11 @@ def test_samples_of_every_size(case: RecipeCase, dtype: torch.dtype) -> None:
     offset = any(getattr(operation, "offset", 0) for operation in network.recipe.operations)
     assert offset or not actual[3].any()
     assert actual[4:6].isnan().all()
-    assert relative_error(actual, expected) <= LIMITS[dtype]
+    # Outputs below the normal numbers of the dtype, as here of the largest sample, have fewer digits.
+    error = (actual - expected)[[0, 1, 2, 3, 6, 7]].double().flatten(1).norm(dim=1)
+    size = expected[[0, 1, 2, 3, 6, 7]].double().flatten(1).norm(dim=1)
+    least = torch.finfo(dtype).tiny * actual[0].numel() ** 0.5
+    assert (error <= LIMITS[dtype] * size.clamp_min(least)).all()
 
 
 def embedded(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:

@@ -18,6 +18,7 @@ from ...errors import ConformalError, missing_extra, refusal
 from ...utils.files import Path, replace_file
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
+from .coordinates import DIRECT, is_direct
 from .graph import BATCH, OUTPUT, OnnxGraph
 from .points import RUN
 
@@ -79,11 +80,13 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         ConformalError: ONNX has no such operation, or the graph is too large.
     """
     helper = _package("onnx").helper
-    graph = OnnxGraph(recipe, np.dtype(str(dtype).removeprefix("torch.")))
+    working = np.dtype(str(dtype).removeprefix("torch."))
+    direct = is_direct(recipe, working)
+    graph, runtime = OnnxGraph(recipe, working, divided=not direct), DIRECT if direct else RUN
     values = {INPUT: graph.input}
     for operation in recipe.operations:
-        RUN.check(operation, _WHERE, _REMEDY)
-        RUN.step(operation, graph, values)
+        runtime.check(operation, _WHERE, _REMEDY)
+        runtime.step(operation, graph, values)
     result = graph.finish(values[recipe.output])
     if len(graph.nodes) > _NODES:
         remedy = 'Fold with a smaller max_paths, or with strategy="layers".'

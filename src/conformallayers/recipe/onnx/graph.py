@@ -37,9 +37,10 @@ class OnnxGraph:
     Args:
         recipe: its constants are arrays of numpy, or tensors of torch.
         dtype: of the fold.
+        divided: whether every point is divided by a τ that is NaN where the sample is.
     """
 
-    def __init__(self, recipe: Recipe, dtype: np.dtype[Any]) -> None:
+    def __init__(self, recipe: Recipe, dtype: np.dtype[Any], *, divided: bool = True) -> None:
         self.recipe, self.dtype = recipe, dtype
         self._shapes = recipe.shapes()
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
@@ -47,7 +48,7 @@ class OnnxGraph:
         self.initializers: list[Any] = []
         self._known: dict[Any, Any] = {}
         self._sources: dict[str, Value] = {}  # reshaped value → what it was
-        self._undivided = _undivided(recipe)
+        self._undivided = between(recipe) if divided else frozenset[str]()
 
     @property
     def input(self) -> Value:
@@ -211,7 +212,7 @@ class OnnxGraph:
         return Value(OUTPUT, result.shape, result.dtype)
 
 
-def _undivided(recipe: Recipe) -> frozenset[str]:
+def between(recipe: Recipe) -> frozenset[str]:
     """Return the values between an embedding and its division."""
     found: set[str] = set()
     for operation in recipe.operations:

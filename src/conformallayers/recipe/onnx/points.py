@@ -39,22 +39,22 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
     peak = graph.add("Max", peak, min(max(op.offset, limits.tiny), limits.max))
     unit, m = graph.add("Div", rows, peak), graph.scalar(peak)
     if op.offset == 0:
-        tau = _reduced(graph, "ReduceL2", unit)
+        tau = reduced(graph, "ReduceL2", unit)
     else:
         share = graph.add("Div", op.offset, m)
-        squares = _reduced(graph, "ReduceSumSquare", unit)
+        squares = reduced(graph, "ReduceSumSquare", unit)
         tau = graph.add("Sqrt", graph.add("Add", squares, graph.add("Mul", share, share)))
     return graph.reshape(unit, x.shape), m, tau
 
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
-    return _weighted(graph, _reduced(graph, "ReduceSumSquare", z), op.weight)
+    return weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight)
 
 
 @RUN.runs(point.Dot)
 def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
-    return _weighted(graph, _reduced(graph, "ReduceSum", graph.add("Mul", a, b)), op.weight)
+    return weighted(graph, reduced(graph, "ReduceSum", graph.add("Mul", a, b)), op.weight)
 
 
 @RUN.runs(point.Rescale)
@@ -68,22 +68,22 @@ def _rescale(
     zero = graph.add("Equal", peak, 0.0, dtype=bool)
     divisor = graph.add("Where", graph.add("Or", fits, zero, dtype=bool), 1.0, peak)
     z, factor = graph.add("Div", z, divisor), graph.scalar(divisor)
-    n = _weighted(graph, _reduced(graph, "ReduceSumSquare", z), op.weight)
+    n = weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight)
     return z, graph.add("Mul", m, factor), graph.add("Div", tau, factor), n
 
 
 @RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, graph: OnnxGraph, x: Value) -> Value:
-    return _weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
+    return weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
 
 
 def _form(graph: OnnxGraph, x: Value, form: Array) -> Value:
-    return _reduced(graph, "ReduceSum", graph.add("Mul", graph.add("MatMul", x, form), x))
+    return reduced(graph, "ReduceSum", graph.add("Mul", graph.add("MatMul", x, form), x))
 
 
 def _squares(graph: OnnxGraph, x: Value, factor: Array) -> Value:
     image = graph.add("MatMul", x, factor)
-    return _reduced(graph, "ReduceSum", graph.add("Mul", image, image))
+    return reduced(graph, "ReduceSum", graph.add("Mul", image, image))
 
 
 @RUN.runs(point.BandedForm)
@@ -103,7 +103,7 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
         last = graph.constant(op.last)
         rest = _squares(graph, end, last) if op.factor else _form(graph, end, last)
         value = graph.add("Add", value, rest)
-    return _weighted(graph, value, op.weight)
+    return weighted(graph, value, op.weight)
 
 
 def _total(graph: OnnxGraph, products: Value, axes: list[int]) -> Value:
@@ -180,7 +180,7 @@ def _waves(n: int) -> tuple[Array, Array]:
 def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
     images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
     value = _total(graph, graph.add("Mul", images, spectrum), [0, 2])
-    return _weighted(graph, value, op.weight)
+    return weighted(graph, value, op.weight)
 
 
 @RUN.runs(point.SpectralProduct)
@@ -243,7 +243,7 @@ def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: Value) 
 def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
-    t = _weighted(graph, graph.add("Mul", m, tau), op.coordinate)
+    t = weighted(graph, graph.add("Mul", m, tau), op.coordinate)
     z = graph.scale(z, _inverse(graph, tau, op.scale))
     return z, graph.add("Min", t, LARGEST), graph.add("Sign", tau)
 
@@ -269,7 +269,7 @@ def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value
     q = graph.add("Max", graph.total(terms), 0.0)
     if op.rule != "published":
         return graph.add("Min", _growth(graph, op.rule, q), LARGEST)
-    t = _weighted(graph, graph.add("Mul", m, tau), op.factor)
+    t = weighted(graph, graph.add("Mul", m, tau), op.factor)
     for site in op.coordinate:  # one by one: a product of many could overflow on its way
         t = graph.add("Min", graph.add("Mul", t, growths[site]), LARGEST)
     return graph.add("Min", graph.add("Add", graph.add("Mul", t, q), 1.0), LARGEST)
@@ -311,7 +311,7 @@ def _along(graph: OnnxGraph, key: Key, coefficient: Value, growths: Sequence[Val
     return reduce(lambda k, site: graph.add("Div", k, growths[site]), key, coefficient)
 
 
-def _reduced(graph: OnnxGraph, kind: str, z: Value) -> Value:
+def reduced(graph: OnnxGraph, kind: str, z: Value) -> Value:
     """Reduce samples to scalars in float64; long maps add short rows in their own dtype first."""
     count, row, rank = prod(z.shape), z.shape[-1], len(graph.scalar_shape)
     if z.dtype != WIDE and count > LONG:
@@ -326,7 +326,8 @@ def _reduced(graph: OnnxGraph, kind: str, z: Value) -> Value:
     return graph.scalar(graph.reduce_sample(kind, graph.cast(z, WIDE)))
 
 
-def _weighted(graph: OnnxGraph, n: Value, weight: float) -> Value:
+def weighted(graph: OnnxGraph, n: Value, weight: float) -> Value:
+    """Multiply by a number, unless it is 1."""
     return n if weight == 1.0 else graph.add("Mul", n, weight)
 
 

@@ -1,0 +1,208 @@
+"""Points in ONNX without guards: few nodes, for recipes whose coordinates cannot be 0.
+
+With an offset t is never 0, and without biases a zero sample stays 0 whatever its coordinate is. So a sample
+is divided by t at once, ``x̂ = x/t`` with m = t and τ = 1. m is kept as its inverse and τ as a fraction, so
+that published activations only add energies to the numerator: ``τ + m·n = (r + n)/r`` with ``r = 1/m``.
+Without an offset samples of norms below 3e-39 count as if they had that norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+from operator import mul
+from typing import Any
+
+import numpy as np
+
+from .. import layer_operations as layer
+from .. import point_operations as point
+from ..operation import Operation, Runtime
+from ..recipe import Recipe
+from .graph import WIDE, OnnxGraph, Value, between
+from .points import RUN, reduced, weighted
+
+DIRECT = Runtime(RUN.name)
+DIRECT.update(RUN)
+_ROW, _ROWS = 2**8, 2**10  # numbers that are added in float32: first one by one, then in lanes
+_MODERATE = 1e-12, 1e12  # weights and factors that keep scalars in the range of float32
+_READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
+_OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
+_LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
+
+
+def is_direct(recipe: Recipe, dtype: np.dtype[Any]) -> bool:
+    """Tell whether the coordinates of a recipe need no guards, and its scalars are used as usual."""
+    operations = recipe.operations
+    offsets = [op.offset for op in operations if isinstance(op, point.Normalize)]
+    biased = any(isinstance(op, point.Rebase) for op in operations)
+    if dtype == WIDE or recipe.wide or any(isinstance(op, _OTHERS) for op in operations):
+        return False
+    if not offsets or not all(1e-30 < c < 1e30 or (c == 0 and not biased) for c in offsets):
+        return False
+    coordinates = {name for op in operations for name in _coordinates(op)}
+    inside = between(recipe)
+    return recipe.output not in coordinates and all(
+        _reads_as_usual(op, coordinates) and not (_loses_nan(op) and op.inputs[0] in inside)
+        for op in operations
+    )
+
+
+def _coordinates(op: Operation) -> tuple[str, ...]:
+    """Return the outputs of an operation that are m or τ."""
+    if isinstance(op, (point.Normalize, point.Rebase)):
+        return op.outputs[1:]
+    return op.outputs if isinstance(op, point.Advance) else ()
+
+
+def _reads_as_usual(op: Operation, coordinates: set[str]) -> bool:
+    if isinstance(op, point.Advance) and op.rule not in ("published", "projective"):
+        return False
+    places = _READS.get(type(op), ())
+    return all((name in coordinates) == (i in places) for i, name in enumerate(op.inputs))
+
+
+def _loses_nan(op: Operation) -> bool:
+    """Tell whether ONNX Runtime loses NaN in an operation that is otherwise a single node."""
+    leaky = isinstance(op, layer.Elementwise) and op.function == "leaky_relu"
+    return leaky or isinstance(op, _LOSES_NAN)
+
+
+@dataclass(frozen=True)
+class Peak:
+    """m by its inverse, which is appended when it is needed first."""
+
+    make: Callable[[], Value]
+
+    @cached_property
+    def inverse(self) -> Value:
+        """1/m, a scalar of samples."""
+        return self.make()
+
+
+@dataclass(frozen=True)
+class Tau:
+    """τ as the sum of ``terms`` divided by ``divisor``; None stands for 1."""
+
+    terms: tuple[Value | float, ...] = (1.0,)
+    divisor: Value | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether no activation has changed it."""
+        return self.terms == (1.0,)
+
+    def numerator(self, graph: OnnxGraph) -> Value:
+        """Append the sum of the terms."""
+        values = sorted(self.terms, key=lambda term: isinstance(term, float))
+        kind = "Add" if len(values) == 2 else "Sum"
+        found = values[0] if len(values) == 1 else graph.add(kind, *values)
+        if not isinstance(found, Value):
+            raise TypeError("a coordinate that is constant")
+        return found
+
+    def value(self, graph: OnnxGraph) -> Value:
+        """Append the fraction."""
+        above = self.numerator(graph)
+        return above if self.divisor is None else graph.add("Div", above, self.divisor)
+
+
+def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
+    """Return float64 where scalars could leave the range of float32: behind published activations."""
+    operations = graph.recipe.operations
+    published = any(isinstance(op, point.Advance) and op.rule == "published" for op in operations)
+    factors = [1.0]
+    for op in operations:
+        if isinstance(op, point.Rebase):
+            factors += [op.scale, np.inf if published else 1.0]
+        elif isinstance(op, (point.SumSquares, point.Divide)):
+            factors.append(op.weight if isinstance(op, point.SumSquares) else op.scale)
+        elif isinstance(op, (point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm)):
+            factors.append(np.inf)
+    moderate = all(_MODERATE[0] < abs(factor) < _MODERATE[1] for factor in factors)
+    return graph.dtype if moderate else WIDE
+
+
+def _scalar(graph: OnnxGraph, x: Value) -> Value:
+    return graph.reshape(graph.cast(x, _scalar_dtype(graph)), graph.scalar_shape)
+
+
+@DIRECT.runs(point.Normalize)
+def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Peak, Tau]:
+    rank = len(x.shape)
+    squares = graph.cast(x, WIDE)
+    if rank > 1:  # ONNX Runtime adds the numbers of a row one by one, several rows at a time
+        rows = (*x.shape[:-1], 1)
+        squares = graph.reduce("ReduceSumSquare", squares, [rank], keepdims=True, shape=rows)
+    total = graph.reduce_sample("ReduceSum" if rank > 1 else "ReduceSumSquare", squares)
+    if op.offset:
+        total = graph.add("Add", total, op.offset**2)
+    else:
+        total = graph.add("Max", total, (1.001 / float(np.finfo(x.dtype).max)) ** 2)
+    inverse = graph.add("Pow", total, -0.5)
+    unit = graph.scale(x, inverse)
+    return unit, Peak(lambda: _scalar(graph, inverse)), Tau()
+
+
+@DIRECT.runs(point.SumSquares)
+def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
+    rank, count = len(z.shape), prod(z.shape)
+    # The last axes first, so that neither sum is long.
+    sizes = list(accumulate(reversed(z.shape), mul))[:-1]
+    fitting = [n for n in sizes if n <= _ROW and count // n <= _ROWS]
+    if not fitting:
+        return _scalar(graph, weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight))
+    axes = sizes.index(min(fitting, key=lambda n: n + count // n)) + 1
+    shape = (*z.shape[:-axes], *[1] * axes)
+    last = list(range(rank - axes + 1, rank + 1))
+    rows = graph.reduce("ReduceSumSquare", z, last, keepdims=True, shape=shape)
+    n = _scalar(graph, graph.reduce_sample("ReduceSum", rows))
+    return weighted(graph, n, op.weight)
+
+
+@DIRECT.runs(point.Advance)
+def _advance(op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value) -> Tau:
+    terms = [_scalar(graph, n) for n in energies]
+    if op.rule == "published":
+        r = m.inverse
+        before: Sequence[Value | float] = (r,)
+        if tau.divisor == r:
+            before = tau.terms
+        elif not tau.is_one:
+            before = (graph.add("Mul", tau.value(graph), r),)
+        return Tau((*before, *terms), r)
+    if tau.is_one:
+        return Tau((1.0, *terms))
+    value = tau.value(graph)
+    return Tau((value, graph.add("Div", graph.total(terms), value)))
+
+
+@DIRECT.runs(point.Divide)
+def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Tau, m: Peak) -> Value:
+    return _divided(graph, v, tau, op.scale)
+
+
+@DIRECT.runs(point.Rebase)
+def _rebase(
+    op: point.Rebase, graph: OnnxGraph, z: Value, m: Peak, tau: Tau
+) -> tuple[Value, Peak, Tau]:
+    def inverse() -> Value:
+        r = graph.add("Mul", m.inverse, 1 / op.coordinate)
+        return r if tau.is_one else graph.add("Div", r, tau.value(graph))
+
+    return _divided(graph, z, tau, op.scale), Peak(inverse), Tau()
+
+
+def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
+    """Append ``scale·z/τ``."""
+    if tau.is_one:
+        return weighted(graph, z, scale)
+    above = tau.numerator(graph)
+    if tau.divisor is not None:
+        return graph.scale(z, graph.add("Div", weighted(graph, tau.divisor, scale), above))
+    if scale != 1.0:
+        return graph.scale(z, graph.add("Div", scale, above))
+    return graph.add("Div", z, graph.reshape(graph.cast(above, z.dtype), (1,) * len(z.shape)))
