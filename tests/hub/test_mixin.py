@@ -46,6 +46,8 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         "small", depth=3, rectifier="max", signed=0.5, respro=False, offset=0.5, unit="norm"
     ),
     "StageReLUNet": lambda: networks.StageReLUNet(in_shape=[3, 32, 32], pool="max"),
+    "MLP": lambda: networks.MLP(7, num_classes=3),
+    "ResNet8": lambda: networks.ResNet8(num_classes=3),
 }
 
 

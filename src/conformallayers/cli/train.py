@@ -30,7 +30,7 @@ def train(
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL.
-        dataset: mnist, fashion-mnist, cifar10 or digits.
+        dataset: mnist, fashion-mnist, cifar10, digits or shapes.
         options.preset: Size of StageNet and StageReLUNet: micro (if not given), small, base or large.
         options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
@@ -44,6 +44,10 @@ def train(
         options.projective: Use the projective form of ReSPro.
         options.gain: Initial value of a learned factor behind the conformal part; 0 for none.
         options.dropout: Dropout probability in the head of LeNet and LeNetCL.
+        options.rectifier: Pooling of StageNet: norm (if not given), relu, abs or max.
+        options.respro: Whether the stages of StageNet have a ReSPro; they have one if not given.
+        options.offset: Of the embedding of StageNet: learned (if not given), none or a number.
+        options.pool: Pooling of StageReLUNet: average (if not given) or max.
         options.flips: Mirror a random half of the training images in every epoch.
         options.shift: Shift the training images by up to this many pixels of 32.
         options.centre: Subtract the mean training image from every image.

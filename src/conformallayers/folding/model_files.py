@@ -55,6 +55,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 _NETWORKS = (
     *("BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"),
     *("DkNet", "DkNetCL", "D3ModNet", "D3ModNetCL", "StageNet", "StageReLUNet"),
+    *("MLP", "ResNet8"),
 )
 COMPOSITES: dict[str, type[nn.Module]] = {
     "nn.Sequential": nn.Sequential,

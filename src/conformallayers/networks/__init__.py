@@ -1,4 +1,4 @@
-"""Networks for images: those of the paper and networks of stages, each beside its ReLU counterpart."""
+"""Networks for images: those of the paper, networks of stages, their ReLU counterparts, and others to compare with."""
 
 from .base import IMAGE_SHAPE
 from .paper import (
@@ -12,10 +12,12 @@ from .paper import (
     LeNet,
     LeNetCL,
 )
+from .plain import MLP, ResNet8
 from .stages import StageNet, StageReLUNet
 
 __all__ = [
     "IMAGE_SHAPE",
+    "MLP",
     "BaseLinearNet",
     "BaseReLUNet",
     "BaseReSProNet",
@@ -25,6 +27,7 @@ __all__ = [
     "DkNetCL",
     "LeNet",
     "LeNetCL",
+    "ResNet8",
     "StageNet",
     "StageReLUNet",
 ]

@@ -99,7 +99,7 @@ def test_list_and_check_tell_what_is_there(
     assert lines[0].split() == ["mnist", str(pretended)]
     assert lines[2].split() == ["cifar10", "not", "found"]
     assert run_command("data", "check") == 0
-    assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["ok "] * 5
+    assert [line[:3] for line in capsys.readouterr().out.splitlines()] == ["ok "] * 6
     assert run_command("data", "check", "cifar10") == 1
     assert "no such file" in capsys.readouterr().out
     (pretended / NAMES[1]).write_bytes(b"?")
@@ -109,7 +109,9 @@ def test_list_and_check_tell_what_is_there(
     assert run_command("data", "check") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("BAD mnist: ")
-    assert lines[1] == "ok  scikit-learn's digits"  # one that is missing stops no other
+    assert (
+        lines[1] == "ok  digits, which comes with scikit-learn"
+    )  # one that is missing stops no other
     assert run_command("data", "check", "--data-root", root / "nowhere") != 0
     assert "data check --data-root: expected a folder" in capsys.readouterr().err
 

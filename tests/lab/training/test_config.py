@@ -14,13 +14,18 @@ from conformallayers.lab.training.train import train
 from support import run_command
 
 WRONG = [
-    ({"network": "Lenet"}, "a network of BaseLinearNet, .*, got 'Lenet'"),
+    ({"network": "Lenet"}, "a network of MLP, BaseLinearNet, .*, got 'Lenet'"),
     ({"network": "DkNetCL"}, "--depth: expected the number of convolutions of DkNetCL, got none"),
     ({"depth": 3}, "--depth: expected no such option for LeNetCL, got 3"),
     ({"network": "LeNet", "alpha": "young"}, "--alpha: expected no such option for LeNet"),
     ({"network": "LeNet", "alpha": 0.0}, "--alpha: expected no such option for LeNet"),
     ({"network": "LeNet", "projective": True}, "--projective: expected no such option"),
     ({"pool_stride": 1}, "--pool-stride: expected no such option for LeNetCL, got 1"),
+    ({"respro": False}, "--respro: expected no such option for LeNetCL, got False"),
+    ({"offset": "none"}, "--offset: expected no such option for LeNetCL, got 'none'"),
+    ({"network": "StageNet", "pool": "max"}, "--pool: expected no such option for StageNet"),
+    ({"network": "StageNet", "offset": "-1"}, "offset.*: expected .*, got -1.0"),
+    ({"network": "StageNet", "rectifier": "gelu"}, "rectifier: expected one of norm, relu"),
     ({"alpha": "jung"}, r"ReSPro\(alpha=...\): expected .*, got \'jung\'"),
     ({"alpha": "-1"}, r"ReSPro\(alpha=...\): expected .*, got -1.0"),
     ({"epochs": 0}, "--epochs: expected a value greater than 0, got 0"),
@@ -65,6 +70,23 @@ def test_wrong_options_are_one_line_and_leave_no_folder(
 def test_misspelt_names_get_a_suggestion(options: dict[str, Any], meant: str) -> None:
     with pytest.raises(cl.ConformalError, match=f'Did you mean "{meant}"'):
         make_config(**{"network": "LeNetCL", "dataset": "digits", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"respro": False, "depth": 3}, "--depth 3 --no-respro"),
+        ({"respro": True}, "--respro"),
+        ({"offset": None}, "--offset none"),
+        ({"offset": 0.5, "rectifier": "abs"}, "--rectifier abs --offset 0.5"),
+    ],
+)
+def test_options_of_stages_reach_the_network(options: dict[str, Any], words: str) -> None:
+    given = {key: "none" if value is None else value for key, value in options.items()}
+    config = make_config(network="StageNet", dataset="shapes", **given)
+    network: Any = config.build()
+    assert {key: network.arguments[key] for key in options} == options
+    assert config.command({}) == f"conformallayers train StageNet shapes {words}"
 
 
 def test_wrong_option_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIGITS = "digits"
+DIGITS, MOVING_SHAPES = "digits", "shapes"
+WITHOUT_FILES = {DIGITS: "comes with scikit-learn", MOVING_SHAPES: "is generated"}
 CLASSES = 10
 _IDX_NAMES = (
     "train-images-idx3-ubyte",
@@ -90,7 +91,7 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {
         ),
     ),
 }
-NAMES = (*LAYOUTS, DIGITS)
+NAMES = (*LAYOUTS, *WITHOUT_FILES)
 # Class names, as the papers and web pages of the sets have them.
 LABELS: dict[str, tuple[str, ...]] = {
     "mnist": tuple("0123456789"),
@@ -103,6 +104,7 @@ LABELS: dict[str, tuple[str, ...]] = {
         *("dog", "frog", "horse", "ship", "truck"),
     ),
     DIGITS: tuple("0123456789"),
+    MOVING_SHAPES: ("circle", "square", "stripes"),
 }
 # Shapes of the stored images.
 SHAPES: dict[str, tuple[int, int, int]] = {
@@ -110,6 +112,7 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "fashion-mnist": (1, 28, 28),
     "cifar10": (3, 32, 32),
     DIGITS: (1, 8, 8),
+    MOVING_SHAPES: (1, 32, 32),
 }
 
 

@@ -1,4 +1,4 @@
-"""Load data sets: MNIST, Fashion-MNIST and CIFAR-10 from files, digits from scikit-learn."""
+"""Load data sets: MNIST, Fashion-MNIST and CIFAR-10 from files, digits from scikit-learn, moving shapes drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ...errors import ConformalError, missing_extra, refusal
 from . import files
-from .catalogue import CLASSES, DIGITS
+from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, WITHOUT_FILES
 from .formats import Bytes, check_counts, read_arrays
+from .moving_shapes import TEST_SHAPES, draw_shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
     """Read a data set into memory.
 
     Args:
-        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` or ``"digits"``.
+        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"digits"`` or ``"shapes"``.
         root: the folder of the data; None takes CONFORMALLAYERS_DATA, else ``data``.
         verify: compare checksums; False accepts your own data in the same format.
 
@@ -112,6 +113,11 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         found = digits()
         train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
         return replace(found, train_images=train, test_images=test)
+    if name == MOVING_SHAPES:
+        images, labels = map(torch.from_numpy, draw_shapes())
+        test = len(labels) - TEST_SHAPES
+        both = images[:test], labels[:test], images[test:], labels[test:]
+        return Dataset(name, *both, classes=len(LABELS[name]))
     place = files.require(name, files.data_root(root))
     read = {}
     for file, _, result in _read(place, verify):
@@ -133,8 +139,8 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
 
 def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
     """Yield a verdict on every file of a data set, and one on the whole if its parts do not fit."""
-    if name == DIGITS:
-        yield Verdict("scikit-learn's digits", None)
+    if name in WITHOUT_FILES:
+        yield Verdict(f"{name}, which {WITHOUT_FILES[name]}", None)
         return
     where, correct = name, True
     try:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ...errors import ConformalError, refusal
 from ...utils.files import replace_file
 from . import files
-from .catalogue import DIGITS, Layout
+from .catalogue import WITHOUT_FILES, Layout
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -43,8 +43,8 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
         The files that were written.
     """
     layouts = files.layouts_of(name)
-    place = None if name == DIGITS else files.locate(name, root)
-    if name == DIGITS or (place is not None and not place.missing and not _wrong(place)):
+    place = None if name in WITHOUT_FILES else files.locate(name, root)
+    if name in WITHOUT_FILES or (place is not None and not place.missing and not _wrong(place)):
         return []
     if source is None:
         wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"

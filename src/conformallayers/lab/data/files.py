@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ConformalError, refusal
 from ..checks import require_choice
-from .catalogue import DIGITS, LAYOUTS, NAMES, Layout, identify
+from .catalogue import LAYOUTS, NAMES, WITHOUT_FILES, Layout, identify
 
 VARIABLE = "CONFORMALLAYERS_DATA"
 _LIMIT = 1 << 30  # bytes of one file or archive, decompressed; the largest known one has 180 MB
@@ -52,7 +52,7 @@ class Place:
 
 
 def layouts_of(name: str) -> tuple[Layout, ...]:
-    """Return the layouts of a known data set; digits has none."""
+    """Return the layouts of a known data set; digits and shapes have none."""
     require_choice("dataset", name, NAMES, "Run conformallayers data list.")
     return LAYOUTS.get(name, ())
 
@@ -109,7 +109,7 @@ def wanted_files(layout: Layout) -> str:
 
 def found_where(root: Path) -> dict[str, str]:
     """Return where each known data set is; ``""`` if it was not found."""
-    where = {DIGITS: "comes with scikit-learn"}
+    where = dict(WITHOUT_FILES)
     for name in LAYOUTS:
         place = locate(name, root)
         missing = f" ({len(place.missing)} missing)" if place and place.missing else ""

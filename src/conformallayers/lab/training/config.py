@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 _NETWORK_OPTIONS = (
     *("preset", "depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout"),
+    *("rectifier", "respro", "offset", "pool"),
 )
 _REQUIRED = ("network", "dataset")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
+_NONE = "none"  # an offset of None, where not given means the network's default
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
 
 
@@ -61,6 +63,10 @@ class TrainConfig(BaseModel):
     projective: bool = False
     gain: NonNegativeFloat | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    rectifier: str | None = None
+    respro: bool | None = None
+    offset: str | float | None = None
+    pool: str | None = None
     flips: bool = False
     shift: int = Field(default=0, ge=0, le=16)
     centre: bool = False
@@ -77,9 +83,9 @@ class TrainConfig(BaseModel):
     device: str = "cpu"
     classes: PositiveInt = CLASSES
 
-    @field_validator("alpha", mode="before")
+    @field_validator("alpha", "offset", mode="before")
     @classmethod
-    def _parse_alpha(cls, value: Any) -> Any:
+    def _parse_number(cls, value: Any) -> Any:
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -114,7 +120,7 @@ class TrainConfig(BaseModel):
             if option in accepted:
                 if values.get(option) is None and option in _NETWORK_DEFAULTS:
                     values = {**values, option: _NETWORK_DEFAULTS[option]}
-            elif not _unset(values.get(option)):
+            elif values.get(option) not in (None, cls.model_fields[option].default):
                 raise _refused(option, f"no such option for {name}", repr(values[option]))
         needs_depth = "depth" in accepted and accepted["depth"].default is inspect.Parameter.empty
         if needs_depth and values.get("depth") is None:
@@ -133,11 +139,12 @@ class TrainConfig(BaseModel):
         from ...nn.extra_layers import Centre
 
         network = getattr(networks, self.network)
-        chosen = {name: getattr(self, name) for name in _NETWORK_OPTIONS}
+        accepted = inspect.signature(network).parameters
+        chosen = {name: getattr(self, name) for name in _NETWORK_OPTIONS if name in accepted}
         given = {
-            key: value
+            key: None if value == _NONE else value
             for key, value in chosen.items()
-            if not (_unset(value) or (key in _OFF_AT_ZERO and not value))
+            if value is not None and (value or key not in _OFF_AT_ZERO)
         }
         module: torch.nn.Module = network(**given, num_classes=self.classes)
         if self.centre:
@@ -219,7 +226,3 @@ def _one_line(error: ValidationError) -> ConformalError:
 def _refused(option: str, expected: str, got: str, suggestion: str = "") -> ConformalError:
     where = f"train {flag(option)}"
     return refusal(where, expected, got, f"See conformallayers train --help.{suggestion}")
-
-
-def _unset(value: Any) -> bool:
-    return value is None or value is False

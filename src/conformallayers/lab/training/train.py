@@ -22,7 +22,7 @@ from ...nn.container import layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
-from ..data.catalogue import CLASSES
+from ..data.catalogue import CLASSES, LABELS
 from ..data.datasets import Dataset, load
 from ..data.files import md5
 from ..settings import torch_settings
@@ -90,7 +90,8 @@ def train(
             ``recipe`` sets those that are not given.
     """
     name = dataset if isinstance(dataset, str) else dataset.name
-    classes = CLASSES if isinstance(dataset, str) else dataset.classes
+    named = len(LABELS.get(name, range(CLASSES)))
+    classes = named if isinstance(dataset, str) else dataset.classes
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
         raise refusal("train, classes", f"{classes} for {name}", got, remedy)

@@ -1,0 +1,48 @@
+"""The plain networks: their sizes, and that they learn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import conformallayers as cl
+
+
+def multiply_adds(model: nn.Module) -> int:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.rand(1, *cl.networks.IMAGE_SHAPE))
+    return int(counter.get_total_flops()) // 2
+
+
+def test_resnet8_is_that_of_mlperf_tiny() -> None:
+    model = cl.networks.ResNet8()
+    assert multiply_adds(model) == 12_501_632
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    statistics = sum(b.numel() for name, b in model.named_buffers() if "running" in name)
+    assert (weights, weights + statistics) == (78_186, 78_666)  # Keras counts both
+
+
+def test_mlp_costs_as_much_as_lenet() -> None:
+    assert multiply_adds(cl.networks.MLP()) == 3072 * 200 + 200 * 10
+    assert multiply_adds(cl.networks.LeNet()) == 651_720
+
+
+@pytest.mark.parametrize("name", ["MLP", "ResNet8"])
+def test_a_step_of_training_moves_every_weight(name: str) -> None:
+    torch.manual_seed(0)
+    model = getattr(cl.networks, name)(num_classes=8)
+    x, labels = torch.rand(8, 3, 32, 32), torch.arange(8)
+    loss = nn.functional.cross_entropy(model(x), labels)
+    loss.backward()
+    for key, weight in model.named_parameters():
+        assert weight.grad is not None, key
+        assert torch.isfinite(weight.grad).all(), key
+    torch.optim.SGD(model.parameters(), 0.01).step()
+    assert nn.functional.cross_entropy(model(x), labels) < loss
+
+
+def test_a_hidden_layer_has_a_width() -> None:
+    with pytest.raises(cl.ConformalError, match="hidden: expected a whole number > 0, got 0"):
+        cl.networks.MLP(0)
