@@ -114,10 +114,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
         return replace(found, train_images=train, test_images=test)
     if name == MOVING_SHAPES:
-        images, labels = map(torch.from_numpy, draw_shapes())
-        test = len(labels) - TEST_SHAPES
-        both = images[:test], labels[:test], images[test:], labels[test:]
-        return Dataset(name, *both, classes=len(LABELS[name]))
+        return moving_shapes()
     place = files.require(name, files.data_root(root))
     read = {}
     for file, _, result in _read(place, verify):
@@ -197,3 +194,11 @@ def digits() -> Dataset:
         range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
     )
     return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])
+
+
+def moving_shapes() -> Dataset:
+    """Draw the moving shapes, always the same ones."""
+    images, labels = map(torch.from_numpy, draw_shapes())
+    first = len(labels) - TEST_SHAPES
+    parts = images[:first], labels[:first], images[first:], labels[first:]
+    return Dataset(MOVING_SHAPES, *parts, classes=len(LABELS[MOVING_SHAPES]))
