@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from ...folding.part import TOLERANCES
-from .oracle import Oracle
+from ...nn.container import ConformalLayers
+from ..oracle import Run, run_conformal
 
 _RUNS = 3
 _SLACK = 12.0  # how many times the loss of the layers themselves a path may lose
@@ -18,7 +21,8 @@ class Reference:
     The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
     the oracle multiply every value of every feature map by 1 ± eps. Where layers cancel, no
     arithmetic in that dtype can do better. Not compared are samples of which rounding leaves no digit, and
-    those whose output, or the output of a part, has values that the dtype cannot hold.
+    those whose output, or the output of a part, has values that the dtype cannot hold, or whose t was cut at the
+    end of float64 in front of a published activation.
 
     Args:
         model: in the dtype that its weights are rounded to.
@@ -27,22 +31,26 @@ class Reference:
     """
 
     def __init__(self, model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
-        oracle = Oracle()
-        self.y = oracle(model, x)
+        exact, x = copy.deepcopy(model).double().eval(), x.double()
+        parts: list[Tensor] = []
+        run = Run()
+        with torch.no_grad():
+            self.y = _run(exact, x, run, parts)
         self.dtype, self.size = dtype, _norms(self.y)
         info = torch.finfo(dtype)
         # The oracle itself computes in float64: there the noise is made larger, and its effect smaller.
         larger = 64 if dtype == torch.float64 else 1
-        runs = [Oracle(larger * info.eps, seed)(model, x) for seed in range(1, _RUNS + 1)]
+        runs = [_shaken_run(exact, x, larger * info.eps, seed) for seed in range(1, _RUNS + 1)]
         noise = torch.stack([_norms(run - self.y) for run in runs]).amax(0) / larger
         # Values below `tiny` have fewer digits; `floor` is what they lose together. The cut of t at the end
-        # of float64 leaves some 1e-300 of what the oracle, with more range, sends to 0.
+        # of float64 leaves some 1e-300 of what the oracle sends to 0.
         self.floor = max(info.tiny * (1 + self.y[0].numel()) ** 0.5, 1e-300)
         self.allowed = TOLERANCES[dtype] * self.size + _SLACK * noise + self.floor
         self.held = (self.size == 0) | (_SLACK * noise < 0.1 * self.size)
-        for norm in oracle.norms:
-            low = (norm == 0) | (norm > self.floor / info.eps)
-            self.held &= torch.from_numpy(low & (norm < info.max / 16))
+        for lost in run.lost:
+            self.held &= ~lost
+        for norm in parts:
+            self.held &= ((norm == 0) | (norm > self.floor / info.eps)) & (norm < info.max / 16)
 
     def error(self, y: Tensor, extra: float = 0.0) -> str | None:
         """Say how far a result is off, or None if it is right; ``extra`` adds to the tolerance."""
@@ -58,6 +66,30 @@ class Reference:
         relative = float(off[worst]) / size if size else torch.inf
         allowed = float(limit[worst]) / size if size else 0.0
         return f"sample {worst}: error {relative:.3g}, allowed {allowed:.3g} (‖y‖ = {size:.3g})"
+
+
+def _run(module: nn.Module, x: Tensor, run: Run, parts: list[Tensor]) -> Tensor:
+    """Run a model by the oracle, and note the norms of what each part of it gives."""
+    if isinstance(module, nn.Sequential) and not isinstance(module, ConformalLayers):
+        for child in module:
+            x = _run(child, x, run, parts)
+        return x
+    conformal = isinstance(module, ConformalLayers)
+    x = run_conformal(module, x, run) if conformal else run.shake(module(x))
+    parts.append(_norms(x))
+    return x
+
+
+def _shaken_run(model: nn.Module, x: Tensor, eps: float, seed: int) -> Tensor:
+    """Multiply every value of every feature map by 1 + eps·u, u uniform in [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def shake(x: Tensor) -> Tensor:
+        noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
+        return x * (1 + eps * (2 * noise - 1))
+
+    with torch.no_grad():
+        return _run(model, shake(x), Run(shake=shake), [])
 
 
 def _norms(y: Tensor) -> Tensor:
