@@ -19,8 +19,8 @@ class Reference:
     """What a model must give for a batch, and how far a path in some dtype may be off.
 
     The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
-    the oracle multiply every value of every feature map by 1 ± eps. Where layers cancel, no
-    arithmetic in that dtype can do better. Not compared are samples of which rounding leaves no digit, and
+    the oracle multiply every value of every feature map by 1 ± eps, and torch runs the layers around a
+    ConformalLayers in the dtype. Where layers cancel, no arithmetic in that dtype can do better. Not compared are samples of which rounding leaves no digit, and
     those whose output, or the output of a part, has values that the dtype cannot hold, or whose t was cut at the
     end of float64 in front of a published activation.
 
@@ -35,12 +35,12 @@ class Reference:
         parts: list[Tensor] = []
         run = Run()
         with torch.no_grad():
-            self.y = _run(exact, x, run, parts)
+            self.y = _run(exact, x, run, torch.float64, parts)
         self.dtype, self.size = dtype, _norms(self.y)
         info = torch.finfo(dtype)
         # The oracle itself computes in float64: there the noise is made larger, and its effect smaller.
         larger = 64 if dtype == torch.float64 else 1
-        runs = [_shaken_run(exact, x, larger * info.eps, seed) for seed in range(1, _RUNS + 1)]
+        runs = [_shaken_run(exact, x, dtype, larger, seed) for seed in range(1, _RUNS + 1)]
         noise = torch.stack([_norms(run - self.y) for run in runs]).amax(0) / larger
         # Values below `tiny` have fewer digits; `floor` is what they lose together. The cut of t at the end
         # of float64 leaves some 1e-300 of what the oracle sends to 0.
@@ -68,28 +68,35 @@ class Reference:
         return f"sample {worst}: error {relative:.3g}, allowed {allowed:.3g} (‖y‖ = {size:.3g})"
 
 
-def _run(module: nn.Module, x: Tensor, run: Run, parts: list[Tensor]) -> Tensor:
-    """Run a model by the oracle, and note the norms of what each part of it gives."""
-    if isinstance(module, nn.Sequential) and not isinstance(module, ConformalLayers):
+def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list[Tensor]) -> Tensor:
+    """Run a model by the oracle, and note the norms of what each part of it gives.
+
+    ``dtype`` is that of the layers around a ConformalLayers, which torch itself runs.
+    """
+    if isinstance(module, ConformalLayers):
+        x = run_conformal(module, x, run)
+    elif isinstance(module, nn.Sequential):
         for child in module:
-            x = _run(child, x, run, parts)
+            x = _run(child, x, run, dtype, parts)
         return x
-    conformal = isinstance(module, ConformalLayers)
-    x = run_conformal(module, x, run) if conformal else run.shake(module(x))
+    else:
+        x = run.shake(copy.deepcopy(module).to(dtype)(x.to(dtype)).double())
     parts.append(_norms(x))
     return x
 
 
-def _shaken_run(model: nn.Module, x: Tensor, eps: float, seed: int) -> Tensor:
-    """Multiply every value of every feature map by 1 + eps·u, u uniform in [-1, 1]."""
-    generator = torch.Generator().manual_seed(seed)
+def _shaken_run(
+    model: nn.Module, x: Tensor, dtype: torch.dtype, larger: float, seed: int
+) -> Tensor:
+    """Multiply every value of every feature map by 1 + larger·eps·u, u uniform in [-1, 1]."""
+    generator, eps = torch.Generator().manual_seed(seed), larger * torch.finfo(dtype).eps
 
     def shake(x: Tensor) -> Tensor:
         noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
         return x * (1 + eps * (2 * noise - 1))
 
     with torch.no_grad():
-        return _run(model, shake(x), Run(shake=shake), [])
+        return _run(model, shake(x), Run(shake=shake), dtype, [])
 
 
 def _norms(y: Tensor) -> Tensor:
