@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support import DTYPES, TOLERANCES, samples
 
 LIMITS = {"micro": 0.45e6, "small": 0.66e6, "base": 2.5e6, "large": 12.5e6}  # multiply-adds
 KINDS = ["StageNet", "StageReLUNet"]
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # seconds to fold
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -37,6 +39,12 @@ def test_presets_keep_their_limits(kind: str, preset: str) -> None:
     # With one convolution in each stage the network is what deeper ones fold to.
     model = network(kind, preset, depth=1).eval()
     assert 0.9 * LIMITS[preset] <= multiply_adds(model) <= LIMITS[preset]
+
+
+@pytest.mark.parametrize("preset", ["micro", "small", *map(slow, ["base", "large"])])
+def test_folded_presets_keep_their_limits(preset: str) -> None:
+    folded = cl.fold(network("StageNet", preset, depth=3), cl.networks.IMAGE_SHAPE)
+    assert multiply_adds(folded) <= LIMITS[preset]
 
 
 @every_kind
@@ -77,10 +85,14 @@ def test_a_step_of_training_moves_every_weight(rectifier: Any, signed: float) ->
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"depth": 3, "respro": False}, {"rectifier": "relu", "unit": "norm", "offset": None}],
+    ("preset", "options"),
+    [
+        ("micro", {}),
+        ("micro", {"depth": 3, "respro": False}),
+        ("micro", {"rectifier": "relu", "unit": "norm", "offset": None}),
+        slow("base", {}),
+    ],
 )
-@pytest.mark.parametrize("preset", ["micro", "base"])
 def test_folds_equal_the_layers(preset: str, options: dict[str, Any]) -> None:
     shallow = multiply_adds(network("StageNet", preset, depth=1).eval())
     for dtype in DTYPES:

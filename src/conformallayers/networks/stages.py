@@ -51,7 +51,8 @@ class Stage:
 
 
 # The stages and the width of the hidden layer of the head. Sized by multiply-adds when folded, on 3×32×32
-# images: at most 0.45 M, 0.66 M (LeNet's), 2.5 M and 12.5 M (those of ResNet-8).
+# images: at most 0.45 M, 0.66 M (LeNet's), 2.5 M and 12.5 M (those of ResNet-8). Small maps are not padded:
+# padding behind a BatchNorm's bias folds into a dense matrix, with more multiply-adds than a convolution.
 PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     "micro": (
         (
@@ -70,8 +71,8 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     "base": (
         (
             Stage(32, kernel=5, inner=32, stride=2, padding=2),
-            Stage(72, kernel=3, inner=96, padding=1),
-            Stage(48, kernel=3, inner=96, padding=1),
+            Stage(80, kernel=3, inner=96, pool_stride=1),
+            Stage(144, kernel=3, inner=128, pool_stride=1),
         ),
         None,
     ),
@@ -79,8 +80,8 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
         (
             Stage(32, kernel=5, inner=16, padding=2),
             Stage(64, kernel=3, inner=64, padding=1),
-            Stage(96, kernel=3, inner=96, padding=1),
-            Stage(128, kernel=3, inner=128, padding=1, pool=4, pool_stride=4),
+            Stage(112, kernel=3, inner=96, padding=1),
+            Stage(160, kernel=3, inner=128),
         ),
         None,
     ),
