@@ -167,6 +167,8 @@ def _part(path: str, plan: Plan) -> dict[str, Any]:
         "reason": plan.reason,
         "absorbed": plan.absorbed,
         "notes": plan.parts,
+        "advice": list(plan.advice),
+        "operations": None if plan.operations is None else list(plan.operations),
         "certificate": _certificate(plan.certificate),
         "candidates": [
             {
@@ -220,6 +222,8 @@ def _plans(document: FoldDocument) -> dict[str, Plan]:
             part["absorbed"],
             None if proof is None else Certificate(**proof),
             part["notes"],
+            part["advice"],
+            part["operations"],
         )
     return found
 

@@ -121,6 +121,7 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     graph = capture(model, shape)
     plans: dict[str, Plan] = {}
     parts: dict[fx.Node, tuple[Recipe, fx.Node]] = {}
+    ends: dict[str, fx.Node] = {}
     covered: set[fx.Node] = set()
     for node, label in graph.labels().items():
         found = _largest_part(graph, node, conditions)
@@ -135,9 +136,12 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
         if named:
             named[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
         plans |= named
+        ends |= dict.fromkeys(named, found.end)
         parts[found.end] = recipe, found.feed
         covered |= found.nodes()
-    recipe = GraphLowering(graph, shape, parts, covered).lower()
+    lowering = GraphLowering(graph, shape, parts, covered)
+    recipe = lowering.lower()
+    plans = {label: plan.moved(lowering.starts[ends[label]]) for label, plan in plans.items()}
     dtype, device = conditions.dtype, conditions.device
     return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
 

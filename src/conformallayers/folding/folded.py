@@ -87,8 +87,11 @@ class Folded(RecipeModule):
         """The weakest certificate of the parts, or None where nothing was left out.
 
         Also None if a part behind another is proven up to some norm only: that is a norm of its own input,
-        which no norm of the model's input bounds. ``explain()`` shows the certificate of each part.
+        which no norm of the model's input bounds. And None with homogeneous maps, where the proof of a stage says nothing
+        of the stages behind it. ``explain()`` shows the certificate of each part and stage.
         """
+        if any(plan.operations is not None for plan in self.plans.values()):
+            return None
         parts = [plan.certificate for plan in self.plans.values()]
         if any(proof is not None and math.isfinite(proof.max_norm) for proof in parts[1:]):
             return None

@@ -44,6 +44,7 @@ class GraphLowering:
         self.graph, self.parts, self.covered = graph, parts, covered
         self.builder = RecipeBuilder(input_shape)
         self.values: dict[fx.Node, str] = {}
+        self.starts: dict[fx.Node, int] = {}  # the operations before each part
 
     def lower(self) -> Recipe:
         """Return the recipe of the whole model."""
@@ -53,6 +54,7 @@ class GraphLowering:
                 self.values[node] = INPUT
             elif node in self.parts:
                 recipe, feed = self.parts[node]
+                self.starts[node] = len(self.builder)
                 self.values[node] = self.builder.splice(recipe, self.values[feed])
             elif node.op == "output":
                 output = self.values[node.args[0]]

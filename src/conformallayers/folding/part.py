@@ -189,9 +189,13 @@ class _PartLowering:
         self, builder: RecipeBuilder, problem: Problem, plan: Plan, start: Points
     ) -> Points:
         """Append a stage; one that only moves coefficients leaves no plan to report."""
+        first = len(builder)
         points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
-        if self.graph.single is not None or not problem.stage.moves_only:
-            self.plans.append(replace(plan, certificate=certificate))
+        plan = replace(plan, certificate=certificate)
+        if self.graph.single is not None:
+            self.plans.append(plan)
+        elif not problem.stage.moves_only:
+            self.plans.append(replace(plan, operations=(first, len(builder))))
         self.most = max(self.most, problem.stage.bound)
         return points
 

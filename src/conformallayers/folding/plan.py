@@ -52,6 +52,9 @@ class Plan:
         absorbed: the number of following layers that are part of the matrix.
         certificate: the proven error of the denominator, if terms were left out.
         parts: a line on the extra work of biases and branches.
+        advice: what would make a stage cheaper.
+        operations: the first operation of a stage in the recipe, and the one behind its last; None for
+            a network of one stage.
     """
 
     strategy: str
@@ -60,11 +63,20 @@ class Plan:
     absorbed: int = 0
     certificate: Certificate | None = None
     parts: str = ""
+    advice: tuple[str, ...] = ()
+    operations: tuple[int, int] | None = None
 
     @property
     def chosen(self) -> Candidate:
         """The candidate of the chosen strategy."""
         return next(c for c in self.candidates if c.name == self.strategy)
+
+    def moved(self, count: int) -> Plan:
+        """Return the plan for a recipe with ``count`` more operations before its own."""
+        if self.operations is None:
+            return self
+        first, end = self.operations
+        return replace(self, operations=(first + count, end + count))
 
     def __str__(self) -> str:
         rows = []
@@ -83,6 +95,7 @@ class Plan:
             lines.append(self.parts)
         if self.certificate is not None:
             lines.append(f"denominator: {self.certificate}")
+        lines += [f"cheaper: {sentence}" for sentence in self.advice]
         return "\n".join(lines)
 
     __repr__ = __str__

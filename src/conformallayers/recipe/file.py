@@ -264,10 +264,20 @@ def _part(part: Any) -> dict[str, Any]:
     """Return the plan of a part with numbers as Python has them."""
     texts = dict.fromkeys(("path", "strategy", "reason", "notes"), _text)
     more = {"certificate": _certificate, "candidates": several(_candidate)}
-    found = _object(part, {**texts, "absorbed": whole(0), **more})
+    stages = {"advice": lambda item: several(_text)(item or []), "operations": _operations}
+    found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})
     known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
     expect(known, "a strategy that is no candidate")
     return {**found, "candidates": list(found["candidates"])}
+
+
+def _operations(item: Any) -> tuple[int, int] | None:
+    """Return the operations of a stage; those of files before there were stages are unknown."""
+    if item is None:
+        return None
+    first, end = several(whole(0))(item)
+    expect(first <= end, "operations in another order")
+    return first, end
 
 
 def _candidate(item: Any) -> dict[str, Any]:

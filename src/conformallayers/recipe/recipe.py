@@ -181,6 +181,9 @@ class RecipeBuilder:
         self._modules: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # how often a name was asked for
 
+    def __len__(self) -> int:
+        return len(self._operations)
+
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
         return self._shapes[value]

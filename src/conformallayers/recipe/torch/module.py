@@ -114,19 +114,22 @@ class RecipeModule(nn.Module):
         result: Tensor = values[self._bare.output]
         return result.contiguous() if result.dim() == 4 and not transformed() else result
 
-    def evaluate(self, values: dict[str, Any], keep: bool = False) -> dict[str, Any]:
+    def evaluate(
+        self, values: dict[str, Any], keep: bool = False, operations: slice = slice(None)
+    ) -> dict[str, Any]:
         """Run the operations, and return the values that are there at the end.
 
         Args:
             values: by name. Operations that would write one of them, or that read what is not there,
                 are left out.
             keep: hold on to values that no later operation reads.
+            operations: of the recipe; all without.
         """
         given = frozenset(values) - {INPUT}
         layout = bool(self._images) and not transformed()  # a transform cannot be asked for it
         for name in self._images & values.keys() if layout else ():
             values[name] = values[name].contiguous(memory_format=torch.channels_last)
-        for operation, dropped in self._steps:
+        for operation, dropped in self._steps[operations]:
             if given and (
                 operation.outputs[0] in given or not values.keys() >= set(operation.inputs)
             ):
