@@ -70,7 +70,7 @@ def test_other_images_and_classes(kind: str, in_shape: Any) -> None:
 
 
 @pytest.mark.parametrize("rectifier", ["norm", "relu", "abs", "max"])
-@pytest.mark.parametrize("signed", [0, 0.5])
+@pytest.mark.parametrize("signed", [0, 0.5, 0.999])
 def test_a_step_of_training_moves_every_weight(rectifier: Any, signed: float) -> None:
     torch.manual_seed(0)
     model = cl.networks.StageNet("micro", rectifier=rectifier, signed=signed)

@@ -139,7 +139,7 @@ class StageNet(Network):
             layers += _convolutions(channels, stage, depth, factory)
             if respro:
                 layers.append(ReSPro(1.0, projective=True, **factory))
-            averaged = round(signed * stage.channels)
+            averaged = int(signed * stage.channels)
             rectified = pooling(stage)
             if averaged:
                 sizes = [averaged, stage.channels - averaged]

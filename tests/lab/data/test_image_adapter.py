@@ -125,6 +125,9 @@ def test_shapes_that_no_image_has_are_refused() -> None:
     own = cl.ConformalLayers(cl.Linear(3, 2))
     assert from_images(own, (3,)) is own
     assert native_shape(own) is None
+    grey = cl.networks.StageNet(in_shape=(1, 28, 28))
+    assert native_shape(grey) == (1, 28, 28)
+    assert from_images(grey, (1, 28, 28)) is grey
 
 
 def test_every_set_has_labels_and_a_shape() -> None:
