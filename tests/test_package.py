@@ -55,6 +55,7 @@ ORDER = (
     "folding.lower",
     "folding.strategies",
     "folding.plan",
+    "folding.advice",
     "folding.part",
     "folding.cache",
     "nn.power_iteration",

@@ -17,6 +17,7 @@ from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule
+from .advice import advice_for
 from .certificate import ErrorBudget
 from .lower import Lowering
 from .plan import Plan, alternatives, make_plan
@@ -177,6 +178,7 @@ class _PartLowering:
                 embedded = sources[0] is start
                 problem = self.conditions.problem(stage, embedded=embedded, last=last_one)
                 plan = _layers(problem) if stage.moves_only else choose(problem)
+                plan = replace(plan, advice=advice_for(graph, index, plan.strategy))
                 values.append(self._lowered(builder, problem, plan, sources[0]))
             else:
                 values.append(join_points(builder, action, sources))

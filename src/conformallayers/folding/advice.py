@@ -1,0 +1,76 @@
+"""What would make a stage cheaper, in sentences for ``explain()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .operators import Operator
+from .split import StageGraph
+from .stages import ActivationSite, Stage
+
+_MATRICES = "dense", "banded", "sparse"  # strategies that write a stage out, whatever its layers
+
+
+def advice_for(graph: StageGraph, index: int, strategy: str) -> tuple[str, ...]:
+    """Return what would make the stage at a node cheaper, given the strategy that was chosen for it."""
+    stage = graph.nodes[index].action
+    if not isinstance(stage, Stage):
+        return ()
+    return (*_of_stage(stage, strategy), *_of_end(graph, index, stage))
+
+
+def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
+    convolutions = [op for op in stage.operators if isinstance(op.module, nn.modules.conv._ConvNd)]
+    if strategy not in _MATRICES and any(map(_padded, convolutions[1:])):
+        become = f"its {len(convolutions)} convolutions become one"
+        yield f"padding inside the stage: pad once at its start and {become}"
+    if _inner_activations(stage):
+        yield (
+            "an activation between layers needs an energy of its own: "
+            "at the end of the stage it is free"
+        )
+    if strategy not in (*_MATRICES, "layers") and _bias_is_image(stage):
+        yield (
+            "a bias or BatchNorm before a padded convolution makes the bias an image: "
+            "put it behind the convolution"
+        )
+
+
+def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
+    """Without a map in between, only a bias makes the next stage another one."""
+    readers = [node.action for node in graph.nodes if index in node.sources]
+    if len(readers) == 1 and isinstance(readers[0], Stage) and stage.sites:
+        if readers[0].direct:
+            yield "a bias behind an activation ends the stage there: without it the next one joins it"
+        elif stage.direct:
+            yield "an activation behind a bias ends the stage there: without it the next one joins it"
+
+
+def _padded(operator: Operator) -> bool:
+    padding: Any = operator.module.padding
+    return padding == "same" if isinstance(padding, str) else any(padding)
+
+
+def _inner_activations(stage: Stage) -> bool:
+    """Tell whether a layer with weights follows an activation."""
+    actions = [node.action for node in stage.nodes]
+    sites = [i for i, action in enumerate(actions) if isinstance(action, ActivationSite)]
+    behind = actions[sites[0] :] if sites else []
+    weighted = (
+        op
+        for op in behind
+        if isinstance(op, Operator) and next(op.module.buffers(), None) is not None
+    )
+    return next(weighted, None) is not None
+
+
+def _bias_is_image(stage: Stage) -> bool:
+    """Tell whether the constant of a direct stage differs from pixel to pixel."""
+    constant = stage.constant if stage.direct else None
+    if constant is None or constant.dim() < 2:
+        return False
+    pixels = constant.flatten(1)
+    return bool((pixels != pixels[:, :1]).any())
