@@ -165,7 +165,7 @@ def test_graphs_are_small() -> None:
     ]
     for recipe, dtype, most in typical:
         kinds = node_kinds(recipe, dtype)
-        assert not set(kinds) & {"If", "Loop", "Scan", "Split", "Shape", "DFT", "Identity"}
+        assert not set(kinds) & {"If", "Loop", "Scan", "Shape", "DFT", "Identity"}
         assert len(kinds) <= most, (len(kinds), kinds)
 
 

@@ -3,7 +3,7 @@
 With an offset t is never 0, and without biases a zero sample stays 0 whatever its coordinate is. So a sample
 is divided by t at once, ``x̂ = x/t`` with m = t and τ = 1. m is kept as its inverse and τ as a fraction, so
 that published activations only add energies to the numerator: ``τ + m·n = (r + n)/r`` with ``r = 1/m``.
-Without an offset samples of norms below 3e-39 count as if they had that norm.
+Without an offset samples of norms below the normal numbers of the dtype count as if they had the least of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
+from .merge import RmsPool
 from .points import RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
@@ -141,7 +142,7 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
     if op.offset:
         total = graph.add("Add", total, op.offset**2)
     else:
-        total = graph.add("Max", total, (1.001 / float(np.finfo(x.dtype).max)) ** 2)
+        total = graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
     inverse = graph.add("Pow", total, -0.5)
     unit = graph.scale(x, inverse)
     return unit, Peak(lambda: _scalar(graph, inverse)), Tau()
@@ -202,7 +203,21 @@ def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
         return weighted(graph, z, scale)
     above = tau.numerator(graph)
     if tau.divisor is not None:
-        return graph.scale(z, graph.add("Div", weighted(graph, tau.divisor, scale), above))
+        return graph.scale(z, weighted(graph, graph.add("Div", tau.divisor, above), scale))
     if scale != 1.0:
         return graph.scale(z, graph.add("Div", scale, above))
     return graph.add("Div", z, graph.reshape(graph.cast(above, z.dtype), (1,) * len(z.shape)))
+
+
+@DIRECT.runs(RmsPool)
+def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
+    # All channels are pooled at once: ONNX Runtime is fast where their number is a multiple of eight.
+    sizes, norms = zip(*op.sections, strict=True)
+    parts = graph.split(x, sizes)
+    squares = [graph.add("Mul", z, z) if norm else z for z, norm in zip(parts, norms, strict=True)]
+    y = RUN[layer.AvgPool](op.averages, graph, graph.join(squares))
+    roots = [
+        graph.add("Sqrt", z) if norm else z
+        for z, norm in zip(graph.split(y, sizes), norms, strict=True)
+    ]
+    return graph.join(roots)

@@ -20,6 +20,7 @@ from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
 from .coordinates import DIRECT, is_direct
 from .graph import BATCH, OUTPUT, OnnxGraph
+from .merge import merged
 from .points import RUN
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
@@ -82,6 +83,8 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     helper = _package("onnx").helper
     working = np.dtype(str(dtype).removeprefix("torch."))
     direct = is_direct(recipe, working)
+    if direct:
+        recipe = merged(recipe)
     graph, runtime = OnnxGraph(recipe, working, divided=not direct), DIRECT if direct else RUN
     values = {INPUT: graph.input}
     for operation in recipe.operations:

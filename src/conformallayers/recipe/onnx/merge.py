@@ -1,0 +1,253 @@
+"""Rewrite a recipe for ONNX: constant factors go into weights, and windows of several kinds are pooled at once.
+
+A value may be stored with a factor, one number or one for each channel, that the weights behind it divide by.
+So energies need no weights and divisions no scales.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from .. import layer_operations as layer
+from .. import places
+from .. import point_operations as point
+from ..operation import Operation, Shape, ShapeOf
+from ..places import Array
+from ..recipe import Recipe
+
+_PASS = (
+    *(layer.Slice, layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool),
+    *(layer.AddConstant, layer.Multiply, layer.Permute),
+)
+_MODERATE = 1e-12, 1e12  # factors that leave all weights in the range of float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsPool(Operation):
+    """Average windows: of the channels themselves, or the root of the mean of the squares.
+
+    ``sections`` are the numbers of channels in order, with True for squares. Only ONNX has this operation.
+    """
+
+    kind = "rms_pool"
+    averages: layer.AvgPool
+    sections: tuple[tuple[int, bool], ...]
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        """Return the shape of the averages."""
+        return self.averages.shapes(inputs, constant)
+
+
+def merged(recipe: Recipe) -> Recipe:
+    """Return a recipe with the same result and fewer factors; no coordinate of it may be 0."""
+    merger = _Merger(recipe)
+    for operation in recipe.operations:
+        merger.rewrite(operation)
+    needed, kept = {merger.name(recipe.output)}, []
+    for operation in reversed(merger.operations):
+        if not needed.isdisjoint(operation.outputs):
+            needed.update(operation.inputs)
+            kept.append(operation)
+    output = merger.name(recipe.output)
+    return replace(
+        recipe, operations=tuple(reversed(kept)), output=output, constants=merger.constants
+    )
+
+
+class _Merger:
+    """Collect the operations and constants of the shorter recipe."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.shapes = recipe, recipe.shapes()
+        self.operations: list[Operation] = []
+        self.constants: dict[str, Any] = dict(recipe.constants)
+        self.factors: defaultdict[str, Array] = defaultdict(lambda: np.ones(()))
+        self.names: dict[str, str] = {}  # of values that another one stands for
+        self.writer = {name: op for op in recipe.operations for name in op.outputs}
+        self.readers: defaultdict[str, list[Operation]] = defaultdict(list)
+        for op in recipe.operations:
+            for name in op.inputs:
+                self.readers[name].append(op)
+        self.takes_factor = cache(self._takes_factor)
+
+    def name(self, value: str) -> str:
+        """Return the value that stands for a value of the old recipe."""
+        return self.names.get(value, value)
+
+    def _takes_factor(self, value: str, channels: bool) -> bool:
+        """Tell whether all readers of a value can undo a positive factor, or one for each channel."""
+        return value != self.recipe.output and all(
+            self._undoes(op, value, channels) for op in self.readers[value]
+        )
+
+    def _undoes(self, op: Operation, value: str, channels: bool) -> bool:
+        if isinstance(op, layer.Conv):
+            return op.groups == 1
+        if isinstance(op, layer.Matmul):
+            return len(self.shapes[value]) == 1
+        if isinstance(op, point.SumSquares):
+            return not channels
+        if isinstance(op, (point.Rebase, point.Divide)):
+            return _moderate(op.scale) and (not channels or self.takes_factor(op.outputs[0], True))
+        if isinstance(op, layer.Permute) and channels:
+            return False
+        if isinstance(op, layer.Concatenate):
+            return op.axis == 0 and self.takes_factor(op.outputs[0], True)
+        if isinstance(op, layer.Reshape):
+            rows = len(op.shape) == 1  # a row of all entries keeps those of a channel together
+            return (rows or not channels) and self.takes_factor(op.outputs[0], channels)
+        rectified = isinstance(op, layer.Elementwise) and op.function in ("relu", "abs")
+        passes = rectified or isinstance(op, _PASS)
+        return passes and self.takes_factor(op.outputs[0], channels)
+
+    def rewrite(self, op: Operation) -> None:
+        """Append an operation, or what takes its place."""
+        factor = self.factors[op.inputs[0]]
+        out = op.outputs[0]
+        new = replace(op, inputs=tuple(self.name(name) for name in op.inputs))
+        if isinstance(new, (layer.Conv, layer.Matmul)):
+            new = self._weighted(new, factor)
+        elif isinstance(new, point.SumSquares):
+            new = replace(new, weight=_rounded(new.weight / float(factor) ** 2))
+        elif isinstance(new, (point.Rebase, point.Divide)):
+            if self.takes_factor(out, factor.ndim > 0) and _moderate(new.scale):
+                self.factors[out] = factor / new.scale
+                new = replace(new, scale=1.0)
+            else:
+                new = replace(new, scale=_rounded(new.scale / float(factor)))
+            if isinstance(new, point.Divide) and new.scale == 1 and self._is_point(op.inputs[1]):
+                self.names[out] = new.inputs[0]
+                return
+        elif (pool := self._pool(op)) is not None:
+            (source,) = pool.inputs
+            norms = np.concatenate([np.full(n, norm) for n, norm in pool.sections])
+            sizes = np.where(norms, 1 / sqrt(prod(pool.averages.kernel)), 1.0)
+            self.factors[out] = self.factors[source] * (sizes[0] if norms.all() else sizes)
+            new = replace(pool, inputs=(self.name(source),))
+        elif isinstance(new, layer.AddConstant):
+            if self._add_bias(new, factor):
+                return
+            if (factor != 1).any():
+                across = factor.reshape(*factor.shape, *[1] * (len(self.shapes[out]) - 1))
+                value = _double(self.constants[new.value]) * across
+                new = replace(new, value=self._constant(f"{out}.value", value))
+                self.factors[out] = factor
+        elif isinstance(new, layer.Concatenate):
+            found = [self.factors[name] for name in op.inputs]
+            if any(f.ndim or f != found[0] for f in found):
+                shapes = [self.shapes[name][0] for name in op.inputs]
+                found = [np.broadcast_to(f, n) for f, n in zip(found, shapes, strict=True)]
+                self.factors[out] = np.concatenate(found)
+            else:
+                self.factors[out] = found[0]
+        elif isinstance(new, layer.Slice) and new.axis == 0 and factor.ndim:
+            self.factors[out] = factor[new.start : new.stop]
+        elif isinstance(new, layer.Reshape) and factor.ndim:
+            self.factors[out] = np.repeat(factor, prod(self.shapes[out]) // len(factor))
+        elif self.takes_factor(op.inputs[0], factor.ndim > 0):
+            self.factors[out] = factor
+        self.operations.append(new)
+
+    def _is_point(self, tau: str) -> bool:
+        """Tell whether τ is 1: no activation has changed it since the last rebase."""
+        return isinstance(self.writer[tau], point.Rebase)
+
+    def _weighted(self, op: layer.Conv | layer.Matmul, factor: Array) -> Operation:
+        """Divide the weights by the factor of the input, and choose one for the output."""
+        out = op.outputs[0]
+        weight = _double(self.constants[op.weight])
+        own = self._wanted(out) if self.takes_factor(out, False) else 1.0
+        if own == 1 and (factor == 1).all():
+            return op
+        self.factors[out] = np.array(own)
+        across = (1, *np.shape(factor), *[1] * (weight.ndim - 2))
+        changed = self._constant(f"{out}.weight", weight * own / np.reshape(factor, across))
+        bias = op.bias
+        if bias is not None:
+            bias = self._constant(f"{out}.bias", _double(self.constants[bias]) * own)
+        return replace(op, weight=changed, bias=bias)
+
+    def _wanted(self, value: str) -> float:
+        """Return the factor that leaves an energy without a weight, or the result without a scale."""
+        for op in self.readers[value]:
+            if isinstance(op, point.SumSquares) and _moderate(op.weight):
+                return sqrt(op.weight)
+        for op in self.readers[value]:
+            if isinstance(op, point.Divide) and not self.takes_factor(op.outputs[0], False):
+                return op.scale if _moderate(op.scale) else 1.0
+        return 1.0
+
+    def _add_bias(self, op: layer.AddConstant, factor: Array) -> bool:
+        """Add a constant to the bias of a product that nothing else reads, if it is behind one."""
+        (value,) = op.inputs
+        made = self.operations[-1] if self.operations else None
+        names = [value, *(name for name, stands in self.names.items() if stands == value)]
+        alone = all(len(self.readers[name]) == 1 for name in names)
+        if not isinstance(made, layer.Matmul) or made.outputs != (value,) or not alone:
+            return False
+        if self.recipe.output in names or len(self.shapes[value]) != 1:
+            return False
+        total = np.broadcast_to(_double(self.constants[op.value]) * factor, self.shapes[value])
+        if made.bias is not None:
+            total = total + _double(self.constants[made.bias])
+        bias = self._constant(f"{op.outputs[0]}.bias", total)
+        self.operations[-1] = replace(made, bias=bias)
+        self.names[op.outputs[0]], self.factors[op.outputs[0]] = value, factor
+        return True
+
+    def _constant(self, name: str, array: Array) -> str:
+        self.constants[name] = array.astype(np.float32)
+        return name
+
+    def _pool(self, op: Operation) -> RmsPool | None:
+        """Return the pooling that an operation ends, if its windows are whole and a factor may stay."""
+        if isinstance(op, layer.Concatenate) and op.axis == 0:
+            parts = [self.writer.get(name) for name in op.inputs]
+            slices = [self.writer.get(part.inputs[0]) if part else None for part in parts]
+        elif isinstance(op, layer.NormPool):
+            parts, stop = [op], self.shapes[op.inputs[0]][0]
+            slices = [layer.Slice(op.inputs, (), axis=0, start=0, stop=stop)]
+        else:
+            return None
+        sections, at, windows, sources = [], 0, set(), set()
+        for part, piece in zip(parts, slices, strict=True):
+            if not isinstance(part, (layer.AvgPool, layer.NormPool)):
+                return None
+            if not isinstance(piece, layer.Slice) or (piece.axis, piece.start) != (0, at):
+                return None
+            norm = isinstance(part, layer.NormPool)
+            averages = part.averages if isinstance(part, layer.NormPool) else part
+            sections.append((piece.stop - piece.start, norm))
+            windows.add(replace(averages, inputs=piece.inputs, outputs=op.outputs))
+            sources.add(piece.inputs[0])
+            at = piece.stop
+        if len(windows) > 1 or len(sources) > 1 or not any(norm for _, norm in sections):
+            return None
+        (window,), (source,) = windows, sources
+        shape, whole = self.shapes[source], prod(window.kernel)
+        divisors = places.divisors(window, shape, self.shapes[op.outputs[0]])
+        fits = at == shape[0] and not any(window.padding) and bool((divisors == whole).all())
+        if not fits or not self.takes_factor(op.outputs[0], len(sections) > 1):
+            return None
+        return RmsPool((source,), op.outputs, averages=window, sections=tuple(sections))
+
+
+def _moderate(factor: float) -> bool:
+    return _MODERATE[0] < factor < _MODERATE[1]
+
+
+def _rounded(number: float) -> float:
+    """Return 1 for what is 1 up to rounding."""
+    return 1.0 if abs(number - 1) < 1e-12 else number
+
+
+def _double(array: Any) -> Array:
+    array = array.detach().cpu() if hasattr(array, "detach") else array
+    return np.asarray(array, np.float64)

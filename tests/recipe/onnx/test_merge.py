@@ -1,0 +1,180 @@
+"""Factors in weights and poolings at once: few nodes, and the numbers of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.onnx.merge import RmsPool, merged
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from onnx_support import error, node_kinds, session
+from oracle import relative_error
+from support import samples
+
+
+def micro(*, projective: bool = True, offset: Any = "learned", unit: str = "rms") -> nn.Module:
+    """Return a network of two stages with signed and norm-pooled channels, and a head."""
+    options: dict[str, Any] = {"alpha": "learned", "projective": projective}
+    layers = cl.ConformalLayers(
+        *(cl.Conv2d(3, 16, 3), cl.Conv2d(16, 16, 3, stride=2), cl.ReSPro(**options)),
+        *(cl.Split([4, 12], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), nn.BatchNorm2d(16)),
+        *(cl.Conv2d(16, 64, 1), cl.Conv2d(64, 48, 3), cl.ReSPro(**options)),
+        *(cl.Split([12, 36], [cl.AvgPool2d(3, 2), nn.LPPool2d(2, 3, 2)]), nn.BatchNorm2d(48)),
+        offset=offset,
+        unit=unit,
+    )
+    head = nn.Linear(192, 84), nn.ReLU(), nn.Linear(84, 10)
+    return nn.Sequential(layers, nn.Flatten(), *head)
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Give every batch normalisation statistics of its own."""
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.weight, module.bias):
+                assert tensor is not None
+                tensor.data.normal_(0.2, 0.5, generator=generator)
+            assert module.running_var is not None
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model.eval()
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "LeNetCL": (cl.networks.LeNetCL, 24),
+    "D3ModNetCL": (cl.networks.D3ModNetCL, 25),
+    "two stages": (micro, 37),
+    "two stages, published": (lambda: micro(projective=False), 46),
+    "two stages, no offset": (lambda: micro(offset=None, unit="norm"), 65),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_small_and_right_for_samples_of_every_size(name: str) -> None:
+    make, most = NETWORKS[name]
+    torch.manual_seed(0)
+    folded = cl.fold(randomised(make()), (3, 32, 32), strategy="conv")
+    kinds = node_kinds(folded.recipe)
+    assert len(kinds) <= most, (folded.recipe, kinds)
+    assert not {"Where", "Equal", "Sign"} & set(kinds) or "no offset" in name
+    x = samples((3, 32, 32), torch.float32, 8)
+    for index, size in enumerate((1e-30, 1e30, 0.0, 1e-37, 1e36), 1):
+        x[index] *= size
+    x[6].view(-1)[7], x[7].view(-1)[5] = float("nan"), float("inf")
+    y = session(folded.recipe, torch.float32)(x)
+    with torch.no_grad():
+        expected = folded(x)
+    assert y[6:].isnan().all()
+    assert expected[6:].isnan().all()
+    assert relative_error(y[:6], expected[:6]) <= 5e-6
+
+
+def embedded(shape: tuple[int, ...], offset: float = 0.0) -> tuple[RecipeBuilder, str, str, str]:
+    builder = RecipeBuilder(shape)
+    names = "unit", "m", "tau"
+    return builder, *builder.add_many(point.Normalize, INPUT, names=names, offset=offset)
+
+
+def normal(builder: RecipeBuilder, name: str, *shape: int) -> str:
+    torch.manual_seed(len(name) + len(shape))
+    return builder.constant(name, torch.randn(shape, dtype=torch.float64))
+
+
+ONES: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+TWOS: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2)}
+
+
+def windows(sizes: tuple[int, ...], **options: Any) -> Recipe:
+    """Embed, convolve, pool channels by norms and averages in turn, convolve, divide."""
+    builder, z, m, tau = embedded((2, 6, 7))
+    channels = sum(sizes)
+    weight = normal(builder, "first", channels, 2, 3, 3)
+    z = builder.add(layer.Conv, z, weight=weight, **ONES)
+    n = builder.add(point.SumSquares, z, weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, rule="projective")
+    parts, at = [], 0
+    for index, size in enumerate(sizes):
+        part = z
+        if len(sizes) > 1:
+            part = builder.add(layer.Slice, z, axis=0, start=at, stop=at + size)
+        kind, more = (layer.AvgPool, {"padding": (0, 0)}) if index % 2 else (layer.NormPool, {})
+        parts.append(builder.add(kind, part, **more, **TWOS | options))
+        at += size
+    if len(parts) > 1:
+        z = builder.add(layer.Concatenate, *parts, axis=0)
+    else:
+        (z,) = parts
+    z = builder.add(layer.Conv, z, weight=normal(builder, "second", 2, channels, 3, 3), **ONES)
+    return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 2, 3)], ids=str)
+def test_channels_of_several_kinds_are_pooled_at_once(sizes: tuple[int, ...]) -> None:
+    recipe = windows(sizes)
+    assert [isinstance(op, RmsPool) for op in merged(recipe).operations].count(True) == 1
+    assert node_kinds(recipe).count("AveragePool") == 1
+    assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3)], ids=str)
+def test_windows_that_are_cut_off_are_pooled_apart(sizes: tuple[int, ...]) -> None:
+    recipe = windows(sizes, ceil_mode=True)
+    assert not any(isinstance(op, RmsPool) for op in merged(recipe).operations)
+    assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
+
+
+def test_energies_lose_their_weights_and_divisions_their_scales() -> None:
+    operations = merged(windows((2, 3))).operations
+    assert [op.weight for op in operations if isinstance(op, point.SumSquares)] == [1.0]
+    assert [op.scale for op in operations if isinstance(op, point.Divide)] == [1.0]
+
+
+@pytest.mark.parametrize("weight", [1e-30, 1e30])
+def test_extreme_weights_stay_where_they_are(weight: float) -> None:
+    builder, z, m, tau = embedded((4,))
+    z = builder.add(layer.Matmul, z, weight=normal(builder, "first", 5, 4))
+    n = builder.add(point.SumSquares, z, weight=weight)
+    tau = builder.add(point.Advance, tau, m, n, rule="projective")
+    z = builder.add(layer.Matmul, z, weight=normal(builder, "second", 3, 5))
+    recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=weight))
+    (found,) = [op.weight for op in merged(recipe).operations if isinstance(op, point.SumSquares)]
+    assert found == weight
+    assert error(recipe, samples((4,), torch.float32, 4)) <= 5e-6
+
+
+def test_a_value_that_is_read_elsewhere_keeps_its_factor() -> None:
+    builder, z, m, tau = embedded((4,))
+    z = builder.add(layer.Matmul, z, weight=normal(builder, "first", 5, 4))
+    n = builder.add(point.SumSquares, z, weight=0.3)
+    tau = builder.add(point.Advance, tau, m, n, rule="published")
+    z = builder.add(layer.Add, z, builder.add(layer.Elementwise, z, function="abs"))
+    recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
+    assert error(recipe, samples((4,), torch.float32, 4)) <= 5e-6
+
+
+def test_the_bias_of_a_head_joins_that_of_the_last_stage() -> None:
+    builder, z, m, tau = embedded((2, 3), offset=1.5)
+    names = "z", "m", "tau"
+    options = {"scale": 0.6, "coordinate": 1.4}
+    z, m, tau = builder.add_many(point.Rebase, z, m, tau, names=names, **options)
+    z = builder.add(layer.AddConstant, z, value=normal(builder, "shift", 2, 1))
+    z = builder.add(layer.Reshape, z, shape=(6,))
+    constants = {"weight": normal(builder, "weight", 5, 6), "bias": normal(builder, "bias", 5)}
+    z = builder.add(layer.Matmul, z, **constants)
+    z = builder.add(point.Divide, z, tau, m, scale=0.3)
+    z = builder.add(layer.AddConstant, z, value=normal(builder, "head", 5))
+    z = builder.add(layer.Elementwise, z, function="relu")
+    z = builder.add(layer.Matmul, z, weight=normal(builder, "last", 3, 5))
+    recipe = builder.recipe(z)
+    kinds = node_kinds(recipe)
+    assert kinds[-4:] == ["Reshape", "Gemm", "Max", "Gemm"]
+    x = samples((2, 3), torch.float32, 4)
+    x[1], x[2] = 0, 1e30
+    assert error(recipe, x) <= 5e-6
