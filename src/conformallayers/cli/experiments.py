@@ -11,8 +11,10 @@ from ..lab.experiments.options import (
     BatchOptions,
     BenchOptions,
     CellOptions,
+    CostOptions,
     DataOptions,
     DepthOptions,
+    RobustnessOptions,
     SweepOptions,
 )
 from ..lab.experiments.paper import ABLATION, ABLATION_CELL
@@ -92,6 +94,24 @@ def batch_size(*, options: Annotated[BatchOptions | None, FLAT] = None) -> None:
     run_batches(**given(options))
 
 
+@experiment.command(name="5")
+def cost(*, options: Annotated[CostOptions | None, FLAT] = None) -> None:
+    """Train networks with stages, their ReLU twins and others, and compare accuracy with cost."""
+    from ..lab.experiments.cost import run_cost
+    from ..utils.memory import keep_freed_memory
+
+    keep_freed_memory()
+    run_cost(**given(options))
+
+
+@experiment.command(name="6")
+def robustness(*, options: Annotated[RobustnessOptions | None, FLAT] = None) -> None:
+    """Measure the networks of experiment 5 on corrupted images."""
+    from ..lab.experiments.robustness import run_robustness
+
+    run_robustness(**given(options))
+
+
 def sweep(
     network: str, dataset: str, *, options: Annotated[SweepOptions | None, FLAT] = None
 ) -> None:
@@ -99,7 +119,7 @@ def sweep(
 
     Args:
         network: Class of conformallayers.networks, such as LeNetCL.
-        dataset: mnist, fashion-mnist, cifar10 or digits.
+        dataset: mnist, fashion-mnist, cifar10, digits or shapes.
     """
     from ..lab.experiments.sweep import run_sweep
     from ..utils.memory import keep_freed_memory

@@ -11,12 +11,15 @@ from .formats import Bytes
 Labels = NDArray[np.int64]
 TRAIN_SHAPES, TEST_SHAPES = 6000, 2000
 _SIDES = (8, 15)  # of a square, in pixels; the upper bound is excluded
-_STEP = (0.15, 0.45)  # how much brighter or darker than the background of 0.5 a shape is
-_NOISE = 0.05
+_STEP = (0.2, 0.4)  # how much brighter or darker than the background of 0.5 a shape is
+_SLOPE, _NOISE = (
+    0.2,
+    0.05,
+)  # of the background: from the middle to a border, and from pixel to pixel
 
 
 def draw_shapes(count: int = TRAIN_SHAPES + TEST_SHAPES, seed: int = 0) -> tuple[Bytes, Labels]:
-    """Return images, (N, 1, 32, 32), and labels; every image has one shape on a background of noise.
+    """Return images, (N, 1, 32, 32), and labels; every image has one shape on a sloping, noisy background.
 
     Its size, place and brightness are random. Circles and squares have the same area, and shapes are brighter
     or darker than the background alike, so that neither one pixel nor a sum of pixels tells the class.
@@ -47,6 +50,8 @@ def draw(kind: str, random: np.random.Generator) -> Bytes:
         across = rows if random.integers(2) else columns
         inside &= across // 2 % 2 == random.integers(2)
     step = random.uniform(*_STEP) * random.choice((-1, 1))
-    image = 0.5 + step * inside + random.normal(0, _NOISE, inside.shape)
+    down, right = random.uniform(-_SLOPE, _SLOPE, 2)
+    slope = down * np.linspace(-1, 1, height)[:, None] + right * np.linspace(-1, 1, width)
+    image = 0.5 + slope + step * inside + random.normal(0, _NOISE, inside.shape)
     pixels: Bytes = (255 * image.clip(0, 1)).round().astype(np.uint8)
     return pixels

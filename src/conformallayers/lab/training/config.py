@@ -34,7 +34,7 @@ from .recipes import recipe
 if TYPE_CHECKING:
     import torch
 
-_NETWORK_OPTIONS = (
+NETWORK_OPTIONS = (
     *("preset", "depth", "hidden", "pool_stride", "alpha", "projective", "gain", "dropout"),
     *("rectifier", "respro", "offset", "pool"),
 )
@@ -116,7 +116,7 @@ class TrainConfig(BaseModel):
             remedy = f"Name one.{suggest(str(name), known)}"
             raise refusal("train", f"a network of {', '.join(known)}", repr(name), remedy)
         accepted = inspect.signature(getattr(networks, name)).parameters
-        for option in _NETWORK_OPTIONS:
+        for option in NETWORK_OPTIONS:
             if option in accepted:
                 if values.get(option) is None and option in _NETWORK_DEFAULTS:
                     values = {**values, option: _NETWORK_DEFAULTS[option]}
@@ -140,7 +140,7 @@ class TrainConfig(BaseModel):
 
         network = getattr(networks, self.network)
         accepted = inspect.signature(network).parameters
-        chosen = {name: getattr(self, name) for name in _NETWORK_OPTIONS if name in accepted}
+        chosen = {name: getattr(self, name) for name in NETWORK_OPTIONS if name in accepted}
         given = {
             key: None if value == _NONE else value
             for key, value in chosen.items()

@@ -1,0 +1,293 @@
+"""Experiment 5: accuracy against cost, of networks with stages, their ReLU twins and others."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from ...errors import ConformalError, refusal
+from ...networks import IMAGE_SHAPE
+from ...testing import fold_error
+from ...utils.files import replace_file
+from ...utils.text import count
+from ..checks import command_line, require_positive
+from ..report import figures
+from ..settings import torch_settings
+from ..training.config import TrainConfig, make_config
+from ..training.runs import RESULT
+from ..training.saved_models import load_model
+from ..training.train import train
+from .contestants import CONTESTANTS, Contestant, Runs, config_of, identity, named
+from .deployed import deployed, multiply_adds, onnx_session, weights, without_centre
+from .options import CostOptions
+from .records import Measurements, Row, kept, mean_and_spread, provenance, write_record
+from .timing import interleave
+
+BATCHES = (1, 64)
+OPPONENT = "LeNet"  # times are relative to its
+_SEEDS = (0, 1, 2)
+_HALF_AN_HOUR = 1800.0  # seconds of a run beyond which one seed must do
+_CALLS = 3  # timed calls per turn
+_WORDS = ("experiment", "5")
+_WHERE = "experiment 5"
+
+
+def run_cost(
+    *, say: Callable[[str], object] = print, console: Console | None = None, **options: Any
+) -> Row:
+    """Train the missing contestants, or time those that are trained; write rows, table and figure.
+
+    Args:
+        say: receives one line per row.
+        console: shows the progress of training; None is the terminal.
+        **options: fields of :class:`conformallayers.lab.experiments.options.CostOptions`.
+    """
+    chosen = CostOptions(**options)
+    require_positive(_WHERE, chosen, "epochs", "executions", "threads")
+    found = named(f"{_WHERE} --only", chosen.only)
+    found = found or [one for one in CONTESTANTS.values() if one.ablation == chosen.ablation]
+    if chosen.measure:
+        return _measure_times(found, chosen, say)
+    return _train(found, chosen, say, console)
+
+
+def _train(
+    found: Sequence[Contestant],
+    chosen: CostOptions,
+    say: Callable[[str], object],
+    console: Console | None,
+) -> Row:
+    measurements = Measurements(
+        _WORDS,
+        chosen,
+        settings=("dataset", "epochs"),
+        selection=("only", "seeds", "ablation"),
+        name=chosen.dataset,
+        key=lambda row: (row["name"], row["seed"]),
+        line=_line,
+        say=say,
+    )
+    runs, failed = Runs(chosen.runs), []
+    with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
+        for seed in chosen.seeds or _SEEDS:
+            for one in found:
+                if not chosen.seeds and _takes_long(measurements, one.name):
+                    continue
+                config = _config(one, seed, chosen)
+                _require_same(measurements.rows.get((one.name, seed)), config)
+                try:
+                    measure = partial(measured, one, config, runs, chosen, console)
+                    measurements.row((one.name, seed), measure)
+                except ConformalError as error:
+                    say(f"{one.name}, seed {seed}: {error}")
+                    failed.append(f"{one.name} seed {seed}")
+    if failed:
+        got, remedy = f"the errors above in {', '.join(failed)}", "Repeat the command."
+        raise refusal(_WHERE, "every network trained", got, remedy)
+    return measurements.record
+
+
+def _config(one: Contestant, seed: int, chosen: CostOptions) -> TrainConfig:
+    runtime = {"threads": chosen.threads, "device": chosen.device}
+    return config_of(one, chosen.dataset, seed, chosen.epochs, **runtime)
+
+
+def _takes_long(measurements: Measurements, name: str) -> bool:
+    first = measurements.rows.get((name, _SEEDS[0]))
+    return first is not None and first["seconds"] > _HALF_AN_HOUR
+
+
+def _require_same(row: Row | None, config: TrainConfig) -> None:
+    """Refuse a row that was trained with other options, such as an earlier recipe."""
+    if row is not None and identity(make_config(**row["options"])) != identity(config):
+        remedy = "Start again with --no-resume, or name another --out."
+        got = f"others in the row of {row['name']}"
+        raise refusal(f"{_WHERE} --resume", "the options of the recipe", got, remedy)
+
+
+def measured(
+    one: Contestant, config: TrainConfig, runs: Runs, chosen: CostOptions, console: Console | None
+) -> Row:
+    """Return the row of a run, which is trained if it is not there."""
+    folder = runs.find(config)
+    if folder is None:
+        folder = chosen.runs / f"{one.name}-{config.dataset}-seed{config.seed}"
+        train(
+            out=folder,
+            resume=True,
+            data_root=chosen.data_root,
+            verify=chosen.verify,
+            console=console,
+            **config.model_dump(),
+        )
+    result = json.loads((folder / RESULT).read_text("utf-8"))
+    network = without_centre(load_model(folder, _WHERE).module)
+    folded = deployed(network)
+    x = torch.rand(8, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(0)) - 0.5
+    return {
+        "name": one.name,
+        "seed": config.seed,
+        "ablation": one.ablation,
+        "accuracy": result["accuracy"],
+        "multiply_adds": multiply_adds(folded),
+        "weights": weights(folded),
+        "error": fold_error(network, folded, x),
+        "strategy": folded.strategy,
+        "parameters": result["parameters"],
+        "seconds": result["seconds"],
+        "commit": result["commit"],
+        "command": config.command({"no_check": not chosen.verify}),
+        "options": config.model_dump(exclude={"threads", "device"}),
+    }
+
+
+def _measure_times(
+    found: Sequence[Contestant], chosen: CostOptions, say: Callable[[str], object]
+) -> Row:
+    """Time trained networks in ONNX Runtime with one thread, in turns."""
+    name = f"{chosen.dataset}-times"
+    settings = {"dataset": chosen.dataset, "epochs": chosen.epochs, "executions": chosen.executions}
+    before = kept(chosen.out / f"{name}.json", settings, chosen.resume)
+    rows = {(row["name"], row["batch"]): row for row in before.get("rows", [])}
+    runs, rounds = Runs(chosen.runs), math.ceil(chosen.executions / _CALLS)
+    names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
+    with tempfile.TemporaryDirectory() as folder, torch_settings(1):
+        sessions = {}
+        for one in named(_WHERE, list(names)):
+            network = without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
+            sessions[one.name] = onnx_session(deployed(network), Path(folder) / f"{one.name}.onnx")
+        for batch in BATCHES:
+            x = torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
+            feed = {"x": x.numpy() - 0.5}
+            engines = {key: partial(one.run, None, feed) for key, one in sessions.items()}
+            times = interleave(engines, rounds=rounds, calls=_CALLS)
+            for key, timing in times.items():
+                ratio = round(timing.median / times[OPPONENT].median, 3)
+                row = {"name": key, "batch": batch, "milliseconds": timing.milliseconds}
+                rows[key, batch] = {**row, "ratio": ratio}
+                say(f"{key}, batch {batch}: {timing.milliseconds['median']:.3f} ms, {ratio:.2f}")
+        shown = {**settings, "only": chosen.only, "ablation": chosen.ablation, "measure": True}
+        source = {**provenance(command_line(_WORDS, shown), before), "options": settings}
+    record = {**source, "rows": list(rows.values())}
+    write_record(chosen.out, name, record, record["rows"])
+    write_summary(chosen.out, chosen.dataset)
+    return record
+
+
+def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:
+    """Return a finished run of a contestant."""
+    for seed in chosen.seeds or _SEEDS:
+        folder = runs.find(_config(one, seed, chosen))
+        if folder is not None:
+            return folder
+    remedy = "Train it first: the same command without --measure."
+    raise refusal(f"{_WHERE} --measure", f"a run of {one.name} in {runs.folder}", "none", remedy)
+
+
+def write_summary(out: Path, dataset: str) -> None:
+    """Write the table and the figure of the rows in a folder."""
+    rows = _read(out / f"{dataset}.json")
+    times = _read(out / f"{dataset}-times.json")
+    text = "".join(
+        f"## {title}\n\n{markdown(part, times)}\n"
+        for title, part in (
+            ("Accuracy against cost", [row for row in rows if not row["ablation"]]),
+            ("Ablation of StageNet micro", [row for row in rows if row["ablation"]]),
+        )
+        if part
+    )
+    if text:
+        replace_file(out / f"{dataset}.md", [text.encode()])
+    front = [row for row in rows if not row["ablation"]]
+    if front:
+        figures.save(front_figure(front), out, dataset)
+
+
+def _read(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    return rows
+
+
+def by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Group the rows of all seeds by network."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def markdown(rows: Sequence[Row], times: Sequence[Row]) -> str:
+    """Return the rows as a table in Markdown, one line for all seeds of a network."""
+    header = ["network", "accuracy", "each seed", "multiply-adds", "weights", "error"]
+    header += [f"time / {OPPONENT}'s, batch {batch}" for batch in BATCHES]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    ratios = {(row["name"], row["batch"]): f"{row['ratio']:.2f}" for row in times}
+    for name, found in by_name(rows).items():
+        shares = [row["accuracy"] for row in found]
+        cells = [name, mean_and_spread(shares), ", ".join(f"{100 * one:.2f}" for one in shares)]
+        cells += [count(found[0]["multiply_adds"]), count(found[0]["weights"])]
+        cells.append(f"{max(row['error'] for row in found):.1e}")
+        cells += [ratios.get((name, batch), "") for batch in BATCHES]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def front_figure(rows: Sequence[Row]) -> Figure:
+    """Plot accuracy against multiply-adds, with a line along the networks that none beats in both."""
+    points = [
+        (name, found[0]["multiply_adds"], 100 * fmean(row["accuracy"] for row in found))
+        for name, found in by_name(rows).items()
+    ]
+    with figures.styled(7.2, 5.0) as (figure, axes):
+        best = pareto([(cost, share) for _, cost, share in points])
+        axes.plot(*zip(*best, strict=True), color="#999999", linewidth=1, zorder=1)
+        for name, cost, share in points:
+            kind = name.partition("-")[0]
+            colours = {"StageNet": figures.GREEN, "StageReLUNet": figures.ORANGE}
+            hollow = name.endswith("depth1")
+            colour = colours.get(kind, figures.BLUE)
+            axes.scatter(
+                *(cost, share), s=28, color="white" if hollow else colour, edgecolor=colour
+            )
+            label = name.removeprefix(f"{kind}-").removesuffix("-depth1")
+            axes.annotate(
+                "" if hollow else label, (cost, share), (5, -3), textcoords="offset points", size=7
+            )
+        for kind, colour in (("StageNet", figures.GREEN), ("ReLU twin", figures.ORANGE)):
+            axes.scatter([], [], s=28, color=colour, label=kind)
+        hollow_style = {"color": "white", "edgecolor": figures.ORANGE}
+        axes.scatter([], [], s=28, label="ReLU twin, one layer in a stage", **hollow_style)
+        axes.scatter([], [], s=28, color=figures.BLUE, label="others")
+        axes.set(xlabel="multiply-adds for one image", ylabel="test accuracy (%)", xscale="log")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    return figure
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that cost more than every worse one, cheapest first.
+
+    Examples:
+        >>> pareto([(3, 80.0), (1, 70.0), (2, 60.0)])
+        [(1, 70.0), (3, 80.0)]
+    """
+    best: list[tuple[float, float]] = []
+    for cost, share in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or share > best[-1][1]:
+            best.append((cost, share))
+    return best
+
+
+def _line(row: Row) -> str:
+    cost = f"{count(row['multiply_adds'])} multiply-adds, {count(row['weights'])} weights"
+    return f"{row['name']}, seed {row['seed']}: {100 * row['accuracy']:.2f} %, {cost}"

@@ -1,0 +1,117 @@
+"""Networks as they are deployed, and their costs: folds, and plain networks with convolutions merged."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...folding.fold import fold
+from ...folding.folded import Folded
+from ...networks import IMAGE_SHAPE
+from ...nn.container import ConformalLayers
+from ...nn.extra_layers import Centre
+from ...recipe.onnx.export import export_onnx
+
+
+def without_centre(model: nn.Module) -> nn.Module:
+    """Return the network behind the subtraction of the mean image, which all networks have in common."""
+    if isinstance(model, nn.Sequential) and isinstance(model[0], Centre):
+        return model[1]
+    return model
+
+
+def deployed(network: nn.Module) -> Folded:
+    """Return a network as operations that every runtime has: folded, or its layers if nothing folds.
+
+    In plain networks convolutions in a row become one, and BatchNorms become part of them, so that the linear depth
+    of a ReLU network costs as little as that of a conformal one.
+
+    Examples:
+        >>> from conformallayers.networks import StageReLUNet
+        >>> deep, plain = (deployed(StageReLUNet(depth=depth)) for depth in (2, 1))
+        >>> multiply_adds(deep) == multiply_adds(plain)
+        True
+    """
+    if any(isinstance(module, ConformalLayers) for module in network.modules()):
+        return fold(network, IMAGE_SHAPE)
+    return fold(_Plain(merged(network)), IMAGE_SHAPE)
+
+
+class _Plain(nn.Module):
+    """A network beside an empty ConformalLayers, which it does not run: its fold is its layers."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.nothing = ConformalLayers()
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.network(input)
+        return output
+
+
+def merged(network: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode whose neighbouring convolutions and BatchNorms are merged."""
+    network = copy.deepcopy(network).eval()
+    for sequence in [one for one in network.modules() if isinstance(one, nn.Sequential)]:
+        layers: list[nn.Module] = []
+        for layer in sequence:
+            before = layers[-1] if layers else None
+            if isinstance(before, nn.Conv2d) and isinstance(layer, nn.BatchNorm2d):
+                layers[-1] = fuse_conv_bn_eval(before, layer)
+            elif isinstance(before, nn.Conv2d) and isinstance(layer, nn.Conv2d):
+                layers[-1:] = _composed(before, layer)
+            else:
+                layers.append(layer)
+        del sequence[:]
+        sequence.extend(layers)
+    return network
+
+
+def _composed(first: nn.Conv2d, second: nn.Conv2d) -> list[nn.Module]:
+    """Return one convolution that does what two do, or both if there is none."""
+    pads = second.padding != (0, 0) or first.padding_mode != "zeros"
+    strided = {first.stride, first.dilation, second.dilation} != {(1, 1)}
+    if first.bias is not None or pads or strided or first.groups > 1 or second.groups > 1:
+        return [first, second]
+    kernels = first.weight.detach().double(), second.weight.detach().double()
+    reach = [size - 1 for size in second.kernel_size]
+    weight = F.conv2d(kernels[0].transpose(0, 1), kernels[1].flip(2, 3), padding=reach)
+    size: Any = tuple(weight.shape[2:])
+    places: Any = {"stride": second.stride, "padding": first.padding}
+    bias = second.bias is not None
+    one = nn.Conv2d(first.in_channels, second.out_channels, size, bias=bias, **places)
+    one.weight = nn.Parameter(weight.transpose(0, 1).to(first.weight.dtype))
+    if second.bias is not None:
+        one.bias = nn.Parameter(second.bias.detach())
+    return [one.eval()]
+
+
+def multiply_adds(folded: Folded) -> int:
+    """Return the multiply-adds of one image, half the operations that torch's FlopCounterMode counts."""
+    x = torch.zeros(1, *folded.input_shape, dtype=folded.dtype)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        folded(x)
+    return int(counter.get_total_flops()) // 2
+
+
+def weights(folded: Folded) -> int:
+    """Return the number of stored constants."""
+    return sum(array.numel() for array in folded.recipe.constants.values())
+
+
+def onnx_session(folded: Folded, path: Path) -> Any:
+    """Export a network to a file and open it in ONNX Runtime, with one thread."""
+    import onnxruntime
+
+    export_onnx(folded, path)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

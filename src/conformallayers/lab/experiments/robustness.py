@@ -1,0 +1,191 @@
+"""Experiment 6: accuracy on corrupted images, by corruption and strength."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from ...errors import refusal
+from ...nn.extra_layers import Centre
+from ...testing import relative_error
+from ...utils.files import replace_file
+from ..checks import require_choice, require_positive
+from ..data.batches import as_input
+from ..data.datasets import Dataset, load
+from ..report import figures
+from ..settings import torch_settings
+from ..training.evaluate import accuracy
+from ..training.saved_models import load_model
+from .contestants import Contestant, Runs, config_of, named
+from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
+from .options import RobustnessOptions
+from .records import Measurements, Row
+
+CLEAN, SCALED = (
+    "none",
+    "scaled",
+)  # no corruption, and a contrast that projective networks do not see
+NAMES = (
+    *("LeNet", "LeNetCL", "StageNet-micro", "StageNet-micro-no-offset"),
+    *("StageNet-micro-depth2-norm-no-respro", "StageReLUNet-micro-average"),
+    "StageReLUNet-micro-max",
+)
+_COMPARED = 256  # images whose scores are compared
+_WHERE = "experiment 6"
+
+
+def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> Row:
+    """Measure trained networks on corrupted test images; write rows, table and figure.
+
+    Args:
+        say: receives one line per row.
+        **options: fields of :class:`conformallayers.lab.experiments.options.RobustnessOptions`.
+    """
+    chosen = RobustnessOptions(**options)
+    require_positive(_WHERE, chosen, "epochs", "images", "threads")
+    kinds = chosen.corruptions or (*CORRUPTIONS, SCALED)
+    for kind in kinds:
+        require_choice(f"{_WHERE} --corruptions", kind, (*CORRUPTIONS, SCALED), "Name one of them.")
+    for strength in chosen.strengths:
+        if strength not in STRENGTHS:
+            remedy = "5 is the strongest."
+            raise refusal(f"{_WHERE} --strengths", "1 to 5", str(strength), remedy)
+    models = _models(named(f"{_WHERE} --only", chosen.only or NAMES), chosen)
+    data = load(chosen.dataset, chosen.data_root, verify=chosen.verify)
+    measurements = Measurements(
+        ("experiment", "6"),
+        chosen,
+        settings=("dataset", "epochs", "images", "seed"),
+        selection=("only", "corruptions", "strengths", "seeds"),
+        name=chosen.dataset,
+        key=lambda row: tuple(row[part] for part in ("corruption", "strength", "name", "run_seed")),
+        line=_line,
+        say=say,
+    )
+    # Images are corrupted once for all networks, and kept for one corruption and strength only.
+    draw = lru_cache(maxsize=1)(partial(_images, data, chosen))
+    cases = [(CLEAN, 0), *((kind, strength) for kind in kinds for strength in chosen.strengths)]
+
+    def summarise(rows: list[Row]) -> None:
+        replace_file(chosen.out / f"{chosen.dataset}.md", [markdown(rows).encode()])
+        figures.save(strength_figure(rows), chosen.out, chosen.dataset)
+
+    with torch_settings(chosen.threads), measurements.drawing(summarise):
+        for kind, strength in cases:
+            for (name, seed), model in models.items():
+                key = (kind, strength, name, seed)
+                measurements.row(key, partial(_measured, key, model, draw))
+    return measurements.record
+
+
+def _models(
+    found: Sequence[Contestant], chosen: RobustnessOptions
+) -> dict[tuple[str, int], nn.Module]:
+    """Load the finished runs of experiment 5 by name and seed."""
+    runs = Runs(chosen.runs)
+    models = {}
+    for one in found:
+        for seed in chosen.seeds:
+            folder = runs.find(config_of(one, chosen.dataset, seed, chosen.epochs))
+            if folder is None:
+                expected = f"a run of {one.name} with seed {seed} in {runs.folder}"
+                remedy = f"Train it: conformallayers experiment 5 --only {one.name} --seeds {seed}."
+                raise refusal(_WHERE, expected, "none", remedy)
+            models[one.name, seed] = load_model(folder, _WHERE).module.eval()
+    return models
+
+
+def _images(
+    data: Dataset, chosen: RobustnessOptions, kind: str, strength: int
+) -> tuple[Tensor, Tensor]:
+    images, labels = data.test_images[: chosen.images], data.test_labels[: chosen.images]
+    if kind in (CLEAN, SCALED):
+        return images, labels
+    return corrupted(images, kind, strength, chosen.seed), labels
+
+
+def _measured(
+    key: tuple[str, int, str, int], model: nn.Module, draw: Callable[..., tuple[Tensor, Tensor]]
+) -> Row:
+    kind, strength, name, seed = key
+    images, labels = draw(kind, strength)
+    run: Callable[[Tensor], Tensor] = model
+    row: Row = {"corruption": kind, "strength": strength, "name": name, "run_seed": seed}
+    if kind == SCALED:
+        scale = scaled(_mean(model), strength)
+        run = lambda x: model(scale(x))  # noqa: E731
+        with torch.inference_mode():
+            x = as_input(images[:_COMPARED])
+            row["change_of_scores"] = relative_error(run(x), model(x))
+    return {**row, "accuracy": accuracy(run, images, labels)}
+
+
+def _mean(model: nn.Module) -> Tensor:
+    """Return the image that a network subtracts, 0 if it subtracts none."""
+    means = [module.mean for module in model.modules() if isinstance(module, Centre)]
+    return means[0] if means else torch.zeros(())
+
+
+def shares(rows: Sequence[Row]) -> dict[str, dict[tuple[str, int], float]]:
+    """Return the mean accuracy over seeds by network, then by corruption and strength."""
+    found: dict[str, dict[tuple[str, int], list[float]]] = {}
+    for row in rows:
+        case = row["corruption"], row["strength"]
+        found.setdefault(row["name"], {}).setdefault(case, []).append(row["accuracy"])
+    return {
+        name: {case: fmean(values) for case, values in cases.items()}
+        for name, cases in found.items()
+    }
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return accuracies in per cent, the mean over strengths, one line for each network."""
+    found = shares(rows)
+    measured = {row["corruption"] for row in rows}
+    kinds = [kind for kind in (CLEAN, *CORRUPTIONS, SCALED) if kind in measured]
+    header = ["network", "mean of corruptions", *kinds]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for name, cases in found.items():
+        means = {
+            kind: fmean(values)
+            for kind in kinds
+            if (values := [share for case, share in cases.items() if case[0] == kind])
+        }
+        common = [means[kind] for kind in CORRUPTIONS if kind in means]
+        cells = [f"{100 * fmean(common):.1f}" if common else ""]
+        cells += [f"{100 * means[kind]:.1f}" if kind in means else "" for kind in kinds]
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def strength_figure(rows: Sequence[Row]) -> Figure:
+    """Plot accuracy against strength: the mean of the corruptions, contrast, and scaling."""
+    titles = {"mean of corruptions": CORRUPTIONS, "contrast": ("contrast",), SCALED: (SCALED,)}
+    with figures.styled(9.6, 4.4, columns=3) as (figure, panels):
+        for axes, (title, kinds) in zip(panels, titles.items(), strict=True):
+            for index, (name, cases) in enumerate(shares(rows).items()):
+                line = {0: [cases[CLEAN, 0]]} if (CLEAN, 0) in cases else {}
+                for (kind, strength), share in cases.items():
+                    if kind in kinds:
+                        line.setdefault(strength, []).append(share)
+                points = sorted((strength, 100 * fmean(found)) for strength, found in line.items())
+                style: Any = {"color": figures.COLOURS[index % 6], "label": name}
+                style |= {"marker": "sovD^<P"[index % 7], "markersize": 4}
+                axes.plot(*zip(*points, strict=True), **style)
+            axes.set(xlabel="strength", title=title)
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel="test accuracy (%)")
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _line(row: Row) -> str:
+    case = f"{row['corruption']} {row['strength']}" if row["strength"] else "clean"
+    return f"{row['name']}, {case}: {100 * row['accuracy']:.2f} %"

@@ -1,0 +1,134 @@
+"""Experiment 5: runs that are taken over, rows that are kept, times, table and figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+import conformallayers as cl
+from conformallayers.lab.experiments import cost
+from conformallayers.lab.experiments.cost import front_figure, markdown, run_cost
+from conformallayers.lab.training import train as training
+from runs import few_digits
+from support import run_command
+from training import QUIET
+
+NAMES = ("LeNet", "StageNet-micro", "StageReLUNet-micro-average")
+OPTIONS: dict[str, Any] = {"dataset": "digits", "epochs": 1, "only": NAMES, "console": QUIET}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, and few images under the name of digits."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "load", lambda *names, **options: few_digits())
+    return tmp_path
+
+
+def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    lines: list[str] = []
+    record = run_cost(**OPTIONS, seeds=(0,), say=lines.append)
+    rows = {row["name"]: row for row in record["rows"]}
+    assert list(rows) == list(NAMES)
+    for name, row in rows.items():
+        result = json.loads((here / "runs" / f"{name}-digits-seed0" / "result.json").read_text())
+        assert row["accuracy"] == result["accuracy"]
+        assert row["error"] < 5e-6
+        assert row["command"].startswith(f"conformallayers train {name.partition('-')[0]} digits")
+    twin, stage = rows["StageReLUNet-micro-average"], rows["StageNet-micro"]
+    assert twin["multiply_adds"] == stage["multiply_adds"] == 424_968
+    assert rows["LeNet"]["weights"] == 62_006
+    assert len(lines) == 3
+
+    # The runs are there: only the second seed of one network is trained.
+    names: list[str] = []
+    original = training.train
+    monkeypatch.setattr(cost, "train", lambda **o: (names.append(o["network"]), original(**o)))
+    again = run_cost(**OPTIONS, seeds=(0,), resume=False, say=lines.append)
+    assert [{**row, "seconds": 0} for row in again["rows"]] == [
+        {**row, "seconds": 0} for row in record["rows"]
+    ]
+    more = run_cost(**{**OPTIONS, "only": ("LeNet",)}, seeds=(0, 1), say=lines.append)
+    assert names == ["LeNet"]
+    assert [(row["name"], row["seed"]) for row in more["rows"]][-1] == ("LeNet", 1)
+
+    times = run_cost(**OPTIONS, measure=True, executions=3, say=lines.append)
+    ratios = {(row["name"], row["batch"]): row["ratio"] for row in times["rows"]}
+    assert set(ratios) == {(name, batch) for name in NAMES for batch in (1, 64)}
+    assert ratios["LeNet", 1] == ratios["LeNet", 64] == 1.0
+    assert names == ["LeNet"]
+    folder = here / "results/experiment5"
+    table = (folder / "digits.md").read_text()
+    assert table.count("\n| ") == 4
+    assert "425 k" in table
+    assert f"{ratios['StageNet-micro', 64]:.2f}" in table
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".csv", ".md", ".png", ".svg"}
+
+
+def test_other_options_than_before_are_refused(here: Path) -> None:
+    options = {**OPTIONS, "only": ("LeNet",), "seeds": (0,), "say": lambda line: None}
+    run_cost(**options)
+    with pytest.raises(cl.ConformalError, match="--epochs: expected 1 as before, got 2"):
+        run_cost(**{**options, "epochs": 2})
+    path = here / "results/experiment5/digits.json"
+    record = json.loads(path.read_text())
+    record["rows"][0]["options"]["learning_rate"] = 0.5
+    path.write_text(json.dumps(record))
+    with pytest.raises(cl.ConformalError, match=r"others in the row of LeNet\. .*--no-resume"):
+        run_cost(**options)
+
+
+def test_what_is_not_trained_is_not_timed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("experiment", "5", "--dataset", "digits", "--measure", "--only", "MLP")
+    assert run_command(*words) == 1
+    assert "a run of LeNet in runs, got none" in capsys.readouterr().err
+
+
+def test_a_failed_run_does_not_stop_the_others(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**options: Any) -> None:
+        raise cl.ConformalError("no data")
+
+    monkeypatch.setattr(cost, "train", broken)
+    lines: list[str] = []
+    with pytest.raises(cl.ConformalError, match="in LeNet seed 0, StageNet-micro seed 0"):
+        run_cost(**{**OPTIONS, "only": NAMES[:2]}, seeds=(0,), say=lines.append)
+    assert lines == [f"{name}, seed 0: no data" for name in NAMES[:2]]
+
+
+def row(name: str, accuracy: float, **others: Any) -> dict[str, Any]:
+    basic = {"name": name, "seed": 0, "accuracy": accuracy, "multiply_adds": 10_000}
+    return {**basic, "weights": 2000, "error": 1e-7, "seconds": 10.0, "ablation": False, **others}
+
+
+def test_seeds_are_one_line_of_the_table() -> None:
+    rows = [row("LeNet", 0.7), row("LeNet", 0.72, seed=1, error=3e-7), row("MLP", 0.5)]
+    lines = markdown(rows, [{"name": "MLP", "batch": 64, "ratio": 0.512}]).splitlines()
+    assert lines[2] == "| LeNet | 71.00 ± 1.41 % | 70.00, 72.00 | 10 k | 2 k | 3.0e-07 |  |  |"
+    assert lines[3] == "| MLP | 50.00 % | 50.00 | 10 k | 2 k | 1.0e-07 |  | 0.51 |"
+
+
+def test_long_runs_have_one_seed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quick(one: Any, config: Any, *rest: Any) -> dict[str, Any]:
+        seconds = 3600.0 if one.name == "LeNet" else 60.0
+        options = config.model_dump(exclude={"threads", "device"})
+        return row(one.name, 0.5, seed=config.seed, seconds=seconds, options=options)
+
+    monkeypatch.setattr(cost, "measured", quick)
+    done = run_cost(**{**OPTIONS, "only": ("LeNet", "MLP")}, say=lambda line: None)["rows"]
+    seeds = [(found["name"], found["seed"]) for found in done]
+    assert seeds == [("LeNet", 0), ("MLP", 0), ("MLP", 1), ("MLP", 2)]
+
+
+def test_figure_shows_every_network() -> None:
+    rows = [row("LeNet", 0.7), row("StageNet-micro", 0.8, multiply_adds=5000)]
+    rows.append(row("StageReLUNet-micro-max-depth1", 0.75))
+    (axes,) = front_figure(rows).axes
+    assert axes.get_xscale() == "log"
+    assert [text.get_text() for text in axes.texts] == ["LeNet", "micro", ""]
