@@ -23,6 +23,7 @@ ORDER = (
     "errors",
     "utils",
     "functional",
+    "scaling",
     "recipe.fields",
     "recipe.operation",
     "recipe.layer_operations",

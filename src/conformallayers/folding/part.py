@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ConformalError, refusal
-from ..functional import Scaling, wide_dtype
+from ..functional import wide_dtype
 from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule
+from ..scaling import Scaling
 from .advice import advice_for
 from .certificate import ErrorBudget
 from .lower import Lowering

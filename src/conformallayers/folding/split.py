@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import shape_text
-from ..functional import Scaling
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join
 from ..registry.bounds import Shape
 from ..registry.registry import is_homogeneous
+from ..scaling import Scaling
 from .operators import Operator, merged, operator_of
 from .stages import ActivationSite, Node, Stage
 from .trace import Step, Trace

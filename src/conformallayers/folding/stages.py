@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..errors import shape_text
-from ..functional import Scaling
 from ..nn.activations import GNOMONIC, PROJECTIVE, RADIAL_TANH, RadialActivation, Rule
 from ..nn.branches import Join
 from ..registry.bounds import Shape
+from ..scaling import Scaling
 from .operators import Operator
 
 _CollapsedGroups = tuple[tuple[int, ...], ...]

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import refusal
-from ..functional import Scaling, scale_samples
+from ..functional import scale_samples
 from ..recipe.operation import Operation
 from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
 from ..recipe.recipe import Recipe
+from ..scaling import Scaling
 from ..testing.checks import fold_error
 from ..utils.text import table
 from .certificate import ErrorBudget, holds, rounding_budget

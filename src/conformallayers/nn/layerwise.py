@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ..functional import (
     Scalar,
-    Scaling,
     activate_and_dehomogenize,
     dehomogenize,
     energy,
@@ -40,6 +39,7 @@ from ..registry.registry import (
     run,
     spec_of,
 )
+from ..scaling import Scaling
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, joined_bound
 from .power_iteration import Layer, power_step

@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...functional import Scaling
 from ...nn.activations import Rule
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...recipe.torch.points import RULES
+from ...scaling import Scaling
 from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost

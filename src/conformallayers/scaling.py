@@ -1,0 +1,82 @@
+"""The scalars between a point and the numbers that stand for it, which keep these in range."""
+
+from __future__ import annotations
+
+from .functional import Scalar
+
+
+class Scaling:
+    """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, chosen so that z and τ stay in range.
+
+    ``balance = κ²/σ`` and ``rho = κ/σ``. A published activation keeps the balance at 1 (z = x/√s);
+    one that acts on points keeps rho at 1 (z/τ is the point). :meth:`take` returns the factor of z
+    that restores this. It is deferred so that the next layer can apply it to its weights.
+    """
+
+    def __init__(self, norm_factor: float = 1.0) -> None:
+        # t starts as norm_factor·‖x‖, so κ = 1 and σ = norm_factor.
+        self._balance: Scalar = 1.0 / norm_factor
+        self._rho: Scalar = 1.0 / norm_factor
+        # slope/α of the last activation and whether it acts on points, until :meth:`take`.
+        self._last: tuple[Scalar, bool] | None = None
+
+    @property
+    def rho(self) -> Scalar:
+        """The factor of the point ``rho · z / τ``, for the current z."""
+        return self._rho if self._last is None else self._rho * self._last[0]
+
+    def copy(self) -> Scaling:
+        """Return an independent copy for a branch."""
+        other = Scaling()
+        other._balance, other._rho, other._last = self._balance, self._rho, self._last
+        return other
+
+    def lacking(self, gain: float) -> Scaling:
+        """Return the scalars of ``z / gain``."""
+        other = self.copy()
+        other._balance, other._rho = self._balance * gain * gain, self._rho * gain
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Scaling) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def pending(self) -> bool:
+        """Whether a factor of z is still to be taken."""
+        return self._last is not None
+
+    @property
+    def sigma(self) -> Scalar:
+        """The factor of the coordinate ``m · sigma · τ``."""
+        balance, rho = self._balance, self._rho
+        if self._last is not None:
+            balance, rho = balance * self._last[0], rho * self._last[0]
+        return balance / (rho * rho)  # rho**2 of a float raises on overflow
+
+    def activate(self, alpha: Scalar, on_points: bool, slope: float = 2.0) -> Scalar:
+        """Pass an activation; return the weight of ``‖z‖²`` in τ, for the current z."""
+        if self._last is not None:  # no layer has applied the previous factor
+            before = self._last[0]
+            self._balance, self._rho = self._balance * before, self._rho * before
+        self._last = slope / alpha, on_points
+        return _product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
+
+    def take(self) -> Scalar | None:
+        """Return the pending factor of z, or None."""
+        if self._last is None:
+            return None
+        (double, on_points), self._last = self._last, None
+        balance, rho = _product(self._balance, double), _product(self._rho, double)
+        factor = rho if on_points else balance**0.5
+        if on_points:
+            self._balance, self._rho = balance / factor**2, 1.0
+        else:
+            self._balance, self._rho = 1.0, rho / factor
+        return factor
+
+
+def _product(a: Scalar, b: Scalar) -> Scalar:
+    """Return ``a · b``, without an operation on tensors if a is the plain number 1."""
+    return b if isinstance(a, float) and a == 1.0 else a * b
