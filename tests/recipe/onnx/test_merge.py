@@ -115,11 +115,13 @@ def windows(sizes: tuple[int, ...], **options: Any) -> Recipe:
     return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
 
 
-@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1, 2, 3), (3, 5)], ids=str)
 def test_channels_of_several_kinds_are_pooled_at_once(sizes: tuple[int, ...]) -> None:
     recipe = windows(sizes)
     assert [isinstance(op, RmsPool) for op in merged(recipe).operations].count(True) == 1
-    assert node_kinds(recipe).count("AveragePool") == 1
+    kinds = node_kinds(recipe)
+    fast = sum(sizes) % 8 == 0  # else a convolution with equal weights is faster
+    assert [kinds.count(kind) for kind in ("AveragePool", "Conv")] == ([1, 2] if fast else [0, 3])
     assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6
 
 

@@ -21,6 +21,7 @@ from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
 LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the entries one by one
+_BLOCK = 8  # ONNX Runtime's pooling is slow for other counts of channels, its convolution is not
 
 
 def _affine(
@@ -136,7 +137,11 @@ def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0)
         return graph.cast(y if scale == 1.0 else graph.add("Mul", y, scale), x.dtype)
     shape = graph.result_shape(op)
     options, _ = _pooling(op, x, shape)
-    y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)
+    if len(op.kernel) == 2 and x.shape[0] % _BLOCK:
+        weight = np.full((x.shape[0], 1, *op.kernel), 1 / prod(op.kernel))
+        y = graph.add("Conv", x, weight, shape=shape, group=x.shape[0], **options)
+    else:
+        y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)
     factor = scale * prod(op.kernel) / places.divisors(op, x.shape, shape)
     if (factor == 1).all():
         return y
