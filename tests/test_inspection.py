@@ -308,3 +308,110 @@ def test_a_collapsing_rule_and_what_is_refused() -> None:
     ]:
         with pytest.raises(cl.ConformalError, match=named):
             cl.inspect(cl.ConformalLayers(*inside), (4,))
+
+
+# -- stages -----------------------------------------------------------------------------------------
+
+
+def staged(**embedding: Any) -> nn.Sequential:
+    features = cl.ConformalLayers(
+        *(cl.Conv2d(2, 3, 3), cl.ReSPro(1.5), cl.Conv2d(3, 4, 2), cl.ReSPro(0.7, projective=True)),
+        *(nn.LPPool2d(2, 2), cl.Conv2d(4, 3, 2, bias=True), cl.ReSPro(2.2), nn.ReLU()),
+        *(cl.Conv2d(3, 2, 1), cl.ReSPro(0.9)),
+        **embedding,
+    )
+    return randomise(nn.Sequential(features, nn.Flatten(), nn.Linear(8, 3)))  # type: ignore[return-value]
+
+
+def points_between(model: nn.Sequential, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Follow (x, t) by the table of the paper: where each stage starts, and where the last one ends."""
+    features = copy.deepcopy(model[0]).double().eval()
+    rms = features.unit == "rms"
+
+    def squared_norm(x: Tensor) -> Tensor:
+        total = x.flatten(1).square()
+        return total.mean(1) if rms else total.sum(1)
+
+    t = (squared_norm(x) + float(features.offset or 0) ** 2).sqrt()
+    found = [(x, t)]
+    for module in features:
+        if isinstance(module, cl.ReSPro):
+            alpha, n = float(module.alpha), squared_norm(x)
+            t = alpha / 2 * t + n / (2 * alpha * (t if module.projective else 1))
+        elif isinstance(module, nn.Conv2d) and module.bias is not None:
+            biases = t[:, None, None, None] * module.bias.view(1, -1, 1, 1)
+            x = nn.functional.conv2d(x, module.weight) + biases
+        else:
+            x = module(x)
+        if isinstance(module, (nn.LPPool2d, nn.ReLU)):
+            found.append((x, t))
+    return [*found, (x, t)]
+
+
+@pytest.mark.parametrize(
+    "embedding", [{}, {"offset": 0.7}, {"unit": "rms", "offset": 2.0}], ids=str
+)
+def test_stages_have_parts_of_their_own(embedding: dict[str, Any]) -> None:
+    model, x = staged(**embedding), samples((2, 10, 10), torch.float64, batch=300)
+    parts = cl.inspect(model, (2, 10, 10), x).parts
+    assert [(part.path, part.stage) for part in parts] == [(f"0 stage {i}", i) for i in (1, 2, 3)]
+    assert [len(part.forms) for part in parts] == [2, 0, 1]
+    entered = points_between(model, x)
+    with torch.no_grad():
+        last = (
+            copy.deepcopy(model)
+            .double()
+            .eval()[1:](entered[3][0] / entered[3][1].view(-1, 1, 1, 1))
+        )
+    for part, (x, t) in zip(parts, entered, strict=False):
+        terms = part.terms
+        assert terms is not None
+        assert terms.names[0] == "t"
+        torch.testing.assert_close(terms.norms, t)
+        torch.testing.assert_close(terms.shares.sum(1), torch.ones(300).double())
+        assert bool((terms.shares > 0).all())
+        y = x.flatten(1) @ part.templates.flatten(1).T
+        if part.stage == 2:
+            assert part.bias is not None
+            y = (y + t[:, None] * part.bias) / terms.denominators[:, None]
+            after, t_after = entered[2]  # behind the ReLU
+            torch.testing.assert_close(y.relu(), (after / t_after.view(-1, 1, 1, 1)).flatten(1))
+        elif part.stage == 3:
+            assert part.bias is not None
+            torch.testing.assert_close(y / terms.denominators[:, None] + part.bias, last)
+
+
+def test_an_offset_is_part_of_what_enters() -> None:
+    model = randomise(cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro(), offset=1.5, unit="rms"))
+    x = samples((4,), torch.float64, batch=3) * torch.tensor([1.0, 0.1, 0.0]).double()[:, None]
+    part = one(model, (4,), x)
+    assert part.terms is not None
+    assert part.terms.names[0] == "√(‖x‖² + c²)"
+    y = x @ part.templates.T / part.terms.denominators[:, None]
+    torch.testing.assert_close(y, cl.testing.reference(model, x))
+
+
+def test_gains_of_later_stages_are_quotients_of_their_forms() -> None:
+    model, x = staged(), samples((2, 10, 10), torch.float64)
+    part = cl.inspect(model, (2, 10, 10), x, top=12).parts[2]
+    (form,) = part.forms
+    assert part.terms is not None
+    entered, t = points_between(model, x)[2]
+    vectors = form.eigenimages.flatten(1)
+    flat = entered.flatten(1)
+    quotients = ((flat @ vectors.T).square() * form.eigenvalues).sum(1) / flat.square().sum(1)
+    torch.testing.assert_close(part.terms.gains[:, 0], quotients)
+    added = part.terms.shares[:, 1] / part.terms.shares[:, 0] * t
+    torch.testing.assert_close(added, quotients * flat.square().sum(1))
+
+
+def test_stages_of_any_graph_print_and_name_what_is_too_large() -> None:
+    block = cl.Residual(cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro(), nn.ReLU())
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), block, nn.MaxPool2d(2), cl.Flatten())
+    dark = torch.rand(3, 1, 8, 8)
+    found = cl.inspect(model, (1, 8, 8), dark)
+    assert [part.path for part in found.parts] == ["stage 1", "stage 2"]
+    assert "stage 2: (2, 6, 6) → (2, 6, 6)" in str(found)
+    wide = cl.ConformalLayers(cl.Conv2d(1, 16, 3), nn.ReLU(), cl.Conv2d(16, 1, 3))
+    with pytest.raises(cl.ConformalError, match=r"inspect\(stage 2\): .*14400 coefficients"):
+        cl.inspect(wide, (1, 32, 32))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,19 @@ from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
 from .folding.operators import frozen_wide
 from .folding.problem import Problem
-from .folding.split import StageGraph
+from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import too_large
+from .functional import scale_samples
 from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
 from .registry.bounds import Shape
+from .scaling import Scaling
 from .utils.text import table
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
 _CHUNK = 256  # samples, or rows of Q, that are looked at together
+_Row = tuple[Tensor, Tensor, Tensor]  # what enters, the shares and the gains of some samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +78,13 @@ class Terms:
     """What the denominator consists of, sample by sample.
 
     Attributes:
-        names: ``‖x‖`` and the paths of the activations.
-        norms: ‖x‖ of what enters the layers, (samples,).
+        names: of what enters the layers, and the paths of the activations. ``‖x‖`` enters a network,
+            ``√(‖x‖² + c²)`` one with an offset c, and the coordinate ``t`` a stage.
+        norms: its values, (samples,).
         shares: of each in the denominator, (samples, 1 + activations); every row has the sum 1.
         gains: ``xᵀQx / ‖x‖²`` of each activation's own form, (samples, activations). Where it is
-            the same for all samples, Q does no more than a multiple of the identity.
+            the same for all samples, Q does no more than a multiple of the identity. In a stage with biases
+            the energy of its output takes the place of the form; 0 where x = 0.
     """
 
     names: tuple[str, ...]
@@ -94,15 +100,20 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One ConformalLayers of a model with the linear layers behind it.
+    """One ConformalLayers of a model with the linear layers behind it, or one of its stages.
+
+    Homogeneous maps cut a ConformalLayers into stages. Then x and t are those that enter the stage,
+    and y is the point that leaves it. A stage with biases has no form but the energy of its own output, and
+    ``y = (M x + t·bias) / D``.
 
     Attributes:
-        path: of the ConformalLayers, empty if it is the model.
+        path: of the ConformalLayers, empty if it is the model; "… stage 2" for a stage.
         input_shape, output_shape: of one sample.
         forms: every Q.
         templates: the rows of M as samples, (outputs, *input_shape): ``y = M x / D + bias``.
         bias: (outputs,), or None.
         terms: of the denominator, None without data.
+        stage: its number, from 1, or None.
     """
 
     path: str
@@ -112,6 +123,7 @@ class Part:
     templates: Tensor
     bias: Tensor | None
     terms: Terms | None
+    stage: int | None = None
 
     def __str__(self) -> str:
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
@@ -128,7 +140,8 @@ class Part:
             )
             for form in self.forms
         ]
-        parts.append(table(header, rows))
+        if rows:
+            parts.append(table(header, rows))
         if self.terms is not None:
             parts.append(_terms_text(self.terms))
         return "\n\n".join(parts)
@@ -158,7 +171,7 @@ def inspect(
         top: how many eigenvectors of each Q to keep.
 
     Returns:
-        An :class:`Inspection` with a :class:`Part` for each ConformalLayers.
+        An :class:`Inspection` with a :class:`Part` for each ConformalLayers, or for each of its stages.
 
     Examples:
         >>> import conformallayers as cl
@@ -185,42 +198,81 @@ def inspect(
         # The whole linear head is part of M, whether a fold would absorb it or not.
         found = stages_by_part(model, shape, prefix=False)
         graphs = {path: longer[-1] for path, longer in found.items()}
-        stages = {path: _checked(path, graph) for path, graph in graphs.items()}
-        terms: list[Terms] | list[None] = [None] * len(stages)
+        for path, graph in graphs.items():
+            _check(path, graph)
+        terms: list[list[Terms]] = []
         if data is not None:
-            terms = _terms(model, [stage.chain for stage in stages.values()], data)
+            terms = _terms(model, list(graphs.values()), data)
         parts = [
-            _part(path, stage, graphs[path].bias, found, top)
-            for (path, stage), found in zip(stages.items(), terms, strict=True)
+            replace(part, terms=terms[i][j] if terms else None)
+            for i, (path, graph) in enumerate(graphs.items())
+            for j, part in enumerate(_parts(path, graph, top))
         ]
     return Inspection(tuple(parts))
 
 
-def _checked(path: str, graph: StageGraph) -> Stage:
-    """Return the stage of a network whose denominator is a sum of forms that can be written out."""
-    where = f"inspect({path or 'model'})"
-    stage = graph.single
-    if stage is None or stage.affine:
-        got = "homogeneous maps inside"
-        if stage is not None:
+def _nodes(graph: StageGraph) -> list[GraphNode]:
+    """Return the stages that are looked at: those with weights or activations, or the only one."""
+    found = [node for node in graph.nodes if isinstance(node.action, Stage)]
+    if graph.single is not None:
+        return found
+    return [node for node in found if not _stage(node).moves_only]
+
+
+def _stage(node: GraphNode) -> Stage:
+    if not isinstance(node.action, Stage):
+        raise TypeError("a map or a join")
+    return node.action
+
+
+def _check(path: str, graph: StageGraph) -> None:
+    """Refuse a network whose denominators are no sums of forms that can be written out."""
+    for number, stage in enumerate(map(_stage, _nodes(graph)), 1):
+        where = f"inspect({_label(path, graph, number) or 'model'})"
+        if stage.affine:
             got = "branches that pass activations" if stage.branched else "biases inside"
-        remedy = "There the denominator is a recurrence over more than forms of x."
-        raise refusal(where, "a chain of linear layers and activations", got, remedy)
-    reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
-    if reason is not None:
-        remedy = "Inspect it on smaller images."
-        raise refusal(where, "forms that can be written out", reason, remedy)
-    return stage
+            remedy = "There the denominator is a recurrence over more than forms of x."
+            raise refusal(where, "a chain of linear layers and activations", got, remedy)
+        reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
+        if reason is not None:
+            remedy = "Inspect it on smaller images."
+            raise refusal(where, "forms that can be written out", reason, remedy)
 
 
-def _part(path: str, stage: Stage, bias: Tensor | None, terms: Terms | None, top: int) -> Part:
-    chain = stage.chain
-    values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
-    found = zip(chain.groups, values, strict=True)
-    forms = tuple(_form(chain, group, form, top) for group, form in found)
-    templates = (matrix_of(chain, stage.device) * chain.scale).view(-1, *stage.input_shape)
-    held = None if bias is None else bias.flatten()
-    return Part(path, stage.input_shape, stage.output_shape, forms, templates, held, terms)
+def _label(path: str, graph: StageGraph, number: int) -> str:
+    return path if graph.single is not None else f"{path} stage {number}".strip()
+
+
+def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
+    """Yield every stage of a network, without its terms."""
+    for number, node in enumerate(_nodes(graph), 1):
+        stage, chain = _stage(node), _stage(node).chain
+        values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
+        found = zip(chain.groups, values, strict=True)
+        forms = tuple(_form(chain, group, form, top) for group, form in found)
+        scale, bias = chain.scale, graph.bias if node is graph.nodes[-1] else None
+        if stage.direct and stage.constant is not None:
+            scale = float(_passed(stage)[0].rho)
+            bias = scale * stage.constant + (0.0 if bias is None else bias)
+        yield Part(
+            _label(path, graph, number),
+            stage.input_shape,
+            stage.output_shape,
+            forms,
+            (matrix_of(chain, stage.device) * scale).view(-1, *stage.input_shape),
+            None if bias is None else bias.flatten(),
+            None,
+            None if graph.single is not None else number,
+        )
+
+
+def _passed(stage: Stage) -> tuple[Scaling, list[float]]:
+    """Return the scalars behind the activation of a stage with biases, and the weight of its energy."""
+    scaling = Scaling()
+    weights = [
+        float(scaling.activate(site.alpha, site.rule.on_points, site.slope)) for site in stage.sites
+    ]
+    return scaling, weights
 
 
 def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
@@ -252,45 +304,98 @@ def _falloff(form: Tensor, shape: Shape) -> Tensor | None:
     return found / energy.sum().clamp_min(torch.finfo(form.dtype).tiny)
 
 
-def _terms(model: nn.Module, chains: list[Chain], data: Tensor) -> list[Terms]:
+def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[list[Terms]]:
     """Run a model on data, and look at every denominator where its ConformalLayers is entered."""
     frozen = frozen_wide(model)
     entered: list[Tensor] = []
     for module in frozen.modules():
         if isinstance(module, ConformalLayers):
             module.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
-    found: list[list[tuple[Tensor, ...]]] = [[] for _ in chains]
+    found: list[list[list[_Row]]] = [[[] for _ in _nodes(graph)] for graph in graphs]
     for chunk in data.split(_CHUNK):
         entered.clear()
         with layer_by_layer():
             frozen(chunk)
-        for rows, chain, x in zip(found, chains, entered, strict=True):
-            rows.append(_recurrence(chain, x))
-    results = []
-    for chain, rows in zip(chains, found, strict=True):
-        names = ("‖x‖", *(segment.site.path for segment in chain.segments))
-        results.append(Terms(names, *(torch.cat(tensors) for tensors in zip(*rows, strict=True))))
-    return results
+        for stages, graph, x in zip(found, graphs, entered, strict=True):
+            for rows, row in zip(stages, _rows(graph, x), strict=True):
+                rows.append(row)
+    return [
+        [
+            Terms(_names(graph, node), *(torch.cat(column) for column in zip(*rows, strict=True)))
+            for node, rows in zip(_nodes(graph), stages, strict=True)
+        ]
+        for graph, stages in zip(graphs, found, strict=True)
+    ]
 
 
-def _recurrence(chain: Chain, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ‖x‖, the shares of the terms of D, and each form over ‖x‖², for each sample."""
-    norm = torch.linalg.vector_norm(x.flatten(1), dim=1)
-    zero = int((norm == 0).sum())
+def _names(graph: StageGraph, node: GraphNode) -> tuple[str, ...]:
+    first = "t"
+    if graph.single is not None:
+        first = "√(‖x‖² + c²)" if graph.embedding.offset else "‖x‖"
+    return (first, *(site.path for site in _stage(node).sites))
+
+
+def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
+    """Take samples through the stages, maps and joins of a network; yield the terms of every stage."""
+    norm = torch.linalg.vector_norm(x.flatten(1), dim=1) * graph.embedding.norm_factor
+    t = torch.hypot(norm, torch.full_like(norm, graph.embedding.offset))
+    zero = int((t == 0).sum())
     if zero:
         got, remedy = f"{zero} of zeros, whose denominator is 0", "Leave them out."
         raise refusal("inspect(data=...)", "samples with a norm", got, remedy)
-    z = x / norm.view(-1, *[1] * (x.dim() - 1))
-    tau, terms, gains = torch.ones_like(norm), [torch.ones_like(norm)], []
-    for segment in chain.segments:
-        z = segment.apply(z)
-        gains.append(segment.weight * z.flatten(1).square().sum(1))
-        grown = segment.rule.advance(tau, gains[-1], norm)
+    start, looked_at = (scale_samples(x, 1 / t), t), _nodes(graph)
+    values: list[tuple[Tensor, Tensor]] = []  # points and their coordinates
+    for node in graph.nodes:
+        sources = [start if source < 0 else values[source] for source in node.sources]
+        action, (point, t) = node.action, sources[0]
+        if isinstance(action, Stage):
+            row, after = _recurrence(action, point, t)
+            values.append(after)
+            if any(node is other for other in looked_at):
+                yield row
+        elif isinstance(action, HomogeneousMap):
+            values.append((action.module(point), t))
+        else:
+            values.append((action.merge([other for other, _ in sources]), t))
+
+
+def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Tensor, Tensor]]:
+    """Return the terms of a stage for points and their coordinates, and those that leave it."""
+    chain, end = stage.chain, stage.chain.end
+    z, tau = point, torch.full_like(t, 1 / float(stage.start.sigma))
+    terms, energies = [tau], []
+    steps: list[tuple[Callable[[Tensor], Tensor], float, Rule]] = [
+        (segment.apply, segment.weight, segment.rule) for segment in chain.segments
+    ]
+    if stage.direct:
+        end, weights = _passed(stage)
+        for operator in chain.trailing:
+            z = operator.apply(z)
+        z = z if stage.constant is None else z + stage.constant
+        rules = (site.rule for site in stage.sites)
+        steps = [(_same, weight, rule) for weight, rule in zip(weights, rules, strict=True)]
+    for apply, weight, rule in steps:
+        z = apply(z)
+        energies.append(weight * z.flatten(1).square().sum(1))
+        grown = rule.advance(tau, energies[-1], t)
         terms.append(grown - tau)
         tau = grown
-    empty = norm.new_empty(len(norm), 0)
-    shares = torch.stack(terms, 1) / tau[:, None]
-    return norm, shares, torch.stack(gains, 1) if gains else empty
+    if not stage.direct:
+        for operator in chain.trailing:
+            z = operator.apply(z)
+    squares = point.flatten(1).square().sum(1)
+    empty = t.new_empty(len(t), 0)
+    gains = [n / squares.where(squares > 0, 1.0) * (squares > 0) for n in energies]
+    row = (
+        t * terms[0],
+        torch.stack(terms, 1) / tau[:, None],
+        torch.stack(gains, 1) if gains else empty,
+    )
+    return row, (scale_samples(z, float(end.rho) / tau), t * float(end.sigma) * tau)
+
+
+def _same(z: Tensor) -> Tensor:
+    return z
 
 
 def _terms_text(terms: Terms) -> str:

@@ -142,9 +142,15 @@ def _form_row(form: Form) -> Row:
         "top_shares": {str(count): form.share(count) for count in _TOP},
         "reach": form.reach,
         "falloff": None if form.falloff is None else _numbers(form.falloff),
-        "eigenimage_frequencies": _numbers(frequencies(form.eigenimages)),
-        "eigenimage_grey_shares": _numbers(_grey_shares(form.eigenimages)),
+        **(_image_rows(form.eigenimages) if form.eigenimages.dim() == 4 else {}),
         "eigenvalues": _numbers(form.eigenvalues),
+    }
+
+
+def _image_rows(images: Tensor) -> Row:
+    return {
+        "eigenimage_frequencies": _numbers(frequencies(images)),
+        "eigenimage_grey_shares": _numbers(_grey_shares(images)),
     }
 
 
@@ -208,8 +214,11 @@ def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[
     """Return the accuracy as trained, with a multiple of I for every Q, and with a constant D.
 
     The multiple is the mean of ``xᵀQx / ‖x‖²`` over the images, the constant the mean of D. Only
-    the denominator of the conformal part is replaced.
+    the denominator of the conformal part is replaced. Of a network of stages only the first is returned: its
+    denominators are inside.
     """
+    if part.stage is not None:
+        return {"network": _accuracy(model, "", x, labels, torch.ones(len(x), dtype=torch.float64))}
     terms = part.terms
     if terms is None:
         raise refusal("accuracies(part=...)", "terms", "none", "Inspect the model with data=x.")
