@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -15,10 +16,22 @@ from ...nn import extra_layers, layers
 from ...nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
 from ...nn.branches import Parallel, Residual
 from ...nn.container import ConformalLayers
+from ...nn.homogeneous import Abs, Split
 from ...nn.traced import Traced
+from ..cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 
 Shape = tuple[int, ...]
 LIMIT = 1500  # values of a map in most cases; explicit matrices of the oracle stay small
+_RANGES = {  # of sizes that are drawn anew, one for all axes or one each
+    "kernel_size": (1, 4),
+    "stride": (1, 3),
+    "padding": (0, 3),
+    "dilation": (1, 2),
+    "output_padding": (0, 1),
+    "output_size": (1, 6),
+    "size": (1, 9),
+}
+_SCALES = (0.6, 1.0, 1.1, 1.5, 2.0, 2.7)
 
 
 class Quartic(RadialActivation):
@@ -108,22 +121,28 @@ class Generator:
 
     def _conformal(self, shape: Shape, depth: int | None = None) -> tuple[ConformalLayers, Shape]:
         """Return a ConformalLayers; choices that torch or the library refuses are drawn again."""
-        depth = self.rng.randint(1, 6) if depth is None else depth
+        rng = self.rng
+        depth = rng.randint(1, 6) if depth is None else depth
         parts: list[nn.Module] = []
-        bend = self.rng.random()  # how often an activation follows
+        bend, maps = rng.random(), rng.choice((0.0, 0.0, 0.3))  # how often one follows
         for _ in range(depth):
-            part = self._branch(shape) if self.rng.random() < 0.12 else self._layer(shape)
+            part = self._branch(shape, maps) if rng.random() < 0.12 else self._layer(shape)
             parts.append(part)
             shape = output_shape(part, shape)
-            if self.rng.random() < 0.3 + bend:
+            if rng.random() < maps:
+                parts.append(self._layer(shape, HOMOGENEOUS_CASES))
+                shape = output_shape(parts[-1], shape)
+            if rng.random() < 0.3 + bend:
                 parts.append(self._activation())
-        return ConformalLayers(*parts), shape
+        offset = rng.choice((None, None, None, "learned", 0.5))
+        unit = rng.choice(("norm", "norm", "norm", "rms"))
+        return ConformalLayers(*parts, offset=offset, unit=unit), shape
 
-    def _layer(self, shape: Shape) -> nn.Module:
+    def _layer(self, shape: Shape, cases: tuple[Case, ...] = LINEAR_CASES) -> nn.Module:
         """Return a layer that takes the shape; torch and the library decide what fits."""
         while True:
             try:
-                proposed = self._proposal(shape)
+                proposed = self._proposal(shape, _options_by_class(cases, len(shape) - 1))
                 ConformalLayers(proposed)
                 out = output_shape(proposed, shape)
                 if 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape):
@@ -132,42 +151,32 @@ class Generator:
             except (ConformalError, *_TORCH_REFUSALS):
                 self.refused += 1
 
-    def _proposal(self, shape: Shape) -> nn.Module:
-        rng, n = self.rng, len(shape) - 1
-        owner: Any = rng.choice((nn, layers))
-        kinds: list[Callable[[], nn.Module]] = [
-            lambda: owner.Linear(shape[-1], rng.randint(1, 12), bias=self._bias()),
-            lambda: extra_layers.Scale(rng.choice((-0.5, 0.2, 2.0, 30.0))),
-            lambda: owner.Flatten(rng.randint(1, max(1, n))),
-            lambda: nn.Dropout(0.3),
-            lambda: owner.Identity(),
-            lambda: extra_layers.RepeatChannels(rng.randint(1, 3)),
-        ]
-        if n == 0:
-            kinds += [kinds[0]] * 4
-            size = rng.choice([d for d in range(1, shape[0] + 1) if shape[0] % d == 0])
-            kinds += [
-                lambda: nn.Unflatten(1, (size, -1)),
-                lambda: nn.Unflatten(1, (size, -1, 1)),
-                lambda: nn.BatchNorm1d(shape[0]),
-            ]
-        if 1 <= n <= 3:
-            kinds += [lambda: self._convolution(owner, shape, n)] * 10
-            kinds += [lambda: self._pool(owner, n)] * 3
-            kinds += [lambda: self._transposed(owner, shape, n)] * 3
-            kinds += [lambda: self._padding(n)] * 3
-            kinds += [lambda: self._upsample(n)] * 2
-            kinds += [
-                lambda: getattr(owner, f"AdaptiveAvgPool{n}d")(self._per_axis(n, 1, 6)),
-                lambda: getattr(nn, f"BatchNorm{n}d")(
-                    shape[0], eps=rng.choice((1e-5, 0.1)), affine=rng.random() < 0.8
-                ),
-                lambda: getattr(nn, f"Dropout{n}d")(),
-            ]
-        if n == 2:
-            kinds += [lambda: nn.PixelShuffle(2), lambda: nn.PixelUnshuffle(2)]
-            kinds += [lambda: nn.ChannelShuffle(rng.randint(1, 3))]
-        return rng.choice(kinds)()
+    def _proposal(self, shape: Shape, classes: dict[Any, list[dict[str, Any]]]) -> nn.Module:
+        """Mix the options of two conformance cases of one class, and draw some sizes anew."""
+        rng = self.rng
+        weights = [1 + len(rows) / 5 for rows in classes.values()]
+        (kind,) = rng.choices(list(classes), weights)
+        options = {**rng.choice(classes[kind]), **rng.choice(classes[kind])}
+        for key, (low, high) in _RANGES.items():
+            if key in options and options[key] != "same" and rng.random() < 0.5:
+                alone = kind is nn.LPPool1d  # it takes no tuples
+                size = rng.randint(low, high)
+                options[key] = size if alone else self._per_axis(len(shape) - 1, low, high)
+        fitted = {"in_channels": shape[0], "num_features": shape[0], "in_features": shape[-1]}
+        options |= {key: size for key, size in fitted.items() if key in options}
+        if "out_channels" in options:
+            options["groups"] = rng.choice((1, 1, 1, shape[0]))
+            options |= {"out_channels": options["groups"] * rng.randint(1, 4)}
+            options["bias"] = self._bias()
+        if "Pad" in kind.__name__:
+            low = -2 if rng.random() < 0.4 else 0
+            options["padding"] = tuple(rng.randint(low, 3) for _ in shape[1:] * 2)
+        if "scale_factor" in options and "size" in options:
+            del options[rng.choice(("scale_factor", "size"))]
+        if "scale_factor" in options:
+            scales = tuple(rng.choice(_SCALES) for _ in shape[1:])
+            options["scale_factor"] = rng.choice((scales[0], scales))
+        return kind(**options)  # type: ignore[no-any-return]
 
     def _per_axis(self, n: int, low: int, high: int) -> Any:
         if self.rng.random() < 0.5:
@@ -176,72 +185,6 @@ class Generator:
 
     def _bias(self) -> bool:
         return self.rng.random() < 0.25
-
-    def _convolution(self, owner: Any, shape: Shape, n: int) -> nn.Module:
-        rng = self.rng
-        groups = rng.choice((1, 1, 1, shape[0]))
-        mode = rng.choice(("zeros", "zeros", "reflect", "replicate", "circular"))
-        same = rng.random() < 0.2
-        return getattr(owner, f"Conv{n}d")(  # type: ignore[no-any-return]
-            shape[0],
-            groups * rng.randint(1, 4),
-            self._per_axis(n, 1, 4),
-            stride=1 if same else self._per_axis(n, 1, rng.randint(1, 3)),
-            padding=rng.choice(("same", "valid")) if same else self._per_axis(n, 0, 3),
-            dilation=self._per_axis(n, 1, rng.randint(1, 2)),
-            groups=groups,
-            bias=self._bias(),
-            padding_mode=mode,
-        )
-
-    def _transposed(self, owner: Any, shape: Shape, n: int) -> nn.Module:
-        rng = self.rng
-        groups = rng.choice((1, 1, shape[0]))
-        return getattr(owner, f"ConvTranspose{n}d")(  # type: ignore[no-any-return]
-            shape[0],
-            groups * rng.randint(1, 3),
-            self._per_axis(n, 1, 3),
-            stride=self._per_axis(n, 1, 3),
-            padding=self._per_axis(n, 0, 2),
-            output_padding=self._per_axis(n, 0, 1),
-            groups=groups,
-            bias=self._bias(),
-            dilation=self._per_axis(n, 1, 2),
-        )
-
-    def _pool(self, owner: Any, n: int) -> nn.Module:
-        rng = self.rng
-        options: dict[str, Any] = {
-            "stride": rng.choice((None, self._per_axis(n, 1, 3))),
-            "padding": self._per_axis(n, 0, 1),
-            "ceil_mode": rng.random() < 0.4,
-            "count_include_pad": rng.random() < 0.5,
-        }
-        if n > 1 and rng.random() < 0.3:
-            options["divisor_override"] = rng.randint(1, 7)
-        return getattr(owner, f"AvgPool{n}d")(self._per_axis(n, 1, 4), **options)  # type: ignore[no-any-return]
-
-    def _padding(self, n: int) -> nn.Module:
-        kind = self.rng.choice(("Zero", "Constant", "Reflection", "Replication", "Circular"))
-        low = -2 if self.rng.random() < 0.4 else 0
-        pads = tuple(self.rng.randint(low, 3) for _ in range(2 * n))
-        value = {"value": 0.0} if kind == "Constant" else {}
-        return getattr(nn, f"{kind}Pad{n}d")(pads, **value)  # type: ignore[no-any-return]
-
-    def _upsample(self, n: int) -> nn.Module:
-        rng = self.rng
-        linear = ("linear", "bilinear", "trilinear")[n - 1]
-        modes = ["nearest", "nearest-exact", linear, "area"] + ["bicubic"] * (n == 2)
-        options: dict[str, Any] = {"mode": rng.choice(modes)}
-        if rng.random() < 0.3:
-            options["size"] = self._per_axis(n, 1, 9)
-        else:
-            scales = [rng.choice((0.6, 1.0, 1.1, 1.5, 2.0, 2.7)) for _ in range(n)]
-            options["scale_factor"] = rng.choice((scales[0], tuple(scales)))
-            options["recompute_scale_factor"] = rng.choice((None, True, False))
-        if options["mode"] in (linear, "bicubic"):
-            options["align_corners"] = rng.choice((None, True, False))
-        return nn.Upsample(**options)
 
     def _activation(self) -> nn.Module:
         rng = self.rng
@@ -258,53 +201,47 @@ class Generator:
             kinds.append(lambda: Quartic(alpha))
         return rng.choice(kinds)()
 
-    def _branch(self, shape: Shape) -> nn.Module:
+    def _branch(self, shape: Shape, maps: float) -> nn.Module:
         """Return a composite whose branches keep the shape."""
         rng = self.rng
-        a, b = self._same_shape(shape), self._same_shape(shape)
-        kind = rng.randrange(5)
-        if kind == 0:
-            return Residual(*a)
-        if kind == 1:
-            return Residual(*a, shortcut=b)
-        if kind == 2:
-            return Parallel(a, b, nn.Identity())
+        a, b = self._same_shape(shape, maps), self._same_shape(shape, maps)
         cat = rng.random() < 0.5 and 2 * math.prod(shape) <= LIMIT
-        if kind == 3:
-            return (
-                Parallel(a, b, join="concatenate", dim=rng.randint(1, len(shape)))
-                if cat
-                else Parallel(a, b)
-            )
-        return Traced(TwoWays(a, b, cat))
+        if rng.random() < maps and shape[0] > 1:
+            sizes = [(first := rng.randint(1, shape[0] - 1)), shape[0] - first]
+            groups = [self._same_shape((size, *shape[1:]), maps) for size in sizes]
+            return Split(sizes, groups)
+        kinds: list[Callable[[], nn.Module]] = [
+            lambda: Residual(*a),
+            lambda: Residual(*a, shortcut=b),
+            lambda: Parallel(a, b, nn.Identity()),
+            lambda: Parallel(
+                *(a, b), join="concatenate" if cat else "sum", dim=rng.randint(1, len(shape))
+            ),
+            lambda: Traced(TwoWays(a, b, cat)),
+        ]
+        return rng.choice(kinds)()
 
-    def _same_shape(self, shape: Shape) -> nn.Sequential:
-        """Return a few layers and activations that keep the shape."""
+    def _same_shape(self, shape: Shape, maps: float) -> nn.Sequential:
+        """Return a few layers, maps and activations that keep the shape."""
         rng, n = self.rng, len(shape) - 1
         found: list[nn.Module] = []
         for _ in range(rng.randint(1, 3)):
             if 1 <= n <= 3 and rng.random() < 0.7:
-                mode = rng.choice(("zeros", "circular", "replicate"))
+                options = {"padding_mode": rng.choice(("zeros", "circular", "replicate"))}
                 conv = getattr(layers, f"Conv{n}d")
+                kernel = rng.choice((1, 3))
                 found.append(
-                    conv(
-                        shape[0],
-                        shape[0],
-                        rng.choice((1, 3)),
-                        padding="same",
-                        bias=self._bias(),
-                        padding_mode=mode,
-                    )
+                    conv(shape[0], shape[0], kernel, 1, "same", bias=self._bias(), **options)
                 )
-                if output_shape(found[-1], shape) != shape:
-                    found.pop()
             elif rng.random() < 0.7:
                 found.append(layers.Linear(shape[-1], shape[-1], bias=self._bias()))
             else:
                 found.append(extra_layers.Scale(0.7))
+            if rng.random() < maps:
+                found.append(rng.choice((nn.ReLU(), nn.LeakyReLU(0.3), Abs())))
             if rng.random() < 0.5:
                 found.append(self._activation())
-        return nn.Sequential(*(found or [nn.Identity()]))
+        return nn.Sequential(*found)
 
     def _prefix(self, shape: Shape) -> Iterator[nn.Module]:
         if self.rng.random() < 0.3:
@@ -354,7 +291,19 @@ class Generator:
                         parameter.view(-1)[: parameter.numel() // 2] = 0
 
 
-_TORCH_REFUSALS = (RuntimeError, ValueError, ArithmeticError, AssertionError)
+_TORCH_REFUSALS = (RuntimeError, ValueError, ArithmeticError, AssertionError, IndexError)
+
+
+@cache
+def _options_by_class(cases: tuple[Case, ...], n: int) -> dict[Any, list[dict[str, Any]]]:
+    """Return the options of conformance cases, without layers of another number of axes and composites."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for case in cases:
+        build: Any = case.build
+        foreign = any(f"{axes}d" in case.name for axes in (1, 2, 3) if axes != n)
+        if hasattr(build, "keywords") and not foreign:
+            found.setdefault(build.func, []).append(build.keywords)
+    return found
 
 
 def output_shape(module: nn.Module, shape: Shape) -> Shape:
