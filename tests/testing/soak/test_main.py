@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[str, Plant, int]] = {
     "division": ("nets", wrong_division, 6),
     "growths": ("runtimes", wrong_growths, 12),
     "cache": ("stale", blind_cache, 3),
-    "checksum": ("files", blind_checksum, 6),
+    "checksum": ("files", blind_checksum, 20),
     "proof": ("certificates", false_proof, 6),
 }
 
