@@ -27,6 +27,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), rule, *(line(row) for row in rows)])
 
 
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def count(number: float) -> str:
     """Write a count with three digits and a unit: 1.23 M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -14,7 +14,7 @@ import conformallayers as cl
 from conformallayers.errors import MissingExtra
 from conformallayers.lab.experiments import corruptions, robustness
 from conformallayers.lab.experiments.contestants import CONTESTANTS, config_of
-from conformallayers.lab.experiments.robustness import NAMES, markdown, run_robustness
+from conformallayers.lab.experiments.robustness import NAMES, cells, run_robustness
 from conformallayers.lab.training.train import train
 from runs import few_digits
 from training import QUIET
@@ -109,4 +109,4 @@ def test_table_has_the_mean_over_strengths_and_seeds() -> None:
             ("scaled", 1, 0, 0.9),
         ]
     ]
-    assert markdown(rows).splitlines()[2] == "| A | 50.0 | 90.0 | 40.0 | 60.0 | 90.0 |"
+    assert cells(rows)[1] == [["A", "50.0", "90.0", "40.0", "60.0", "90.0"]]

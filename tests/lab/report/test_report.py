@@ -118,6 +118,15 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root / "experiment4" / "batches.json", record)
     figures.save(batchsize.batch_figure(rows, limits), root / "experiment4", "figure")
 
+    cost = {"name": "StageNet-micro", "seed": 0, "accuracy": 0.7654, "ablation": False}
+    cost |= {"multiply_adds": 424_968, "weights": 25_306, "error": 1e-7}
+    record = {"command": "EXP5", **origin, "rows": [cost, {**cost, "ablation": True}]}
+    write(root / "experiment5" / "cifar10.json", record)
+    timed = {"rows": [{"name": "StageNet-micro", "batch": 64, "ratio": 0.678}]}
+    write(root / "experiment5" / "cifar10-times.json", timed)
+    corrupted = {"corruption": "fog", "strength": 2, "name": "LeNet", "accuracy": 0.4321}
+    write(root / "experiment6" / "cifar10.json", {"command": "EXP6", **origin, "rows": [corrupted]})
+
     trial = {"trial": 7, "state": "COMPLETE", "batch_size": 2345, "epochs": 31}
     trial |= {"learning_rate": 0.0625, "optimizer": "adam", "validation_accuracy": 0.9753}
     record = {"command": "SWEEP", **origin, "network": "LeNetCL", "dataset": "mnist"}
@@ -135,6 +144,8 @@ def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None
     for cell in paper.CELLS:
         assert f"paper {100 * cell.accuracy:.2f}" in text
     assert "90.89 % paper 92.12, -1.23" in text
+    assert text.count("StageNet-micro 76.54 % 76.54 425 k 25.3 k 1.0e-07 0.68") == 2
+    assert "network mean of corruptions fog LeNet 43.2 43.2" in text
     assert "BaseReSProNet better – paper 94.29 – paper 84.01 43.21 % paper 41.86, +1.35" in text
     missing = "conformallayers experiment 2 --cells LeNetCL-fashion-mnist LeNetCL-cifar10"
     assert missing in text
@@ -160,7 +171,7 @@ def test_page_of_everything_has_every_number(full: Path, tmp_path: Path) -> None
 
 def test_page_of_nothing_names_the_command_of_each_part(tmp_path: Path) -> None:
     text = checked(write_report(tmp_path)).text
-    assert text.count("To measure:") == 8
+    assert text.count("To measure:") == 10
     for command in (
         "experiment 1",
         "experiment 2",

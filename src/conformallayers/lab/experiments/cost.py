@@ -19,7 +19,7 @@ from ...errors import ConformalError, refusal
 from ...networks import IMAGE_SHAPE
 from ...testing import fold_error
 from ...utils.files import replace_file
-from ...utils.text import count
+from ...utils.text import count, markdown
 from ..checks import command_line, require_positive
 from ..report import figures
 from ..settings import torch_settings
@@ -199,7 +199,7 @@ def write_summary(out: Path, dataset: str) -> None:
     rows = _read(out / f"{dataset}.json")
     times = _read(out / f"{dataset}-times.json")
     text = "".join(
-        f"## {title}\n\n{markdown(part, times)}\n"
+        f"## {title}\n\n{markdown(*cells(part, times))}\n"
         for title, part in (
             ("Accuracy against cost", [row for row in rows if not row["ablation"]]),
             ("Ablation of StageNet micro", [row for row in rows if row["ablation"]]),
@@ -226,20 +226,19 @@ def by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def markdown(rows: Sequence[Row], times: Sequence[Row]) -> str:
-    """Return the rows as a table in Markdown, one line for all seeds of a network."""
+def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the header of a table, and one line for all seeds of a network."""
     header = ["network", "accuracy", "each seed", "multiply-adds", "weights", "error"]
     header += [f"time / {OPPONENT}'s, batch {batch}" for batch in BATCHES]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines = []
     ratios = {(row["name"], row["batch"]): f"{row['ratio']:.2f}" for row in times}
     for name, found in by_name(rows).items():
         shares = [row["accuracy"] for row in found]
-        cells = [name, mean_and_spread(shares), ", ".join(f"{100 * one:.2f}" for one in shares)]
-        cells += [count(found[0]["multiply_adds"]), count(found[0]["weights"])]
-        cells.append(f"{max(row['error'] for row in found):.1e}")
-        cells += [ratios.get((name, batch), "") for batch in BATCHES]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        line = [name, mean_and_spread(shares), ", ".join(f"{100 * one:.2f}" for one in shares)]
+        line += [count(found[0]["multiply_adds"]), count(found[0]["weights"])]
+        line.append(f"{max(row['error'] for row in found):.1e}")
+        lines.append([*line, *(ratios.get((name, batch), "") for batch in BATCHES)])
+    return header, lines
 
 
 def front_figure(rows: Sequence[Row]) -> Figure:

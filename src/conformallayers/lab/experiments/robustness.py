@@ -15,6 +15,7 @@ from ...errors import refusal
 from ...nn.extra_layers import Centre
 from ...testing import relative_error
 from ...utils.files import replace_file
+from ...utils.text import markdown
 from ..checks import require_choice, require_positive
 from ..data.batches import as_input
 from ..data.datasets import Dataset, load
@@ -73,7 +74,7 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
     cases = [(CLEAN, 0), *((kind, strength) for kind in kinds for strength in chosen.strengths)]
 
     def summarise(rows: list[Row]) -> None:
-        replace_file(chosen.out / f"{chosen.dataset}.md", [markdown(rows).encode()])
+        replace_file(chosen.out / f"{chosen.dataset}.md", [markdown(*cells(rows)).encode()])
         figures.save(strength_figure(rows), chosen.out, chosen.dataset)
 
     with torch_settings(chosen.threads), measurements.drawing(summarise):
@@ -144,13 +145,16 @@ def shares(rows: Sequence[Row]) -> dict[str, dict[tuple[str, int], float]]:
     }
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """Return accuracies in per cent, the mean over strengths, one line for each network."""
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the header of a table, and one line of accuracies in per cent for each network.
+
+    The accuracy of a corruption is the mean over its strengths.
+    """
     found = shares(rows)
     measured = {row["corruption"] for row in rows}
     kinds = [kind for kind in (CLEAN, *CORRUPTIONS, SCALED) if kind in measured]
     header = ["network", "mean of corruptions", *kinds]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines = []
     for name, cases in found.items():
         means = {
             kind: fmean(values)
@@ -158,10 +162,9 @@ def markdown(rows: Sequence[Row]) -> str:
             if (values := [share for case, share in cases.items() if case[0] == kind])
         }
         common = [means[kind] for kind in CORRUPTIONS if kind in means]
-        cells = [f"{100 * fmean(common):.1f}" if common else ""]
-        cells += [f"{100 * means[kind]:.1f}" if kind in means else "" for kind in kinds]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        line = [name, f"{100 * fmean(common):.1f}" if common else ""]
+        lines.append([*line, *(f"{100 * means[k]:.1f}" if k in means else "" for k in kinds)])
+    return header, lines
 
 
 def strength_figure(rows: Sequence[Row]) -> Figure:

@@ -24,6 +24,8 @@ _HEADINGS = {
     "accuracy": "Accuracy: Tables I and II",
     "depth": "Time against depth: experiment 3",
     "batch": "Time and memory: experiment 4",
+    "cost": "Accuracy against cost: experiment 5",
+    "robustness": "Corrupted images: experiment 6",
     "sweep": "Hyperparameters: the sweep",
     "bench": "Against other engines",
     "steps": "Training steps",
@@ -74,6 +76,10 @@ def _render(results: Path) -> str:
         ),
         "depth": partial(_measured, results / "experiment3/times.json", sections.depth_section),
         "batch": partial(_measured, results / "experiment4/batches.json", sections.batch_section),
+        "cost": partial(_measured, results / "experiment5/cifar10.json", sections.cost_section),
+        "robustness": partial(
+            _measured, results / "experiment6/cifar10.json", sections.robustness_section
+        ),
         "sweep": lambda: [
             sections.study_section(read(path), path.parent) for path in sorted(studies)
         ],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ...utils.text import size
-from ..experiments import paper
+from ..experiments import cost, paper, robustness
 from ..experiments.records import mean_and_spread
 from ..experiments.timing import fastest_other
 
@@ -119,6 +120,20 @@ def study_section(record: Record, folder: Path) -> Context:
         "lines": lines,
         **_source(record, folder),
     }
+
+
+def cost_section(record: Record, folder: Path) -> Context:
+    """List accuracies and costs of experiment 5, and the ablation."""
+    path = folder / "cifar10-times.json"
+    times = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    parts = [[row for row in record["rows"] if row["ablation"] == one] for one in (False, True)]
+    tables = [cost.cells(rows, times) if rows else None for rows in parts]
+    return {"tables": tables, **_source(record, folder, "cifar10")}
+
+
+def robustness_section(record: Record, folder: Path) -> Context:
+    """List the accuracies of experiment 6 by corruption."""
+    return {"table": robustness.cells(record["rows"]), **_source(record, folder, "cifar10")}
 
 
 def bench_section(record: Record, folder: Path) -> Context:
