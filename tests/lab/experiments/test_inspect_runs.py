@@ -167,3 +167,20 @@ def test_accuracies_replace_the_denominator_alone(projective: bool) -> None:
     (part,) = cl.inspect(model, (1, 8, 8)).parts
     with pytest.raises(cl.ConformalError, match="data=x"):
         inspecting.accuracies(model, part, x, wanted)
+
+
+def test_stages_have_rows_and_figures_of_their_own() -> None:
+    features = cl.ConformalLayers(
+        *(cl.Conv2d(3, 4, 3), cl.ReSPro(), nn.LPPool2d(2, 2), cl.Flatten(), cl.Linear(36, 8)),
+        *(cl.ReSPro(), nn.ReLU()),
+    )
+    model = randomise(nn.Sequential(features, nn.Linear(8, 5)))
+    x, labels = samples((3, 8, 8), torch.float32, batch=20), torch.arange(20) % 5
+    found = cl.inspect(model, (3, 8, 8), x)
+    rows = inspecting._results(model, found, found, x, labels)["parts"]
+    assert [row["path"] for row in rows] == ["0 stage 1", "0 stage 2", "0 stage 3"]
+    right = cl.testing.reference(model, x).argmax(1) == labels
+    assert all(row["accuracy"] == {"network": float(right.double().mean())} for row in rows)
+    assert "eigenimage_frequencies" in rows[0]["forms"][0]
+    figures = inspecting.inspection_figures(found, found, "net", 5)
+    assert {*FIGURES, "terms-2", "spectrum-2", "terms-3"} <= set(figures)
