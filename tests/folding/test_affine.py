@@ -154,3 +154,24 @@ def test_gradients_of_folds_whose_coordinate_explodes() -> None:
     x = (50 * samples((6,), torch.float64)).requires_grad_()
     (gradient,) = torch.autograd.grad(cl.fold(model, (6,), strategy="dense")(x).sum(), x)
     assert torch.isfinite(gradient).all()
+
+
+@both_forms
+@pytest.mark.parametrize("offset", [None, 0.5])
+@pytest.mark.parametrize("biased", [False, True])
+def test_branches_and_biases_in_root_mean_squares(
+    projective: bool, biased: bool, offset: float | None
+) -> None:
+    branch = nn.Sequential(cl.Linear(4, 4, bias=biased), cl.ReSPro(0.7, projective=projective))
+    model = cl.ConformalLayers(
+        cl.Parallel(branch, nn.Identity(), join="concatenate"),
+        cl.ReSPro(0.5, projective=projective),
+        cl.Linear(8, 3, bias=biased),
+        offset=offset,
+        unit="rms",
+    )
+    model = randomise(model, 1).double().eval()
+    x = samples((4,), torch.float64)
+    expected = oracle(exact(model), x)
+    for name, folded in folds(model, (4,)).items():
+        assert relative_error(folded(x), expected) <= TOLERANCES[torch.float64], name

@@ -246,7 +246,7 @@ def test_a_tolerance_is_refused_with_maps() -> None:
         cl.fold(model, (4,), tolerance=1e-3)
 
 
-def test_verify_compares_outputs() -> None:
+def test_verify_sees_a_changed_weight() -> None:
     model = two_stages(2)
     folded = cl.fold(model, (3, 16, 16))
     assert cl.verify(folded, model)

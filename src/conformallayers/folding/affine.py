@@ -266,9 +266,10 @@ def _columns(
     """Fill in the columns of forms and rows for a batch of impulses; return those of the matrix."""
     x = batch.requires_grad_()
     form = 0
-    output: Parts = {(): x}
     with torch.enable_grad():
-        for node, before, after in _follow(stage, {(): x}, biased=False):
+        start: Parts = {(): x * float(stage.start.rho)}  # the point, but for 1/τ
+        output = start
+        for node, before, after in _follow(stage, start, biased=False):
             output = after
             site = node.action
             if not isinstance(site, ActivationSite):
@@ -303,7 +304,7 @@ def _constant_parts(
     with torch.no_grad():
         for index, (node, before, after) in enumerate(_follow(stage, {}, biased=True)):
             source = node.sources[0]
-            key, factor = ((), 1.0) if source < 0 else coordinates[source]
+            key, factor = ((), float(stage.start.sigma)) if source < 0 else coordinates[source]
             parts = after
             if isinstance(node.action, ActivationSite):
                 site = node.action

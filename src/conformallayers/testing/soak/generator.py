@@ -31,7 +31,7 @@ _RANGES = {  # of sizes that are drawn anew, one for all axes or one each
     "output_size": (1, 6),
     "size": (1, 9),
 }
-UNITS = ("norm",)  # without "rms": written-out forms of branches are wrong in it
+UNITS = ("norm", "rms")
 _SCALES = (0.6, 1.0, 1.1, 1.5, 2.0, 2.7)
 
 
