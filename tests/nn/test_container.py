@@ -275,15 +275,15 @@ def test_a_spectral_activation_stands_once() -> None:
 
 def test_a_write_during_a_fold_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     model = cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(), cl.Linear(8, 3), cl.ReSPro()).eval()
-    original = container.make_plan
+    original = container.lower_part
 
     def slow(*arguments, **options):
         with torch.no_grad():
             model[0].weight[0] *= 3
-        monkeypatch.setattr(container, "make_plan", original)
+        monkeypatch.setattr(container, "lower_part", original)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(container, "make_plan", slow)
+    monkeypatch.setattr(container, "lower_part", slow)
     x = torch.rand(2, 8)
     with torch.no_grad():
         model(x)

@@ -249,3 +249,12 @@ def test_small_norms_train_and_evaluate_in_root_mean_squares():
     assert min(m.running_var.min() for m in model if isinstance(m, nn.BatchNorm2d)) > 1e-3
     with torch.no_grad():
         assert (model.eval()(x).argmax(1) == labels).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_learned_offset_that_is_not_finite_is_refused(value: float) -> None:
+    model = cl.ConformalLayers(cl.Linear(3, 2), cl.ReSPro(), offset="learned").eval()
+    with torch.no_grad():
+        model.log_offset.fill_(value)
+    with pytest.raises(cl.ConformalError, match=r"a finite offset.*log_offset"):
+        cl.fold(model, (3,))

@@ -147,7 +147,11 @@ class ConformalLayers(nn.Sequential):
     def embedding(self) -> tuple[float, str]:
         """The offset as a number, 0 for none, and the unit."""
         with torch.no_grad():
-            return float(self.offset or 0.0), self.unit
+            offset = float(self.offset or 0.0)
+        if not math.isfinite(offset):
+            remedy = "Look for NaN or infinity in log_offset."
+            raise refusal("ConformalLayers", "a finite offset", str(offset), remedy)
+        return offset, self.unit
 
     def reset_parameters(self) -> None:
         """Set a learned offset to 1."""

@@ -88,7 +88,8 @@ def test_ablation_and_seeds_make_rows_and_tables(
 
 
 def test_every_recipe_cell_has_rows_of_both_networks() -> None:
-    pairs = itertools.product(FAMILIES.values(), paper.DATASETS)
+    families = FAMILIES["LeNet"], FAMILIES["Base"]  # the networks of the paper
+    pairs = itertools.product(families, paper.DATASETS)
     named = {(cell.network, cell.dataset) for cell in paper.CELLS}
     for networks, dataset in pairs:
         assert {(network, dataset) for network in networks} <= named

@@ -135,7 +135,7 @@ class _Merger:
             if self._add_bias(new, factor):
                 return
             if (factor != 1).any():
-                across = factor.reshape(*factor.shape, *[1] * (len(self.shapes[out]) - 1))
+                across = factor.reshape((*factor.shape, *[1] * (len(self.shapes[out]) - 1)))
                 value = _double(self.constants[new.value]) * across
                 new = replace(new, value=self._constant(f"{out}.value", value))
                 self.factors[out] = factor
