@@ -103,6 +103,7 @@ def test_counts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.split() == ["findings", "0"] for line in lines)
 
 
+@pytest.mark.slow  # the minute of make test runs two processes as well
 def test_two_processes_share_the_cases() -> None:
     command = [sys.executable, "-m", "conformallayers.testing.soak", "--jobs", "2"]
     options = ["--minutes", "0.001", "--seed", "3", "--only", "stale"]
