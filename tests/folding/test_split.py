@@ -67,7 +67,7 @@ def test_maps_cut_a_network() -> None:
     graph = graph_of(model, (1, 8, 8))
     assert kinds(graph) == ["stage", "map", "stage"]
     assert [len(stage.nodes) for stage in graph.stages] == [3, 2]
-    assert str(graph).splitlines()[4].startswith("  3: Conv2d") or "ReLU" in str(graph)
+    assert "\n1: ReLU()\n" in str(graph)
 
 
 def test_a_stage_with_biases_ends_at_each_activation() -> None:

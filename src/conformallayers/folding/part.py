@@ -24,7 +24,7 @@ from .lower import Lowering
 from .plan import Plan, alternatives, make_plan
 from .problem import MAX_PATHS, SQUARED, Problem
 from .split import HomogeneousMap, StageGraph
-from .stages import Chain, Stage
+from .stages import Stage
 from .strategies import STRATEGIES
 from .strategies.base import Points, add_rescale
 from .strategies.layers import join_points
@@ -163,7 +163,7 @@ class _PartLowering:
             start = _embedded(builder, graph, wide)
             last = self._lowered(builder, problem, plan, start)
             if not single.affine:
-                limits = _limits_of_chain(single.chain, float(last.scaling.rho))
+                limits = _limits_of_chain(single, float(last.scaling.rho))
                 builder.amend(start.z, limits=_with_offset(limits, graph))
             return _left(builder, last, graph.bias)
         start = _embedded(builder, graph, wide=False)
@@ -240,13 +240,11 @@ def _left(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
     return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))
 
 
-def _limits_of_chain(chain: Chain, scale: float) -> tuple[float, float] | None:
+def _limits_of_chain(stage: Stage, scale: float) -> tuple[float, float] | None:
     """Return the least and largest norm of samples whose values stay in the range of float32."""
-    pairs = zip(chain.segments, chain.bounds, strict=True)
+    pairs = zip(stage.chain.segments, stage.chain.bounds, strict=True)
     form = sum(segment.weight * bound * bound for segment, bound in pairs)
-    last = chain.bounds[-1] if chain.bounds else 1.0
-    trailing = last * math.prod(op.norm for op in chain.trailing)
-    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / max(1.0, *chain.bounds, trailing))
+    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / stage.bound)
     if not low < high:
         return None
     denominator = high + form * high * max(1.0, high)
