@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
+from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from .base import IMAGE_SHAPE, Network, check_count, make_head
@@ -179,6 +181,14 @@ class StageReLUNet(Network):
             layers += [nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
             layers.append(_maximum(stage) if pool == "max" else _average(stage))
         super().__init__(nn.Sequential(*layers), make_head(features, hidden, num_classes, factory))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the scores of the classes; convolutions in a row train as one, as those of StageNet."""
+        features: Any = self.features
+        if not self.training or torch.compiler.is_compiling():
+            return super().forward(input)
+        scores: Tensor = self.head(torch.flatten(run_sequence(features, input), 1))
+        return scores
 
 
 def _average(stage: Stage) -> nn.Module:

@@ -42,6 +42,7 @@ from ..registry.registry import (
 from ..scaling import Scaling
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
 from .branches import Composite, Flow, Join, joined_bound
+from .collapse import collapsible, run_collapsed
 from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
@@ -147,11 +148,12 @@ class LayerFlow(Flow[Points]):
     """Run modules on batches; with ``advance`` each spectral norm makes one step of power iteration.
 
     With ``rms`` lengths are root mean squares. Bounds stay bounds of norms: points of root mean square 1 have
-    the norm √d, and an activation acts like one with the radius α·√d and the same slope at 0.
+    the norm √d, and an activation acts like one with the radius α·√d and the same slope at 0. With
+    ``collapse`` convolutions in a row run as one where that is cheaper.
     """
 
-    def __init__(self, advance: bool, rms: bool = False) -> None:
-        self.advance, self.rms = advance, rms
+    def __init__(self, advance: bool, rms: bool = False, collapse: bool = False) -> None:
+        self.advance, self.rms, self.collapse = advance, rms, collapse
         self.coordinates = 0  # how many have been given out
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
@@ -161,8 +163,15 @@ class LayerFlow(Flow[Points]):
     def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
         """Run (path, module) pairs in order."""
         bias: Tensor | None = None  # left out of the layer before
-        for index, (path, module) in enumerate(pairs):
-            following = pairs[index + 1][1] if index + 1 < len(pairs) else None
+        index = 0
+        while index < len(pairs):
+            many = self._run_collapsed([module for _, module in pairs[index:]], value)
+            if many:
+                index += many
+                continue
+            path, module = pairs[index]
+            index += 1
+            following = pairs[index][1] if index < len(pairs) else None
             redundant = bias_is_redundant(module, following, value.z.dim())
             value = self.step(path, module, value, with_bias=not redundant)
             if bias is not None:
@@ -171,6 +180,18 @@ class LayerFlow(Flow[Points]):
             if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
                 value.tau = value.tau + 0 * bias.sum()
         return value
+
+    def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
+        """Run the leading convolutions as one if that is cheaper; return their number."""
+        shapes = collapsible(modules, value.z.shape) if self.collapse else []
+        if shapes:
+            leading = modules[: len(shapes)]
+            every = zip(leading, shapes, strict=True)
+            value.segment.layers += [
+                (module, spec_of("", module), shape) for module, shape in every
+            ]
+            value.z = run_collapsed(leading, value.z, value.scaling.take())
+        return len(shapes)
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
         """Add or concatenate points; the result has the coordinate of the first."""
@@ -261,7 +282,7 @@ def run_layers(
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
     unit = norm_unit(input.shape[1:], rms)
     z, m, tau = normalise(input, offset * unit)
-    flow = LayerFlow(training and _may_step(), rms)
+    flow = LayerFlow(training and _may_step(), rms, training and not _is_transformed())
     value = Points(z, m, tau, Scaling(1 / unit), LinearSegment(z, unit))
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
@@ -293,4 +314,8 @@ def _may_step() -> bool:
     """Check that autograd is available to power iteration: no transform, no inference mode."""
     if torch.compiler.is_compiling():
         return True
-    return not (transformed() or torch.is_inference_mode_enabled())
+    return not (_is_transformed() or torch.is_inference_mode_enabled())
+
+
+def _is_transformed() -> bool:
+    return torch.compiler.is_compiling() or transformed()

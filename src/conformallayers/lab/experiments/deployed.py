@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
+from ...nn.collapse import composed
 from ...nn.container import ConformalLayers
 from ...nn.extra_layers import Centre
 from ...recipe.onnx.export import export_onnx
@@ -81,14 +81,12 @@ def _composed(first: nn.Conv2d, second: nn.Conv2d) -> list[nn.Module]:
     strided = {first.stride, first.dilation, second.dilation} != {(1, 1)}
     if first.bias is not None or pads or strided or first.groups > 1 or second.groups > 1:
         return [first, second]
-    kernels = first.weight.detach().double(), second.weight.detach().double()
-    reach = [size - 1 for size in second.kernel_size]
-    weight = F.conv2d(kernels[0].transpose(0, 1), kernels[1].flip(2, 3), padding=reach)
+    weight = composed([first.weight.detach().double(), second.weight.detach().double()])
     size: Any = tuple(weight.shape[2:])
     places: Any = {"stride": second.stride, "padding": first.padding}
     bias = second.bias is not None
     one = nn.Conv2d(first.in_channels, second.out_channels, size, bias=bias, **places)
-    one.weight = nn.Parameter(weight.transpose(0, 1).to(first.weight.dtype))
+    one.weight = nn.Parameter(weight.to(first.weight.dtype))
     if second.bias is not None:
         one.bias = nn.Parameter(second.bias.detach())
     return [one.eval()]

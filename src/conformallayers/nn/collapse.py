@@ -1,0 +1,136 @@
+"""Convolutions in a row run as one while they train, on their composed kernel.
+
+Composing costs as much as a few images. A batch then passes one convolution, and no feature map between the
+layers is computed or kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..registry.registry import has_global_hooks, has_hooks
+from . import layers
+
+Shape = tuple[int, ...]
+_CONVOLUTIONS: dict[type[nn.Module], Any] = {
+    nn.Conv1d: F.conv1d,
+    nn.Conv2d: F.conv2d,
+    nn.Conv3d: F.conv3d,
+    layers.Conv1d: F.conv1d,
+    layers.Conv2d: F.conv2d,
+    layers.Conv3d: F.conv3d,
+}
+
+
+def collapsible(modules: Sequence[nn.Module], shape: Sequence[int]) -> list[Shape]:
+    """Return the input shapes of the leading convolutions that are cheaper as one; empty if none are.
+
+    A shape is that of one sample; ``shape`` is that of the batch.
+    """
+    batch, sample = shape[0], tuple(shape[1:])
+    if not modules or not _may_start(modules[0]) or has_global_hooks():
+        return []
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return []  # a product of kernels needs all digits
+    shapes: list[Shape] = []
+    best: list[Shape] = []
+    apart = 0
+    for index, module in enumerate(modules):
+        if not (_may_follow(module) if index else True) or len(sample) != _axes(module) + 1:
+            break
+        output = _output(module, sample)
+        if min(output) < 1 or module.in_channels != sample[0]:
+            break
+        apart += batch * math.prod(output[1:]) * module.weight.numel()
+        shapes.append(sample)
+        if index and _composed_cost(modules[: index + 1], batch * math.prod(output[1:])) < apart:
+            best = list(shapes)
+        sample = output
+        if set(module.stride) != {1}:
+            break
+    return best
+
+
+def run_collapsed(modules: Sequence[Any], x: Tensor, factor: Any = None) -> Tensor:
+    """Return what the convolutions return one after the other, times a factor."""
+    first, last = modules[0], modules[-1]
+    weight = composed([module.weight for module in modules])
+    weight = weight if factor is None else weight * factor
+    convolve = _CONVOLUTIONS[type(first)]
+    result: Tensor = convolve(x, weight, None, last.stride, first.padding)
+    return result
+
+
+def run_sequence(modules: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Run modules one after the other, with convolutions in a row as one where that is cheaper."""
+    rest = list(modules)
+    while rest:
+        many = len(collapsible(rest, x.shape))
+        x = run_collapsed(rest[:many], x) if many else rest[0](x)
+        del rest[: max(many, 1)]
+    return x
+
+
+def composed(kernels: Sequence[Tensor]) -> Tensor:
+    """Return the kernel of convolutions with stride 1 in a row; only the last may have another stride.
+
+    Examples:
+        >>> first, second = torch.rand(4, 3, 3, 3), torch.rand(5, 4, 3, 3)
+        >>> composed([first, second]).shape
+        torch.Size([5, 3, 5, 5])
+    """
+    whole = kernels[0]
+    for kernel in kernels[1:]:
+        axes = range(2, kernel.dim())
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[kernel.dim() - 3]
+        reach = [size - 1 for size in kernel.shape[2:]]
+        whole = convolve(whole.transpose(0, 1), kernel.flip(*axes), padding=reach).transpose(0, 1)
+    return whole
+
+
+def _may_start(module: Any) -> bool:
+    """Tell whether a module is a convolution without bias whose call does nothing else."""
+    return (
+        type(module) in _CONVOLUTIONS
+        and module.bias is None
+        and module.groups == 1
+        and set(module.dilation) == {1}
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and "forward" not in vars(module)
+        and not has_hooks(module)
+    )
+
+
+def _may_follow(module: Any) -> bool:
+    return _may_start(module) and set(module.padding) == {0}
+
+
+def _axes(module: Any) -> int:
+    return len(module.kernel_size)
+
+
+def _output(module: Any, sample: Shape) -> Shape:
+    sides = [
+        (size + 2 * padding - kernel) // stride + 1
+        for size, padding, kernel, stride in zip(
+            sample[1:], module.padding, module.kernel_size, module.stride, strict=True
+        )
+    ]
+    return (module.out_channels, *sides)
+
+
+def _composed_cost(modules: Sequence[Any], places: int) -> int:
+    """Return the multiply-adds of composing kernels and of their convolution at some places."""
+    first, total = modules[0], 0
+    sides = list(first.kernel_size)
+    for module in modules[1:]:
+        sides = [size + other - 1 for size, other in zip(sides, module.kernel_size, strict=True)]
+        total += first.in_channels * math.prod(sides) * module.weight.numel()
+    return total + places * modules[-1].out_channels * first.in_channels * math.prod(sides)
