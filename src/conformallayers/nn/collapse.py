@@ -28,7 +28,7 @@ _CONVOLUTIONS: dict[type[nn.Module], Any] = {
 }
 
 
-def collapsible(modules: Sequence[nn.Module], shape: Sequence[int]) -> list[Shape]:
+def collapsible(modules: Sequence[Any], shape: Sequence[int]) -> list[Shape]:
     """Return the input shapes of the leading convolutions that are cheaper as one; empty if none are.
 
     A shape is that of one sample; ``shape`` is that of the batch.
@@ -133,4 +133,5 @@ def _composed_cost(modules: Sequence[Any], places: int) -> int:
     for module in modules[1:]:
         sides = [size + other - 1 for size, other in zip(sides, module.kernel_size, strict=True)]
         total += first.in_channels * math.prod(sides) * module.weight.numel()
-    return total + places * modules[-1].out_channels * first.in_channels * math.prod(sides)
+    kernel: int = modules[-1].out_channels * first.in_channels * math.prod(sides)
+    return total + places * kernel
