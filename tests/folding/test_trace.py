@@ -74,3 +74,10 @@ def test_the_offset_is_a_number() -> None:
         assert isinstance(found.offset, float)
         assert found.offset == pytest.approx(math.e)
         assert found.unit == "rms"
+
+
+def test_an_empty_interpolation_is_refused() -> None:
+    model = cl.ConformalLayers(nn.Upsample(scale_factor=(2.7, 0.4), mode="bilinear"), cl.ReSPro())
+    for attempt in (lambda: cl.trace(model, (2, 5, 2)), lambda: model(torch.rand(1, 2, 5, 2))):
+        with pytest.raises(cl.ConformalError, match=r"Upsample at position 0.*\(2, 13, 0\)"):
+            attempt()

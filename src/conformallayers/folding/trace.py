@@ -194,6 +194,8 @@ def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -
     check_input(path, module, kind, (batch, *shape), traced=True)
     try:
         result = shape_after(module, shape, batch)
+        if isinstance(module, nn.Upsample) and 0 in result:  # torch sees it only in a run
+            raise ValueError(f"the output would be {shape_text(tuple(result[1:]))}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise refusal(
             f"{type(module).__name__} at position {path}",

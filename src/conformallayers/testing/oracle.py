@@ -44,11 +44,14 @@ class Run:
             differentiable in the weights. Otherwise it is the stored norm.
         shake: applied to the feature maps behind every layer; noise shows what rounding costs the layers.
         lost: collects, for each published activation, the samples whose t has left the range of float64 before.
+        shake_forms: noise of forms. x is a sum of parts: of branches, and of what each bias has added. An energy that
+            is a sum of products of parts rounds like the square of the sum of their norms.
     """
 
     vectors: Mapping[nn.Module, Tensor] = field(default_factory=dict)
     shake: Callable[[Tensor], Tensor] = lambda x: x
     lost: list[Tensor] = field(default_factory=list)
+    shake_forms: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Value:
     rms: bool = False
     passed: object = None  # the same for values that have passed the same activations
     beyond: Tensor | bool = False  # samples whose t was too large for float64
+    parts: tuple[Tensor, ...] = ()  # that add up to x, if a run asks for them
 
     @property
     def size(self) -> float:
@@ -88,8 +92,20 @@ class Value:
     @property
     def point(self) -> Tensor:
         """The point x / t, and 0 where t is 0."""
-        t = per_sample(self.t, self.x)
-        return torch.where(t == 0, 0.0, self.x / torch.where(t == 0, 1.0, t))
+        return self.at(torch.ones_like(self.t))
+
+    def at(self, t: Tensor, x: Tensor | None = None) -> Tensor:
+        """The coefficients, or a part of them, at another coordinate."""
+        x, own = self.x if x is None else x, per_sample(self.t, self.x)
+        return torch.where(own == 0, 0.0, x / torch.where(own == 0, 1.0, own)) * per_sample(t, x)
+
+    def energy(self, run: Run) -> Tensor:
+        """The mean of squares or their sum, with the noise of forms."""
+        n = _squares(self.x)
+        if run.shake_forms is not None:
+            gross = sum((_squares(part).sqrt() for part in self.parts), n.new_zeros(1)) ** 2
+            n = (n + run.shake_forms(gross) - gross).clamp_min(0)
+        return n / self.size
 
 
 def oracle(
@@ -103,7 +119,8 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
     power = _power(x.detach().abs().flatten(1).amax(1).log2())
     x = x * per_sample(2.0**-power, x)
-    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms")
+    parts = (x,) if run.shake_forms else ()
+    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms", parts=parts)
     offset: Any = getattr(model, "offset", None)
     square = 0.0 if offset is None else (offset * 2.0**-power) ** 2
     t = (x.flatten(1).square().sum(1) / value.size + square).sqrt()
@@ -136,23 +153,26 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
         alpha = _alpha(module, value, run)
         if isinstance(module, ReSPro) and not module.projective:
             run.lost.append(torch.as_tensor(value.beyond).expand(len(value.t)))
-            value = _published(value, alpha)
+            value = _published(value, alpha, run)
         else:
-            value = replace(value, t=_coordinate(module, value, alpha))
+            value = replace(value, t=_coordinate(module, value, alpha, run))
         beyond = (value.power + value.t.detach().log2() >= 1024) | value.beyond
         value = replace(value, base=math.sqrt(value.size), segment=(), beyond=beyond)
         return replace(value, passed=object())
     if _is_map(module):
         bound = bound_of(module, value.shape) * value.bound
-        return replace(value, x=run.shake(module(value.x)), base=bound, segment=())
+        x = run.shake(module(value.x))
+        return replace(value, x=x, base=bound, segment=(), parts=(x,) if value.parts else ())
     segment = (*value.segment, (module, value.shape))
     if isinstance(module, _NORMS) and module.training:
         x = module(value.point) * per_sample(value.t, value.x)
     else:
         x = linear_part(module, value.x)
+        parts = tuple(linear_part(module, part) for part in value.parts)
         if _adds(module):
-            shift = module(torch.zeros_like(value.x[:1]))
-            x = x + per_sample(value.t, x) * shift
+            shift = per_sample(value.t, x) * module(torch.zeros_like(value.x[:1]))
+            x, parts = x + shift, (*parts, shift) if parts else ()
+        value = replace(value, parts=parts)
     return replace(value, x=run.shake(x), segment=segment)
 
 
@@ -189,7 +209,12 @@ def _parts(module: Any, value: Value) -> list[tuple[Value, nn.Module]]:
     stops = list(accumulate(module.sizes))
     slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
     starts = [
-        replace(value, x=part(value.x), segment=(*value.segment, (part, value.shape)))
+        replace(
+            value,
+            x=part(value.x),
+            segment=(*value.segment, (part, value.shape)),
+            parts=tuple(part(one) for one in value.parts),
+        )
         for part in slices
     ]
     return list(zip(starts, module.groups, strict=True))
@@ -210,14 +235,20 @@ def _axis(module: Any) -> int | None:
 
 def _join(values: list[Value], module: Any) -> Value:
     first, axis = values[0], _axis(module)
-    parts = [value.point * per_sample(first.t, value.x) for value in values]
+    parts = [value.at(first.t) for value in values]
     together = all(value.passed is first.passed for value in values)
     x = sum(parts[1:], parts[0]) if axis is None else torch.cat(parts, axis)
     bounds = [value.bound for value in values]
     # Groups share the energy of what they are part of.
     base = _joined_bound(bounds, axis, groups=isinstance(module, Split) and together)
     passed = first.passed if together else object()
-    return replace(first, x=x, base=base, segment=(), passed=passed)
+    every: list[Tensor] = []
+    for index, value in enumerate(values):
+        for part in value.parts:
+            alone = [torch.zeros_like(other) for other in parts]
+            alone[index] = value.at(first.t, part)
+            every.append(alone[index] if axis is None else torch.cat(alone, axis))
+    return replace(first, x=x, base=base, segment=(), passed=passed, parts=tuple(every))
 
 
 def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = False) -> Tensor:
@@ -227,20 +258,26 @@ def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = Fals
     return every.sum() if axis is None else every.square().sum().sqrt()
 
 
-def _published(value: Value, alpha: Scalar) -> Value:
+def _squares(x: Tensor) -> Tensor:
+    return x.flatten(1).square().sum(1)
+
+
+def _published(value: Value, alpha: Scalar, run: Run) -> Value:
     """Advance t ← (α/2)·t + ‖x‖²/(2α), of which squares may leave the range."""
-    n = value.x.flatten(1).square().sum(1) / value.size
+    n = value.energy(run)
     largest = torch.maximum(value.t.detach().log2(), value.power + n.detach().log2())
     power = _power(largest)
     scale = 2.0**-power
     t = value.t * scale * (alpha / 2) + n * 2.0 ** (value.power - power) / (2 * alpha)
     x = value.x * per_sample(scale, value.x)
-    return replace(value, x=x, t=t, power=value.power + power)
+    parts = tuple(part * per_sample(scale, part) for part in value.parts)
+    return replace(value, x=x, t=t, power=value.power + power, parts=parts)
 
 
-def _coordinate(module: Any, value: Value, alpha: Scalar) -> Tensor:
+def _coordinate(module: Any, value: Value, alpha: Scalar, run: Run) -> Tensor:
     """Return the next t, from the table of the mathematics; these rules see the point alone."""
-    t, q = value.t, value.point.flatten(1).square().sum(1) / value.size / alpha**2
+    parts = tuple(value.at(torch.ones_like(value.t), part) for part in value.parts)
+    t, q = value.t, replace(value, x=value.point, parts=parts).energy(run) / alpha**2
     if isinstance(module, ReSPro):
         return t * (alpha / 2) * (1 + q)
     if isinstance(module, Gnomonic):
@@ -335,6 +372,8 @@ def bound_of(module: Any, shape: Shape) -> Scalar:
     included = getattr(module, "count_include_pad", True)
     if isinstance(module, _POOLS) and included and not getattr(module, "divisor_override", None):
         return 1.0
+    if re.match("ZeroPad|ConstantPad", type(module).__name__):
+        return 1.0  # even where a crop leaves nothing
     spreads = (*_POOLS, *_ADAPTIVE, nn.Upsample, RepeatChannels)
     if isinstance(module, spreads) or "Pad" in type(module).__name__:
         matrix = matrix_of(module, shape).abs()

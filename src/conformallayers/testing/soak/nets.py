@@ -11,6 +11,7 @@ from ...errors import ConformalError
 from ...folding.fold import fold
 from ...folding.strategies import STRATEGIES
 from ...nn.container import layer_by_layer
+from ...recipe import point_operations as point
 from .case import Case
 from .generator import Generator, Shape, samples
 from .reference import Reference
@@ -51,14 +52,15 @@ def _fold(
         return
     case.counts["folds"] += 1
     name = strategy if strategy != "auto" else f"auto ({folded.strategy})"
+    forms = any(isinstance(op, point.Grow) for op in folded.recipe.operations)
     with torch.no_grad():
-        _compare(case, f"fold {name}", folded(x), expected)
+        _compare(case, f"fold {name}", folded(x), expected, forms)
         alone = torch.cat([folded(one[None]) for one in x])
-        _compare(case, f"fold {name}, one by one", alone, expected)
+        _compare(case, f"fold {name}, one by one", alone, expected, forms)
 
 
-def _compare(case: Case, path: str, y: Tensor, expected: Reference) -> None:
+def _compare(case: Case, path: str, y: Tensor, expected: Reference, forms: bool = False) -> None:
     case.counts["comparisons"] += 1
-    fault = expected.error(y)
+    fault = expected.error(y, forms=forms)
     if fault:
         case.find(f"{path}: {fault}")

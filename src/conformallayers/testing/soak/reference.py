@@ -40,24 +40,36 @@ class Reference:
         info = torch.finfo(dtype)
         # The oracle itself computes in float64: there the noise is made larger, and its effect smaller.
         larger = 64 if dtype == torch.float64 else 1
-        runs = [_shaken_run(exact, x, dtype, larger, seed) for seed in range(1, _RUNS + 1)]
-        noise = torch.stack([_norms(run - self.y) for run in runs]).amax(0) / larger
+        noise, of_forms = (
+            torch.stack(
+                [
+                    _norms(_shaken_run(exact, x, dtype, larger, seed, forms) - self.y)
+                    for seed in range(1, _RUNS + 1)
+                ]
+            ).amax(0)
+            / larger
+            for forms in (False, True)
+        )
         # Values below `tiny` have fewer digits; `floor` is what they lose together. The cut of t at the end
         # of float64 leaves some 1e-300 of what the oracle sends to 0.
         self.floor = max(info.tiny * (1 + self.y[0].numel()) ** 0.5, 1e-300)
         self.allowed = TOLERANCES[dtype] * self.size + _SLACK * noise + self.floor
+        self.forms = _SLACK * of_forms
         self.held = (self.size == 0) | (_SLACK * noise < 0.1 * self.size)
         for lost in run.lost:
             self.held &= ~lost
         for norm in parts:
             self.held &= ((norm == 0) | (norm > self.floor / info.eps)) & (norm < info.max / 16)
 
-    def error(self, y: Tensor, extra: float = 0.0) -> str | None:
-        """Say how far a result is off, or None if it is right; ``extra`` adds to the tolerance."""
+    def error(self, y: Tensor, extra: float = 0.0, *, forms: bool = False) -> str | None:
+        """Say how far a result is off, or None if it is right; ``extra`` adds to the tolerance.
+
+        ``forms`` allows what rounding costs forms of parts.
+        """
         if tuple(y.shape) != tuple(self.y.shape):
             return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"
         off = _norms(y.double() - self.y)
-        limit = self.allowed + extra * self.size
+        limit = self.allowed + extra * self.size + (self.forms if forms else 0.0)
         wrong = self.held & ~(off <= limit)
         if not bool(wrong.any()):
             return None
@@ -86,7 +98,7 @@ def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list
 
 
 def _shaken_run(
-    model: nn.Module, x: Tensor, dtype: torch.dtype, larger: float, seed: int
+    model: nn.Module, x: Tensor, dtype: torch.dtype, larger: float, seed: int, forms: bool
 ) -> Tensor:
     """Multiply every value of every feature map by 1 + larger·eps·u, u uniform in [-1, 1]."""
     generator, eps = torch.Generator().manual_seed(seed), larger * torch.finfo(dtype).eps
@@ -96,7 +108,8 @@ def _shaken_run(
         return x * (1 + eps * (2 * noise - 1))
 
     with torch.no_grad():
-        return _run(model, shake(x), Run(shake=shake), dtype, [])
+        run = Run(shake=shake, shake_forms=shake if forms else None)
+        return _run(model, shake(x), run, dtype, [])
 
 
 def _norms(y: Tensor) -> Tensor:
