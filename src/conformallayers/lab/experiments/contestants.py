@@ -15,7 +15,7 @@ from ...networks.stages import PRESETS
 from ..checks import require_choice
 from ..data.catalogue import CLASSES, LABELS
 from ..training.config import NETWORK_OPTIONS, TrainConfig, make_config
-from ..training.recipes import FAMILIES, recipe, resolved
+from ..training.recipes import recipe, resolved
 from ..training.runs import CONFIG, RESULT
 
 RECIPE = "modern"
@@ -73,8 +73,8 @@ def config_of(
 ) -> TrainConfig:
     """Return the training options of a contestant.
 
-    Epochs, batch size and moves of the images are those of StageNet's recipe for all. Networks with a recipe of
-    their own keep its learning rate and weight decay, the others take StageNet's as well.
+    Epochs, batch size and moves of the images are those of StageNet's recipe for all; each keeps the learning rate and
+    the weight decay of its own recipe.
 
     Examples:
         >>> config = config_of(CONTESTANTS["ResNet8"], "cifar10", seed=1)
@@ -83,9 +83,9 @@ def config_of(
         (True, True)
     """
     network = contestant.network
-    shared = recipe(RECIPE, "StageNet", dataset)
-    if any(network in names for names in FAMILIES.values()):
-        shared = {"recipe": RECIPE, **{name: shared[name] for name in _BUDGET if name in shared}}
+    stage = recipe(RECIPE, "StageNet", dataset)
+    shared: dict[str, Any] = {name: stage[name] for name in _BUDGET if name in stage}
+    shared["recipe"] = RECIPE
     if epochs is not None:
         shared["epochs"] = epochs
     own = {"network": network, "dataset": dataset, "seed": seed, **contestant.options, **runtime}

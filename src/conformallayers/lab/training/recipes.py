@@ -14,7 +14,7 @@ Options = Mapping[str, Any]
 FAMILIES = {
     "LeNet": ("LeNet", "LeNetCL"),
     "Base": ("BaseReLUNet", "BaseReSProNet"),
-    "Stage": ("StageNet", "StageReLUNet"),
+    "Stage": ("StageNet", "StageReLUNet", "ResNet8", "MLP"),
 }
 CONFORMAL = ("BaseReSProNet", "LeNetCL")
 
@@ -50,6 +50,7 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
         ("Stage", "mnist"): {**_STAGES, "epochs": 20, "shift": 2},
         ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
         ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
+        ("Stage", "shapes"): {**_STAGES, "epochs": 8, "batch_size": 64},
     }
 }
 
@@ -63,7 +64,7 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         >>> recipe("modern", "DkNetCL", "mnist")
         Traceback (most recent call last):
         ...
-        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet on digits, mnist, fashion-mnist, cifar10, got DkNetCL on mnist. Leave --recipe out and give the options.
+        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, got DkNetCL on mnist. Leave --recipe out and give the options.
     """
     require_choice("train --recipe", name, RECIPES, "See docs/training.md.")
     table = RECIPES[name]
