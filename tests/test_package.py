@@ -60,6 +60,7 @@ ORDER = (
     "folding.part",
     "folding.cache",
     "nn.power_iteration",
+    "nn.collapse",
     "nn.layerwise",
     "nn.container",
     "nn.traced",
