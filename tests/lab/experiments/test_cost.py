@@ -15,6 +15,7 @@ import conformallayers as cl
 from conformallayers.lab.experiments import cost
 from conformallayers.lab.experiments.cost import cells, front_figure, run_cost
 from conformallayers.lab.training import train as training
+from conformallayers.lab.training.evaluate import accuracy
 from runs import few_digits
 from support import run_command
 from training import QUIET
@@ -69,7 +70,12 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     assert all(table.count(f"\n| {name} |") == 1 for name in NAMES)
     assert "425 k" in table
     assert f"{ratios['StageNet-micro', 64]:.2f}" in table
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".csv", ".md", ".png", ".svg"}
+    assert [path.name for path in folder.glob("*.safetensors")] == [
+        "StageNet-micro-digits.safetensors"
+    ]
+    shipped = cl.load(folder / "StageNet-micro-digits.safetensors")
+    images, labels = few_digits().test_images, few_digits().test_labels
+    assert accuracy(shipped, images, labels) == rows["StageNet-micro"]["accuracy"]
 
 
 def test_other_options_than_before_are_refused(here: Path) -> None:

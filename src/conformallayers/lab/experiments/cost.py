@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from ...errors import ConformalError, refusal
+from ...folding.files import save
 from ...networks import IMAGE_SHAPE
 from ...testing import fold_error
 from ...utils.files import replace_file
@@ -28,7 +29,14 @@ from ..training.runs import RESULT
 from ..training.saved_models import load_model
 from ..training.train import train
 from .contestants import CONTESTANTS, Contestant, Runs, config_of, identity, named
-from .deployed import deployed, multiply_adds, onnx_session, weights, without_centre
+from .deployed import (
+    deployed,
+    has_conformal_layers,
+    multiply_adds,
+    onnx_session,
+    weights,
+    without_centre,
+)
 from .options import CostOptions
 from .records import Measurements, Row, kept, mean_and_spread, provenance, write_record
 from .timing import interleave
@@ -118,7 +126,7 @@ def _require_same(row: Row | None, config: TrainConfig) -> None:
 def measured(
     one: Contestant, config: TrainConfig, runs: Runs, chosen: CostOptions, console: Console | None
 ) -> Row:
-    """Return the row of a run, which is trained if it is not there."""
+    """Return the row of a run, which is trained if it is not there; save the fold of the first seed."""
     folder = runs.find(config)
     if folder is None:
         folder = chosen.runs / f"{one.name}-{config.dataset}-seed{config.seed}"
@@ -131,8 +139,11 @@ def measured(
             **config.model_dump(),
         )
     result = json.loads((folder / RESULT).read_text("utf-8"))
-    network = without_centre(load_model(folder, _WHERE).module)
+    model = load_model(folder, _WHERE).module
+    network = without_centre(model)
     folded = deployed(network)
+    if config.seed == _SEEDS[0] and not one.ablation and has_conformal_layers(network):
+        save(deployed(model), chosen.out / f"{one.name}-{config.dataset}.safetensors")
     x = torch.rand(8, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(0)) - 0.5
     return {
         "name": one.name,

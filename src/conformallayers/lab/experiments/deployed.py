@@ -39,9 +39,14 @@ def deployed(network: nn.Module) -> Folded:
         >>> multiply_adds(deep) == multiply_adds(plain)
         True
     """
-    if any(isinstance(module, ConformalLayers) for module in network.modules()):
+    if has_conformal_layers(network):
         return fold(network, IMAGE_SHAPE)
     return fold(_Plain(merged(network)), IMAGE_SHAPE)
+
+
+def has_conformal_layers(network: nn.Module) -> bool:
+    """Tell whether a part of a network folds."""
+    return any(isinstance(module, ConformalLayers) for module in network.modules())
 
 
 class _Plain(nn.Module):
