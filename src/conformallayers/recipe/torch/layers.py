@@ -20,6 +20,7 @@ from . import sparse
 
 RUN = Runtime("torch")
 _LONG_WINDOW = 1024
+_FEW_BLOCKS = 16  # numbers whose sum loses nothing to speak of
 _CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -88,12 +89,16 @@ def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
 
 def _long_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return x Wᵀ of long rows, (B, n) and (m, n), in one batched product of blocks and one of the rest."""
-    cut = weight.shape[1] // layer.BLOCK * layer.BLOCK
-    blocks = x[:, :cut].unflatten(1, (-1, layer.BLOCK)).transpose(0, 1)  # (blocks, B, BLOCK)
-    columns = weight[:, :cut].unflatten(1, (-1, layer.BLOCK)).permute(1, 2, 0)  # (blocks, BLOCK, m)
-    sums, rest = torch.bmm(blocks, columns), F.linear(x[:, cut:], weight[:, cut:])
-    y = sums.sum(0, dtype=wide_dtype(x.device)) + rest
-    return y.to(rest.dtype)
+    count, rest = divmod(weight.shape[1], layer.BLOCK)
+    cut = count * layer.BLOCK
+    blocks = x[:, :cut].unflatten(1, (count, layer.BLOCK)).transpose(0, 1)  # (blocks, B, BLOCK)
+    columns = weight[:, :cut].unflatten(1, (count, layer.BLOCK)).permute(1, 2, 0)
+    sums = torch.bmm(blocks, columns)
+    if count <= _FEW_BLOCKS:
+        y = sums.sum(0)
+    else:
+        y = sums.sum(0, dtype=wide_dtype(x.device)).to(sums.dtype)
+    return y + F.linear(x[:, cut:], weight[:, cut:]) if rest else y
 
 
 @RUN.runs(layer.SparseMatmul)
