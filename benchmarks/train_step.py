@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from conformallayers import networks
-from conformallayers.lab.experiments.timing import interleave
+from conformallayers.utils.timing import interleave
 
 PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module]]] = {
     "Base": (networks.BaseReLUNet, networks.BaseReSProNet),

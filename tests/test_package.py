@@ -76,6 +76,7 @@ ORDER = (
     "recipe.c",
     "folding.model_files",
     "folding.files",
+    "session",
     "testing.soak",
     "lab",
     "cli",

@@ -43,6 +43,7 @@ _HOMES = {
     "CExport": "recipe.c.files",
     "export_c": "recipe.c.export",
     "export_onnx": "recipe.onnx.export",
+    "Session": "session.session",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -80,6 +81,7 @@ __all__ = [
     "RepeatChannels",
     "Residual",
     "Scale",
+    "Session",
     "Split",
     "Traced",
     "__version__",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     from .recipe.c.files import CExport
     from .recipe.onnx.export import export_onnx
     from .registry.registry import register_homogeneous, register_linear
+    from .session.session import Session
     from .testing import fold_error
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
+from ..utils.files import cache_folder
 from ..utils.quiet import ignored_warnings
 
 _ROUNDS = 7  # the fastest round counts, since noise only adds time
@@ -141,9 +142,5 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _cache_path() -> Path:
-    home = os.environ.get("CONFORMALLAYERS_CACHE")
-    if home is None:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        home = str(Path(base) / "conformallayers")
     kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
-    return Path(home) / f"machine-2-{kind}.json"  # 2: version of the set of rates
+    return cache_folder() / f"machine-2-{kind}.json"  # 2: version of the set of rates

@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import pathlib
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,15 @@ from ..errors import refusal
 
 Path = str | os.PathLike[str]
 _UNFINISHED = ".tmp"
+
+
+def cache_folder() -> pathlib.Path:
+    """Return the folder of what can be made again: CONFORMALLAYERS_CACHE, or one in the user's cache."""
+    home = os.environ.get("CONFORMALLAYERS_CACHE")
+    if home is None:
+        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        return pathlib.Path(base) / "conformallayers"
+    return pathlib.Path(home)
 
 
 def kind_of_file(mode: int) -> str:

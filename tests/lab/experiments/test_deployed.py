@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from conformallayers.lab.experiments.deployed import (
     deployed,
     merged,
     multiply_adds,
-    onnx_session,
     weights,
     without_centre,
 )
+from conformallayers.recipe.onnx.export import open_session
 from oracle import randomise, relative_error
 
 PLAIN: dict[str, dict[str, Any]] = {
@@ -82,10 +81,10 @@ def test_the_mean_image_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["StageNet", "StageReLUNet", "ResNet8"])
-def test_onnx_runtime_gives_the_same_scores(name: str, tmp_path: Path) -> None:
+def test_onnx_runtime_gives_the_same_scores(name: str) -> None:
     pytest.importorskip("onnxruntime")
     model = randomise(getattr(cl.networks, name)(), 1).eval()
-    session = onnx_session(deployed(model), tmp_path / "net.onnx")
+    session = open_session(deployed(model), threads=1)
     x = torch.randn(5, 3, 32, 32)
     (scores,) = session.run(None, {"x": x.numpy()})
     with torch.no_grad(), cl.layer_by_layer():

@@ -19,12 +19,13 @@ from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
+from ...utils.timing import interleave
 from ..checks import command_line, make_folder, require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
 from .options import BenchOptions
 from .records import Row, kept, provenance
-from .timing import fastest_other, interleave, run_layers
+from .timing import fastest_other, run_layers
 
 SHAPE = networks.IMAGE_SHAPE
 _CALLS = 3  # timed calls per turn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,11 @@ from rich.console import Console
 from ...errors import ConformalError, refusal
 from ...folding.files import save
 from ...networks import IMAGE_SHAPE
+from ...recipe.onnx.export import open_session
 from ...testing import fold_error
 from ...utils.files import replace_file
 from ...utils.text import count, markdown
+from ...utils.timing import interleave
 from ..checks import command_line, require_positive
 from ..report import figures
 from ..settings import torch_settings
@@ -33,13 +34,11 @@ from .deployed import (
     deployed,
     has_conformal_layers,
     multiply_adds,
-    onnx_session,
     weights,
     without_centre,
 )
 from .options import CostOptions
 from .records import Measurements, Row, kept, mean_and_spread, provenance, write_record
-from .timing import interleave
 
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
@@ -172,11 +171,11 @@ def _measure_times(
     rows = {(row["name"], row["batch"]): row for row in before.get("rows", [])}
     runs, rounds = Runs(chosen.runs), math.ceil(chosen.executions / _CALLS)
     names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
-    with tempfile.TemporaryDirectory() as folder, torch_settings(1):
+    with torch_settings(1):
         sessions = {}
         for one in named(_WHERE, list(names)):
             network = without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
-            sessions[one.name] = onnx_session(deployed(network), Path(folder) / f"{one.name}.onnx")
+            sessions[one.name] = open_session(deployed(network), threads=1)
         for batch in BATCHES:
             x = torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
             feed = {"x": x.numpy() - 0.5}

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 import conformallayers as cl
 
 from ...utils.files import write_json
+from ...utils.timing import interleave
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
 from ..report import figures
 from ..settings import torch_settings
 from .records import staged_folder
-from .timing import interleave
 
 SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)

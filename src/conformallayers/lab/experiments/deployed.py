@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from ...networks import IMAGE_SHAPE
 from ...nn.collapse import composed
 from ...nn.container import ConformalLayers
 from ...nn.extra_layers import Centre
-from ...recipe.onnx.export import export_onnx
 
 
 def without_centre(model: nn.Module) -> nn.Module:
@@ -108,13 +106,3 @@ def multiply_adds(folded: Folded) -> int:
 def weights(folded: Folded) -> int:
     """Return the number of stored constants."""
     return sum(array.numel() for array in folded.recipe.constants.values())
-
-
-def onnx_session(folded: Folded, path: Path) -> Any:
-    """Export a network to a file and open it in ONNX Runtime, with one thread."""
-    import onnxruntime
-
-    export_onnx(folded, path)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -16,12 +16,13 @@ from torch import nn
 from ... import networks
 from ...folding.fold import fold
 from ...testing import fold_error
+from ...utils.timing import interleave
 from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
 from .options import DepthOptions
 from .records import Measurements, Row
-from .timing import interleave, run_layers
+from .timing import run_layers
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"

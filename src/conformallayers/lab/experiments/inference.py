@@ -17,8 +17,8 @@ from ... import networks
 from ...folding.fold import fold
 from ...nn.container import layer_by_layer
 from ...utils.memory import peak, settle
+from ...utils.timing import Timing, call_seconds
 from .records import Row
-from .timing import Timing, call_seconds
 
 RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
 FOLDED = "D3ModNetCL, folded: "  # followed by the strategy

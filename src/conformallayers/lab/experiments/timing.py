@@ -1,12 +1,8 @@
-"""Time several functions alternately in one process, so that a busy machine slows all alike."""
+"""Which engines are ours, and layers run one by one for a timing."""
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,59 +10,6 @@ from torch import Tensor, nn
 from ...nn.container import layer_by_layer
 
 CONFORMAL = ("layers", "folded", "tolerance")  # engines of the conformal network
-_FEWEST = 3  # rounds, however long they take
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one engine: the median and the quartiles of its calls."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        """Summarise the seconds of several calls."""
-        if len(seconds) < 2:
-            return cls(seconds[0], seconds[0], seconds[0])
-        low, median, high = statistics.quantiles(seconds, n=4)
-        return cls(median, low, high)
-
-    @property
-    def milliseconds(self) -> dict[str, float]:
-        """The median and the quartiles in milliseconds, by name."""
-        return {name: round(1e3 * value, 4) for name, value in vars(self).items()}
-
-
-def interleave(
-    engines: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int,
-    calls: int = 3,
-    pause: float = 0.03,
-    budget: float = math.inf,
-) -> dict[str, Timing]:
-    """Time engines in turn: a pause, one untimed call, then a few timed ones, in every round.
-
-    The pause lets the spinning threads of one engine go to sleep before the next one runs. After
-    ``budget`` seconds no further round begins, but there are three at least.
-
-    Examples:
-        >>> times = interleave({"a": lambda: sum(range(9))}, rounds=2, pause=0.0)
-        >>> times["a"].low <= times["a"].median <= times["a"].high
-        True
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in engines}
-    started = time.perf_counter()
-    for done in range(rounds):
-        if done >= _FEWEST and time.perf_counter() - started > budget:
-            break
-        for name, run in engines.items():
-            time.sleep(pause)
-            run()
-            seconds[name] += [call_seconds(run) for _ in range(calls)]
-    return {name: Timing.of(values) for name, values in seconds.items()}
 
 
 def fastest_other(times: Mapping[str, float]) -> str | None:
@@ -85,10 +28,3 @@ def run_layers(model: nn.Module, x: Tensor) -> Tensor:
     with torch.inference_mode(), layer_by_layer():
         y: Tensor = model(x)
     return y
-
-
-def call_seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of one call."""
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started

@@ -15,7 +15,7 @@ from ..training.saved_models import checked_labels, load_model, locate, read_lab
 from .arrays import Array
 from .options import PredictOptions
 
-ENGINES = ("auto", "torch", "numpy")
+ENGINES = ("auto", "torch", "numpy", "onnxruntime", "c")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class ReadyNetwork:
 def open_network(model: str | os.PathLike[str], options: PredictOptions) -> ReadyNetwork:
     """Load a model as :func:`run_predict` takes it, and fold it unless it is folded."""
     require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
-    use_torch = options.engine == "torch"
-    if options.engine == "auto":
-        use_torch = importlib.util.find_spec("torch") is not None
-    network = _open_torch(model, options.threads) if use_torch else _open_numpy(model)
+    engine = options.engine
+    if engine == "auto":  # those that start at once
+        engine = "numpy" if importlib.util.find_spec("torch") is None else "torch"
+    network = _open_numpy(model) if engine == "numpy" else _open_torch(model, options, engine)
     where, output = f"predict {os.fspath(model)}", network.output_shape
     if len(output) != 1 or not network.input_shape:
         expected, got = "a network that gives scores (B, classes)", f"(B, {shape_text(output)[1:]}"
@@ -73,11 +73,13 @@ def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:
     )
 
 
-def _open_torch(model: str | os.PathLike[str], threads: int | None) -> ReadyNetwork:
+def _open_torch(
+    model: str | os.PathLike[str], options: PredictOptions, engine: str
+) -> ReadyNetwork:
     import torch
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     loaded = load_model(model, "predict")
     module = ready(loaded, "predict")
     tensors = (*module.parameters(), *module.buffers())
@@ -86,9 +88,15 @@ def _open_torch(model: str | os.PathLike[str], threads: int | None) -> ReadyNetw
 
     def run(batch: Array) -> Array:
         with torch.inference_mode():
-            scores = module(torch.from_numpy(batch).to(dtype))
+            scores = network(torch.from_numpy(batch).to(dtype))
         values: Array = scores.double().numpy()
         return values
+
+    network: Callable[[torch.Tensor], torch.Tensor] = module
+    if engine != "torch":
+        from ...session.session import Session
+
+        network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
 
     shape = getattr(module, "input_shape", None) or loaded.shape
     if shape is None:

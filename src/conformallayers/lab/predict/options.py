@@ -17,7 +17,7 @@ class PredictOptions:
         batch: Images to read and run at a time.
         resize: Scale images of another size; otherwise they count as broken.
         labels: Text file with the name of each class, one per line; those of the model if not given.
-        engine: torch, numpy (folds only; imports no torch), or auto: torch if it is installed.
+        engine: torch, numpy (imports no torch), onnxruntime, c, or auto: torch if it is installed, else numpy. All but torch take folds only.
         threads: Threads of torch in each process; its own default if not given.
         ray: Share the work among processes with Ray.
         workers: Processes of Ray; 2 if not given.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -108,7 +108,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     )
 
 
-def _check_arguments(folded: object, path: Path, opset: object) -> None:
+def _check_fold(folded: object) -> None:
     if not isinstance(folded, RecipeModule):
         remedy = "Pass the result of cl.fold."
         if isinstance(folded, nn.Module):
@@ -119,6 +119,10 @@ def _check_arguments(folded: object, path: Path, opset: object) -> None:
         raise refusal(_WHERE, "a fold in float32 or float64", str(folded.dtype), remedy)
     if folded.anchor.is_meta:
         raise refusal(_WHERE, "a fold with numbers", "one on meta", "Load its state first.")
+
+
+def _check_arguments(folded: object, path: Path, opset: object) -> None:
+    _check_fold(folded)
     if opset is not None and (
         isinstance(opset, bool) or not isinstance(opset, int) or not OPSETS[0] <= opset <= OPSETS[1]
     ):
@@ -129,12 +133,12 @@ def _check_arguments(folded: object, path: Path, opset: object) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
 
 
-def _package(name: str) -> Any:
+def _package(name: str, purpose: str = "export_onnx") -> Any:
     """Import a package of the extra, or say which extra brings it."""
     try:
         return __import__(name)
     except ImportError as error:
-        raise missing_extra(name, "onnx", "cl.export_onnx") from error
+        raise missing_extra(name, "onnx", f"cl.{purpose}") from error
 
 
 def _runtime() -> Any | None:
@@ -161,9 +165,30 @@ def _newest() -> int:
     return OPSETS[0]
 
 
-def _session(runtime: Any, model: str | bytes) -> Any:
+def open_session(folded: RecipeModule, threads: int | None = None) -> Any:
+    """Return a fold as an ``onnxruntime.InferenceSession``; nothing is written, and nothing compared with torch.
+
+    Args:
+        folded: from :func:`conformallayers.fold`, in float32 or float64.
+        threads: of ONNX Runtime; None takes as many as torch has.
+    """
+    _check_fold(folded)
+    runtime = _package("onnxruntime", "Session")
+    data = _serialised(onnx_model(folded.recipe, folded.dtype, _newest()))
+    return _opened(runtime, data, folded, threads)
+
+
+def _opened(runtime: Any, model: str | bytes, folded: Any, threads: int | None = None) -> Any:
+    try:
+        return _session(runtime, model, threads)
+    except Exception as error:
+        got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
+        raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
+
+
+def _session(runtime: Any, model: str | bytes, threads: int | None = None) -> Any:
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -212,20 +237,23 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
     runtime = _runtime()
     if runtime is None:
         return
-    try:
-        session = _session(runtime, name)
-    except Exception as error:
-        got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
-        raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
+    session = _opened(runtime, name, folded)
+    run = lambda x: session.run([OUTPUT], {INPUT: x})[0]  # noqa: E731
+    check_engine(_WHERE, "ONNX Runtime", run, folded, _remedy(folded))
+
+
+def check_engine(
+    where: str, name: str, run: Callable[[Any], Any], folded: Any, remedy: str
+) -> None:
+    """Refuse a function of arrays that gives other numbers than torch: samples of all sizes, 0 and NaN."""
     limit = LIMITS[folded.dtype]
     for x in _batches(folded):
         with torch.no_grad():
             expected = folded(x.to(folded.anchor.device)).cpu()
-        actual = torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
-        lost = _error(actual, expected)
+        lost = _error(torch.from_numpy(run(x.numpy())), expected)
         if not lost <= limit:
-            got = f"an error of {lost:.2g} at batch size {len(x)} in ONNX Runtime"
-            raise refusal(_WHERE, f"the numbers of torch up to {limit:g}", got, _remedy(folded))
+            got = f"an error of {lost:.2g} at batch size {len(x)} in {name}"
+            raise refusal(where, f"the numbers of torch up to {limit:g}", got, remedy)
 
 
 def _batches(folded: Any) -> Iterator[Tensor]:

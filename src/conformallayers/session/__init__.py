@@ -1,0 +1,1 @@
+"""Run a fold in the engine that is fastest for it."""

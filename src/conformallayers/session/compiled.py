@@ -1,0 +1,112 @@
+"""The engine "c": the C program of a fold, compiled for this machine and loaded.
+
+Compiled programs are kept in a folder of the user's, under a hash of their source, the compiler and what the
+compiler knows of the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import math
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import refusal
+from ..folding.folded import Folded
+from ..recipe.c.export import export_c
+from ..recipe.places import Array
+from ..utils.files import cache_folder
+
+_WHERE = 'Session(engine="c")'
+_NAME = "cl_session"
+_FLAGS = ("-std=c99", "-O3", "-march=native", "-fPIC", "-shared")
+_BATCH = f"""#include <stddef.h>
+#include "{_NAME}.h"
+void {_NAME}_run(const float *x, float *y, size_t count, float *work)
+{{
+    for (size_t i = 0; i < count; i++)
+        {_NAME}_predict_with(x + i * {_NAME.upper()}_INPUT_SIZE, y + i * {_NAME.upper()}_OUTPUT_SIZE, work);
+}}
+"""
+
+
+def compile_fold(folded: Folded) -> Callable[[Array], Array]:
+    """Return a function of batches in float32; several threads may call it at once."""
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        remedy = "Install gcc or clang, or set CC; other engines need none."
+        raise refusal(_WHERE, "a C compiler", "none on the path", remedy)
+    folder = _private_folder()
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as name:
+        sources = Path(name)
+        made = export_c(folded, sources, name=_NAME)
+        (sources / "batch.c").write_text(_BATCH)
+        texts = [(sources / file).read_bytes() for file in (f"{_NAME}.h", f"{_NAME}.c", "batch.c")]
+        key = hashlib.sha256(b"\0".join([*texts, _target(compiler)])).hexdigest()
+        library = folder / f"{key}.so"
+        if not library.exists():
+            _compile(compiler, sources)
+            os.replace(sources / "all.so", library)
+    loaded: Any = ctypes.CDLL(str(library))
+    run = getattr(loaded, f"{_NAME}_run")
+    run.restype, run.argtypes = None, [ctypes.c_void_p] * 2 + [ctypes.c_size_t, ctypes.c_void_p]
+    shape, work_size = folded.output_shape, made.work_bytes // 4
+
+    def call(x: Array) -> Array:
+        x = np.ascontiguousarray(x)
+        y = np.empty((len(x), math.prod(shape)), np.float32)
+        work = np.empty(work_size, np.float32)
+        run(x.ctypes.data, y.ctypes.data, len(x), work.ctypes.data)
+        return y.reshape(len(x), *shape)
+
+    return call
+
+
+def _private_folder() -> Path:
+    """Return the folder of compiled programs, which no other user may write to."""
+    folder = cache_folder() / "programs"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        mine = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if mine and os.access(folder, os.W_OK):
+            return folder
+        got = f"{folder}, which others can write to or you cannot"
+    except OSError as error:
+        got = f"{folder}: {error.strerror}"
+    remedy = "Set CONFORMALLAYERS_CACHE to a folder of yours."
+    raise refusal(_WHERE, "a folder for compiled programs", got, remedy)
+
+
+@lru_cache(maxsize=4)
+def _target(compiler: str) -> bytes:
+    """Return the version of the compiler, and the macros by which it describes this processor."""
+    found = [b" ".join(flag.encode() for flag in _FLAGS)]
+    for options in (["--version"], ["-march=native", "-dM", "-E", "-x", "c", os.devnull]):
+        with contextlib.suppress(OSError):  # what it cannot do, compiling says
+            found.append(subprocess.run([compiler, *options], capture_output=True).stdout)
+    return b"\0".join(found)
+
+
+def _compile(compiler: str, folder: Path) -> None:
+    command = [compiler, *_FLAGS, f"{_NAME}.c", "batch.c", "-lm", "-o", "all.so"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        if done.returncode == 0:
+            return
+    except OSError as error:
+        lines = [str(error)]
+    got, remedy = f"{Path(compiler).name}: {lines[0][:200]}", "Set CC to another compiler."
+    raise refusal(_WHERE, "a compiler of C99", got, remedy)

@@ -1,0 +1,230 @@
+"""Session: a fold in one of several engines, chosen by time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConformalError, refusal, shape_text
+from ..folding.files import load
+from ..folding.folded import Folded
+from ..recipe.numpy.network import Network
+from ..recipe.onnx.export import check_engine, open_session
+from ..recipe.onnx.graph import OUTPUT
+from ..recipe.places import Array
+from ..recipe.recipe import INPUT
+from ..utils.text import table
+from ..utils.timing import interleave
+from .compiled import compile_fold
+
+Engine = Callable[[Array], Array]
+T = TypeVar("T", Array, Tensor)
+_ROUNDS, _CALLS, _BUDGET = 5, 3, 2.0  # of a race, and seconds after which it goes no further
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+
+
+def _torch(folded: Folded, threads: int | None) -> Engine:
+    def run(x: Array) -> Array:
+        with torch.inference_mode():
+            return folded(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+
+    return run
+
+
+def _numpy(folded: Folded, threads: int | None) -> Engine:
+    recipe = folded.recipe.with_constants(lambda _, array: array.numpy())
+    dtype = _DTYPES[folded.dtype]
+    return Network(recipe, dtype, strategy=folded.strategy, origin=None, labels=None, about=None)
+
+
+def _onnxruntime(folded: Folded, threads: int | None) -> Engine:
+    session = open_session(folded, threads)
+    return lambda x: session.run([OUTPUT], {INPUT: x})[0]
+
+
+def _c(folded: Folded, threads: int | None) -> Engine:
+    if folded.dtype != torch.float32:
+        remedy = "Fold with dtype=torch.float32."
+        raise refusal('Session(engine="c")', "a fold in float32", str(folded.dtype), remedy)
+    return compile_fold(folded)
+
+
+ENGINES: Mapping[str, Callable[[Folded, int | None], Engine]] = {
+    "onnxruntime": _onnxruntime,
+    "torch": _torch,
+    "numpy": _numpy,
+    "c": _c,
+}
+
+
+@dataclass(frozen=True)
+class Race:
+    """What became of each engine: milliseconds for a batch, or why it did not run; prints as a table."""
+
+    engine: str
+    batch: int | None = None
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.batch is None:
+            return f"engine {self.engine}, as asked for"
+        rows = [
+            (f"{'→' if name == self.engine else ' '} {name}", f"{time:.3f}", "")
+            for name, time in self.milliseconds.items()
+        ]
+        rows += [(f"  {name}", "", reason) for name, reason in self.reasons.items()]
+        return table(("engine", f"ms for a batch of {self.batch}", "why not"), rows)
+
+    __repr__ = __str__
+
+
+class Session:
+    """Run a fold in the engine that is fastest for it.
+
+    ``"onnxruntime"`` needs the extra ``onnx``; its graph is built in memory. ``"c"`` compiles the C export for this machine
+    and keeps the result in the user's cache; it needs a compiler and float32. ``"torch"`` and ``"numpy"`` are always there.
+    ``"auto"`` times those that are there on the first batch and keeps the fastest; one for another batch size may be another.
+    Every engine but torch is compared with torch before it is used. Several threads may call a session at once.
+
+    Args:
+        folded: a :class:`Folded` on the CPU in float32 or float64, or the path of a file of :func:`conformallayers.save`.
+        engine: ``"auto"``, ``"onnxruntime"``, ``"torch"``, ``"numpy"`` or ``"c"``.
+        threads: of ONNX Runtime; None takes as many as torch has. C uses one; those of torch and numpy belong to the process.
+
+    Shape:
+        (B, *input_shape) → (B, *output_shape), arrays or tensors; real numbers of any dtype are converted to that of the fold
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+        >>> session = cl.Session(cl.fold(model, (1, 8, 8)), engine="numpy")
+        >>> session(np.ones((2, 1, 8, 8))).shape
+        (2, 144)
+        >>> print(session.explain())
+        engine numpy, as asked for
+    """
+
+    def __init__(
+        self,
+        folded: Folded | str | os.PathLike[str],
+        *,
+        engine: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        if engine != "auto" and engine not in ENGINES:
+            expected = f"one of auto, {', '.join(ENGINES)}"
+            raise refusal(
+                "Session(engine=...)", expected, repr(engine), '"auto" takes the fastest.'
+            )
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if threads is not None and (not whole or threads < 1):
+            remedy = "None takes as many as torch has."
+            raise refusal("Session(threads=...)", "a whole number > 0", repr(threads), remedy)
+        self.folded = _fold(folded)
+        self.threads = threads
+        self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
+        self._lock = threading.Lock()
+        self._race: Race | None = None
+        self._run: Engine | None = None
+        if engine != "auto":
+            self._run, self._race = self._built(engine), Race(engine)
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that runs; None before the first call of an ``"auto"`` session."""
+        return None if self._race is None else self._race.engine
+
+    def explain(self) -> Race:
+        """Return what was chosen and why; prints as a table."""
+        if self._race is None:
+            remedy = "Call the session once: it chooses by the first batch."
+            raise refusal("Session.explain()", "a session that has run", "a new one", remedy)
+        return self._race
+
+    def __call__(self, x: T) -> T:
+        """Run a batch; a tensor gives a tensor, an array an array."""
+        if isinstance(x, Tensor):
+            return torch.from_numpy(self._call(self._numbers(x)))
+        return self._call(np.asarray(x))
+
+    def _call(self, x: Array) -> Array:
+        if x.dtype.kind not in "fiub":
+            got = f"an array of {x.dtype}"
+            raise refusal("Session", "real numbers", got, "Convert them first.")
+        if x.ndim == 0 or x.shape[1:] != self.input_shape:
+            unbatched = x.shape == self.input_shape
+            remedy = "Add the batch axis with x[None]." if unbatched else "Fold for this shape."
+            expected = f"a batch of samples of shape {shape_text(self.input_shape)}"
+            raise refusal("Session", expected, f"an array of shape {x.shape}", remedy)
+        # A copy where torch would refuse: of negative strides, other byte orders or read-only memory.
+        x = np.require(x, _DTYPES[self.folded.dtype], ["C", "W"])
+        if not len(x):
+            return np.empty((0, *self.output_shape), x.dtype)
+        return (self._run or self._fastest(x))(x)
+
+    def _numbers(self, x: Tensor) -> Array:
+        if x.device.type != "cpu":
+            remedy = "Move it with x.cpu(); on another device call the fold itself."
+            raise refusal("Session", "a tensor on the CPU", f"one on {x.device}", remedy)
+        x = x.detach().resolve_conj().resolve_neg()
+        narrow = x.dtype in (torch.float16, torch.bfloat16)
+        array: Array = (x.to(self.folded.dtype) if narrow else x).numpy()
+        return array
+
+    def _built(self, name: str) -> Engine:
+        """Return an engine that gives the numbers of torch."""
+        run = ENGINES[name](self.folded, self.threads)
+        if name != "torch":
+            where, remedy = f"Session(engine={name!r})", 'Use engine="torch".'
+            check_engine(where, name, run, self.folded, remedy)
+        return run
+
+    def _fastest(self, x: Array) -> Engine:
+        """Race the engines on a batch, once, and return the winner."""
+        with self._lock:
+            if self._run is not None:
+                return self._run
+            runs: dict[str, Engine] = {}
+            reasons: dict[str, str] = {}
+            for name in ENGINES:
+                try:
+                    runs[name] = self._built(name)
+                except ConformalError as error:
+                    reasons[name] = str(error)
+            calls = {name: _bound(run, x) for name, run in runs.items()}
+            times = interleave(calls, rounds=_ROUNDS, calls=_CALLS, budget=_BUDGET)
+            medians = {name: 1e3 * timing.median for name, timing in times.items()}
+            best = min(medians, key=lambda name: medians[name])
+            self._race, self._run = Race(best, len(x), medians, reasons), runs[best]
+            return self._run
+
+
+def _bound(run: Engine, x: Array) -> Callable[[], object]:
+    return lambda: run(x)
+
+
+def _fold(folded: Any) -> Folded:
+    """Return a fold that every engine can read, or refuse it."""
+    if isinstance(folded, (str, os.PathLike)):
+        path, folded = os.fspath(folded), load(folded)
+        if not isinstance(folded, Folded):
+            remedy = "Fold it: cl.Session(cl.fold(cl.load(path), input_shape))."
+            raise refusal("Session", f"a fold in {path}", "a model", remedy)
+    if not isinstance(folded, Folded):
+        remedy = "Fold it first: cl.Session(cl.fold(model, input_shape))."
+        raise refusal("Session", "a Folded or a path", type(folded).__name__, remedy)
+    if folded.dtype not in _DTYPES or folded.anchor.device.type != "cpu":
+        got, remedy = f"{folded.dtype} on {folded.anchor.device}", "Fold with dtype=torch.float32."
+        raise refusal("Session", "a fold in float32 or float64 on the CPU", got, remedy)
+    return folded
