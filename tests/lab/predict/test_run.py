@@ -526,7 +526,10 @@ def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (["--format", "xml"], "--format: expected one of table, csv, jsonl, got 'xml'"),
         (["--top", 0], "--top: expected a value greater than 0, got 0"),
         (["--batch", 0], "--batch: expected a value greater than 0, got 0"),
-        (["--engine", "jax"], "--engine: expected one of auto, torch, numpy, onnxruntime, c, got 'jax'"),
+        (
+            ["--engine", "jax"],
+            "--engine: expected one of auto, torch, numpy, onnxruntime, c, got 'jax'",
+        ),
         (["--workers", 2], "--workers: expected --ray beside it, got none"),
         (["--address", "auto"], "--address: expected --ray beside it"),
         (["--ray", "--workers", 0], "--workers: expected a value greater than 0, got 0"),

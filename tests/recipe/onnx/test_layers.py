@@ -167,3 +167,16 @@ def test_long_products_lose_no_digits() -> None:
     x = torch.full((1, count), 0.3)
     y = session(single(layer.Matmul, (count,), weight=weight), torch.float32)(x)
     assert torch.allclose(y.double(), x.double() @ weight.float().double().T, rtol=1e-6, atol=0)
+
+
+@both_dtypes
+@pytest.mark.parametrize("kernel", [3, 2])
+def test_zeros_around_negative_numbers_count_in_a_maximum(kernel: int, dtype: torch.dtype) -> None:
+    # ONNX Runtime merges a padding with zeros into a pooling, which pads with −∞.
+    builder = RecipeBuilder((2, 6))
+    padded = builder.add(layer.Pad, INPUT, pads=((2, 1),), mode="zeros", value=0.0)
+    options = {"kernel": (kernel,), "stride": (1,), "padding": (0,), "dilation": (1,)}
+    recipe = builder.recipe(builder.add(layer.MaxPool, padded, **options))
+    x = -1 - torch.rand(3, 2, 6, dtype=dtype)
+    assert error(recipe, x) == 0
+    assert (session(recipe, dtype)(x)[..., 0] == 0).all()

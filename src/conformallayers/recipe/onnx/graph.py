@@ -63,6 +63,11 @@ class OnnxGraph:
         """Tell whether an operation may lose a NaN: its result is divided by τ, which is NaN as well."""
         return operation.inputs[0] in self._undivided
 
+    def writes(self, value: Value) -> str | None:
+        """Return the operator that gives a value; None for the input."""
+        found = (node.op_type for node in self.nodes if value.name in node.output)
+        return next(found, None)
+
     def constant(self, name: str) -> Array:
         """Return a constant of the recipe as an array."""
         array = self.recipe.constants[name]

@@ -172,7 +172,13 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime
         options["pads"] = [0] * len(options["pads"])
-    return _largest(op, graph, x, lambda z: graph.add("MaxPool", z, shape=shape, **options))
+
+    def pool(z: Value) -> Value:
+        if graph.writes(z) == "Pad":  # ONNX Runtime would take zeros for the pads of the pooling
+            z = graph.add("Max", z, -np.inf)
+        return graph.add("MaxPool", z, shape=shape, **options)
+
+    return _largest(op, graph, x, pool)
 
 
 def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
