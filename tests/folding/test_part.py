@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.testing.oracle import oracle
 
 SHAPE = (2, 20, 20)
 
@@ -44,3 +48,28 @@ def test_without_an_accurate_strategy_the_first_choice_stays() -> None:
     model = cancelling()
     shape = (2, 100, 100)  # nothing else can be written out
     assert cl.fold(model, shape).strategy == "layers"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strategy", ["auto", "layers", "conv", "dense"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_tiny_points_behind_a_published_activation_keep_their_squares(
+    bias: bool, strategy: str
+) -> None:
+    # t of the first activation is of the size of ‖x‖², so the points are of the size of 1/‖x‖.
+    torch.manual_seed(0)
+    block = cl.Parallel(
+        nn.Sequential(cl.Conv2d(2, 2, 1), cl.ReSPro(1.0), cl.Abs()), cl.Conv2d(2, 2, 1)
+    )
+    layers = cl.Conv2d(2, 3, 1, bias=True) if bias else block
+    model = cl.ConformalLayers(
+        *(cl.Conv2d(2, 2, 1), cl.ReSPro(1.0), cl.Abs()),
+        *(layers, cl.Abs(), cl.Conv2d(3 if bias else 2, 2, 1), cl.ReSPro(1.0)),
+    )
+    if bias:
+        nn.init.zeros_(model[3].bias)
+    x = torch.rand(3, 2, 4, 4) * torch.tensor([1.0, 1e12, 1e24]).view(-1, 1, 1, 1)
+    expected = oracle(copy.deepcopy(model).double(), x.double())
+    result = cl.fold(model, (2, 4, 4), strategy=strategy)(x)
+    error = (result - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+    assert float(error.max()) < 5e-6

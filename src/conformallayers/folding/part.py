@@ -174,13 +174,16 @@ class _PartLowering:
             if isinstance(action, HomogeneousMap):
                 values.append(_mapped(builder, action, sources[0]))
             elif isinstance(action, Stage):
-                stage = replace(action, start=sources[0].scaling, entry=sources[0].bound)
+                entering = sources[0]
+                if not action.direct:
+                    entering = entering.for_squares(builder, action.sites)
+                stage = replace(action, start=entering.scaling, entry=entering.bound)
                 last_one = index == len(graph.nodes) - 1
-                embedded = sources[0] is start
+                embedded = entering is start
                 problem = self.conditions.problem(stage, embedded=embedded, last=last_one)
                 plan = _layers(problem) if stage.moves_only else choose(problem)
                 plan = replace(plan, advice=advice_for(graph, index, plan.strategy))
-                values.append(self._lowered(builder, problem, plan, sources[0]))
+                values.append(self._lowered(builder, problem, plan, entering))
             else:
                 values.append(join_points(builder, action, sources))
             self.most = max(self.most, values[-1].bound)

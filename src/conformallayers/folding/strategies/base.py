@@ -7,6 +7,7 @@ division at the end are in ``part.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -39,6 +40,7 @@ class Points:
         scaling: κ and σ, and a factor that is still to be applied.
         bound: of the norm of z, in units of the normalised input; may be infinite.
         size: of the norm of the point; may be infinite.
+        rebased: whether z is the point itself, which may be too small for its squares beside a large m.
     """
 
     z: str
@@ -47,8 +49,9 @@ class Points:
     scaling: Scaling
     bound: float = math.inf
     size: float = math.inf
+    rebased: bool = False
 
-    def rebased(self, builder: RecipeBuilder) -> Points:
+    def rebase(self, builder: RecipeBuilder) -> Points:
         """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
         if self.tau is None:
             raise TypeError("points without a coordinate")
@@ -61,7 +64,14 @@ class Points:
             scale=float(self.scaling.rho),
             coordinate=float(self.scaling.sigma),
         )
-        return Points(z, peak, tau, Scaling(), self.size, self.size)
+        return Points(z, peak, tau, Scaling(), self.size, self.size, rebased=True)
+
+    def for_squares(self, builder: RecipeBuilder, sites: Iterable[ActivationSite]) -> Points:
+        """Append a rescaling where published activations need squares of numbers that may be too small."""
+        if not self.rebased or all(site.rule.on_points for site in sites):
+            return self
+        z, peak, tau, _ = add_rescale(builder, self, 1.0)
+        return replace(self, z=z, peak=peak, tau=tau, rebased=False)
 
 
 class Strategy:
@@ -117,14 +127,15 @@ class Strategy:
         end = stage.chain.end.lacking(found.gain)
         size = size_behind(stage, start.size)
         bound = stage.exit / found.gain
-        return Points(found.image, start.peak, tau, end, bound, size), found.certificate
+        points = Points(found.image, start.peak, tau, end, bound, size, start.rebased)
+        return points, found.certificate
 
     def _lower_direct(
         self, problem: Problem, builder: RecipeBuilder, start: Points
     ) -> tuple[Points, Certificate | None]:
         """Append a stage with biases: a linear map of points, then the energy of its own output."""
         stage = problem.stage
-        points = start.rebased(builder)
+        points = start.rebase(builder)
         values = Values(builder, points.z, wide=False, bias=stage.constant)
         found = self.evaluate(problem, values)
         image = found.image
@@ -218,7 +229,8 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
     scaling = before.scaling.copy()
     weight = float(scaling.activate(site.alpha, site.rule.on_points, site.slope))
     size = min(site.bounded, before.size * site.slope / site.alpha)
-    if before.bound <= SQUARED:
+    small = before.rebased and not site.rule.on_points
+    if before.bound <= SQUARED and not small:
         n = builder.add(point.SumSquares, before.z, name="n", weight=weight)
         tau = add_advance(builder, site, before.tau, before.peak, (n,))
         return replace(before, tau=tau, scaling=scaling, size=size)

@@ -134,7 +134,7 @@ def _passed(to: Lowering, operator: Operator, before: Points) -> Points:
     """Append a layer: on points if it has a bias, else with the pending factor of z."""
     spec, shape = find_spec(operator.module), operator.output_shape
     if operator.bias is not None:
-        points = before.rebased(to.builder)
+        points = before.rebase(to.builder)
         z = to.module(points.z, operator.module, shape, bias=operator.bias)
         return replace(points, z=z, bound=math.inf, size=math.inf)
     scaling = before.scaling.copy()
@@ -153,7 +153,7 @@ def join_points(builder: RecipeBuilder, join: Join, sources: list[Points]) -> Po
     alike = all(
         (p.peak, p.tau, p.scaling) == (first.peak, first.tau, first.scaling) for p in sources
     )
-    points = sources if alike else [source.rebased(builder) for source in sources]
+    points = sources if alike else [source.rebase(builder) for source in sources]
     z = add_join(builder, [point.z for point in points], join)
     bound, size = sum(p.bound for p in points), sum(p.size for p in points)
     return replace(points[0], z=z, bound=bound, size=size)
