@@ -24,15 +24,29 @@ from torch import nn
 from conformallayers import networks
 from conformallayers.utils.timing import interleave
 
-PAIRS: dict[str, tuple[Callable[[], nn.Module], Callable[..., nn.Module]]] = {
-    "Base": (networks.BaseReLUNet, networks.BaseReSProNet),
-    "LeNet": (networks.LeNet, networks.LeNetCL),
-    "D3ModNet": (networks.D3ModNet, networks.D3ModNetCL),
-    "DkNet, k = 1": (partial(networks.DkNet, 1), partial(networks.DkNetCL, 1)),
-    "DkNet, k = 3": (partial(networks.DkNet, 3), partial(networks.DkNetCL, 3)),
-    "DkNet, k = 9": (partial(networks.DkNet, 9), partial(networks.DkNetCL, 9)),
+ALPHAS = ("young", "spectral")
+Builders = dict[str, Callable[[], nn.Module]]
+
+
+def pair(relu: Callable[[], nn.Module], conformal: Callable[..., nn.Module]) -> Builders:
+    return {"relu": relu, **{alpha: partial(conformal, alpha=alpha) for alpha in ALPHAS}}
+
+
+def stages(preset: str) -> Builders:
+    """Return StageNet and its twin; both train on composed kernels, and alpha is 1."""
+    relu = partial(networks.StageReLUNet, preset)
+    return {"relu": relu, "one": partial(networks.StageNet, preset)}
+
+
+PAIRS: dict[str, Builders] = {
+    "Base": pair(networks.BaseReLUNet, networks.BaseReSProNet),
+    "LeNet": pair(networks.LeNet, networks.LeNetCL),
+    "D3ModNet": pair(networks.D3ModNet, networks.D3ModNetCL),
+    "DkNet, k = 1": pair(partial(networks.DkNet, 1), partial(networks.DkNetCL, 1)),
+    "DkNet, k = 3": pair(partial(networks.DkNet, 3), partial(networks.DkNetCL, 3)),
+    "DkNet, k = 9": pair(partial(networks.DkNet, 9), partial(networks.DkNetCL, 9)),
+    **{f"StageNet {preset}": stages(preset) for preset in ("micro", "small", "base", "large")},
 }
-LIMITS = {"young": 1.15, "spectral": 1.3}
 
 
 def step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -49,8 +63,7 @@ def batch_of(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def build(name: str, kind: str) -> nn.Module:
     torch.manual_seed(0)
-    relu, conformal = PAIRS[name]
-    return relu() if kind == "relu" else conformal(alpha=kind)
+    return PAIRS[name][kind]()
 
 
 def peak_memory(name: str, kind: str, size: int) -> int:
@@ -80,7 +93,7 @@ def _high_water() -> int:
 
 def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     images, labels = batch_of(size)
-    models = {kind: build(name, kind) for kind in ("relu", *LIMITS)}
+    models = {kind: build(name, kind) for kind in PAIRS[name]}
     engines = {kind: partial(step, model, images, labels) for kind, model in models.items()}
     times = interleave(engines, rounds=rounds, calls=3)
     memory = {kind: peak_memory(name, kind, size) for kind in engines}
@@ -89,30 +102,21 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
         row[f"{kind}_ms"] = round(1e3 * timing.median, 3)
         row[f"{kind}_spread_ms"] = [round(1e3 * timing.low, 3), round(1e3 * timing.high, 3)]
         row[f"{kind}_mib"] = round(memory[kind] / 2**20, 1)
-    for kind in LIMITS:
+    for kind in list(engines)[1:]:
         row[f"{kind}_time_ratio"] = round(times[kind].median / times["relu"].median, 3)
         row[f"{kind}_memory_ratio"] = round(memory[kind] / max(memory["relu"], 1), 3)
     return row
 
 
 def markdown(rows: list[dict[str, object]]) -> str:
-    header = (
-        "| network | batch | ReLU, ms | Young, ms | ratio | spectral, ms | ratio |"
-        " ReLU, MiB | Young, MiB | spectral, MiB |\n|---|---|---|---|---|---|---|---|---|---|\n"
-    )
-    keys = [
-        "network",
-        "batch",
-        "relu_ms",
-        "young_ms",
-        "young_time_ratio",
-        "spectral_ms",
-        "spectral_time_ratio",
-        "relu_mib",
-        "young_mib",
-        "spectral_mib",
-    ]
-    return header + "".join("| " + " | ".join(str(r[key]) for key in keys) + " |\n" for r in rows)
+    columns = {"network": "network", "batch": "batch", "relu_ms": "ReLU, ms"}
+    names = {"young": "Young", "spectral": "spectral", "one": "α = 1"}
+    for kind, name in names.items():
+        columns |= {f"{kind}_ms": f"{name}, ms", f"{kind}_time_ratio": "ratio"}
+    columns |= {f"{kind}_mib": f"{name}, MiB" for kind, name in {"relu": "ReLU", **names}.items()}
+    lines = [list(columns.values()), ["---"] * len(columns)]
+    lines += [[str(row.get(key, "–")) for key in columns] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def keep_memory() -> None:
