@@ -226,7 +226,9 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
     total = squares(wide)
     if may_look(x) and total.numel():
         least, most = (float(end) for end in torch.aminmax(total.detach()))
-        if most < high and (low < least or not _any_within(wide.detach(), 2.0 ** (-limit // 2))):
+        if low < least and most < high:
+            return total.sqrt().to(x.dtype)
+        if most < high and not _any_within(wide.detach(), 2.0 ** (-limit // 2)):
             return _root(total).to(x.dtype)
     # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
     small, large, end = total < low, total > high, 2.0 ** (limit // 2)
