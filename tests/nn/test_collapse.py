@@ -27,7 +27,7 @@ def test_collapsed_equals_layers_with_gradients(chain: str) -> None:
     layers = nn.Sequential(*CHAINS[chain]()).double()
     axes = layers[0].weight.dim() - 2
     x = torch.randn(64, 2, *[7] * axes, dtype=torch.float64)
-    shapes = collapsible(list(layers), x.shape)
+    shapes = collapsible(list(layers), x)
     assert len(shapes) == len(layers)
     expected = layers(x)
     result = run_collapsed(list(layers), x, factor=0.5)
@@ -97,19 +97,19 @@ def _changed(**changes: Any) -> list[nn.Module]:
     ],
 )
 def test_other_layers_run_one_by_one(layers: list[nn.Module]) -> None:
-    assert collapsible(layers, (64, 2, 8, 8)) == []
-    assert len(collapsible(_changed(), (64, 2, 8, 8))) == 2
+    assert collapsible(layers, torch.rand(64, 2, 8, 8)) == []
+    assert len(collapsible(_changed(), torch.rand(64, 2, 8, 8))) == 2
 
 
 def test_small_batches_run_one_by_one() -> None:
     layers = [cl.Conv2d(16, 64, 1), cl.Conv2d(64, 16, 3)]
-    assert not collapsible(layers, (1, 16, 4, 4))
-    assert collapsible(layers, (64, 16, 4, 4))
+    assert not collapsible(layers, torch.rand(1, 16, 4, 4))
+    assert collapsible(layers, torch.rand(64, 16, 4, 4))
 
 
 def test_autocast_runs_one_by_one() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert collapsible(_changed(), (64, 2, 8, 8)) == []
+        assert collapsible(_changed(), torch.rand(64, 2, 8, 8)) == []
 
 
 def test_hooks_see_their_layer() -> None:
@@ -123,7 +123,7 @@ def test_hooks_see_their_layer() -> None:
 def test_own_forward_is_kept() -> None:
     layers: list[Any] = _changed()
     layers[0].forward = lambda x: 3 * x
-    assert collapsible(layers, (64, 2, 8, 8)) == []
+    assert collapsible(layers, torch.rand(64, 2, 8, 8)) == []
 
 
 def test_composes_one_kernel() -> None:

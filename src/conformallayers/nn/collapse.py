@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..functional import autocasts
 from ..registry.registry import has_global_hooks, has_hooks
 from . import layers
 
@@ -28,16 +28,13 @@ _CONVOLUTIONS: dict[type[nn.Module], Any] = {
 }
 
 
-def collapsible(modules: Sequence[Any], shape: Sequence[int]) -> list[Shape]:
-    """Return the input shapes of the leading convolutions that are cheaper as one; empty if none are.
-
-    A shape is that of one sample; ``shape`` is that of the batch.
-    """
-    batch, sample = shape[0], tuple(shape[1:])
+def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
+    """Return the shapes of samples in front of the leading convolutions that are cheaper as one; empty if none are."""
+    batch, sample = x.shape[0], tuple(x.shape[1:])
     if not modules or not _may_start(modules[0]) or has_global_hooks():
         return []
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return []  # a product of kernels needs all digits
+    if autocasts(x):  # a product of kernels needs all digits
+        return []
     shapes: list[Shape] = []
     best: list[Shape] = []
     apart = 0
@@ -71,7 +68,7 @@ def run_sequence(modules: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Run modules one after the other, with convolutions in a row as one where that is cheaper."""
     rest = list(modules)
     while rest:
-        many = len(collapsible(rest, x.shape))
+        many = len(collapsible(rest, x))
         x = run_collapsed(rest[:many], x) if many else rest[0](x)
         del rest[: max(many, 1)]
     return x

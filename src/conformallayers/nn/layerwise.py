@@ -183,7 +183,7 @@ class LayerFlow(Flow[Points]):
 
     def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
         """Run the leading convolutions as one if that is cheaper; return their number."""
-        shapes = collapsible(modules, value.z.shape) if self.collapse else []
+        shapes = collapsible(modules, value.z) if self.collapse else []
         if shapes:
             leading = modules[: len(shapes)]
             every = zip(leading, shapes, strict=True)
