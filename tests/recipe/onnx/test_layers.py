@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
-from onnx_support import LIMITS, both_dtypes, error, node_kinds, session, single
+from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
 from support import samples
 
 NAN = float("nan")
@@ -124,6 +124,17 @@ def test_functions_at_every_size_of_numbers(function: str, dtype: torch.dtype) -
     )
     recipe = single(layer.Elementwise, (4,), function=function, parameters=parameters)
     assert error(recipe, x.to(dtype)) <= LIMITS[dtype]
+
+
+@both_dtypes
+@pytest.mark.parametrize("function", ["sigmoid", "silu", "gelu_tanh", "mish", "softplus"])
+def test_functions_of_negative_numbers_keep_their_digits(function: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([-1.0, -4.0, -17.0, -30.0, -60.0], dtype=dtype)[:, None]
+    parameters = (1.0, 20.0) if function == "softplus" else ()
+    recipe = single(layer.Elementwise, (1,), function=function, parameters=parameters)
+    expected = Network(recipe, torch.float64)(x.double())
+    off = (session(recipe, dtype)(x) - expected).abs()
+    assert (off <= LIMITS[dtype] * expected.abs() + 1e-37).all()
 
 
 @both_dtypes

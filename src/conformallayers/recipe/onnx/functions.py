@@ -74,11 +74,20 @@ def _gelu_tanh(graph: OnnxGraph, x: Value) -> Value:
     factor = 2 * np.sqrt(2 / np.pi)
     square = graph.add("Mul", graph.add("Mul", x, x), factor * 0.044715)
     inside = graph.add("Mul", x, graph.add("Add", square, factor))
-    return graph.add("Mul", x, graph.add("Sigmoid", inside))
+    return graph.add("Div", x, _one_and_exp(graph, inside))
 
 
 def _silu(graph: OnnxGraph, x: Value) -> Value:
-    return graph.add("Mul", x, graph.add("Sigmoid", x))
+    return graph.add("Div", x, _one_and_exp(graph, x))
+
+
+def _sigmoid(graph: OnnxGraph, x: Value) -> Value:
+    return graph.add("Div", 1.0, _one_and_exp(graph, x))
+
+
+def _one_and_exp(graph: OnnxGraph, x: Value) -> Value:
+    """Return ``1 + exp(−x)``; the Sigmoid of ONNX Runtime in float32 is constant below −18."""
+    return graph.add("Add", graph.add("Exp", graph.add("Neg", x)), 1.0)
 
 
 def _mish(graph: OnnxGraph, x: Value) -> Value:
@@ -124,7 +133,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "gelu_tanh": _gelu_tanh,
     "silu": _silu,
     "mish": _mish,
-    "sigmoid": lambda graph, x: graph.add("Sigmoid", x),
+    "sigmoid": _sigmoid,
     "tanh": lambda graph, x: graph.add("Tanh", x),
     "softplus": _softplus,
     "hardtanh": _clip,
