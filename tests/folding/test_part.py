@@ -52,9 +52,10 @@ def test_without_an_accurate_strategy_the_first_choice_stays() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("strategy", ["auto", "layers", "conv", "dense"])
+@pytest.mark.parametrize("size", [1.0, 1e6])
 @pytest.mark.parametrize("bias", [False, True])
 def test_tiny_points_behind_a_published_activation_keep_their_squares(
-    bias: bool, strategy: str
+    bias: bool, size: float, strategy: str
 ) -> None:
     # t of the first activation is of the size of ‖x‖², so the points are of the size of 1/‖x‖.
     torch.manual_seed(0)
@@ -68,6 +69,7 @@ def test_tiny_points_behind_a_published_activation_keep_their_squares(
     )
     if bias:
         nn.init.zeros_(model[3].bias)
+    model[-2].weight.mul_(size)
     x = torch.rand(3, 2, 4, 4) * torch.tensor([1.0, 1e12, 1e24]).view(-1, 1, 1, 1)
     expected = oracle(copy.deepcopy(model).double(), x.double())
     result = cl.fold(model, (2, 4, 4), strategy=strategy)(x)

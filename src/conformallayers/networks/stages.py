@@ -18,6 +18,7 @@ from ..nn.activations import ReSPro
 from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
+from ..registry.registry import has_global_hooks, has_hooks
 from .base import IMAGE_SHAPE, Network, check_count, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
@@ -185,7 +186,9 @@ class StageReLUNet(Network):
     def forward(self, input: Tensor) -> Tensor:
         """Return the scores of the classes; convolutions in a row train as one, as those of StageNet."""
         features: Any = self.features
-        if not self.training or torch.compiler.is_compiling():
+        hooks = has_hooks(features) or has_global_hooks()
+        plain = type(features) is nn.Sequential and not hooks
+        if not self.training or not plain or torch.compiler.is_compiling():
             return super().forward(input)
         scores: Tensor = self.head(torch.flatten(run_sequence(features, input), 1))
         return scores

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..functional import autocasts
 from ..registry.registry import has_global_hooks, has_hooks
+from ..utils.axes import per_axis
 from . import layers
 
 Shape = tuple[int, ...]
@@ -33,23 +34,25 @@ def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
     batch, sample = x.shape[0], tuple(x.shape[1:])
     if not modules or not _may_start(modules[0]) or has_global_hooks():
         return []
-    if autocasts(x):  # a product of kernels needs all digits
+    if autocasts(x):  # kernels would be rounded before they are composed
         return []
     shapes: list[Shape] = []
     best: list[Shape] = []
     apart = 0
     for index, module in enumerate(modules):
-        if not (_may_follow(module) if index else True) or len(sample) != _axes(module) + 1:
+        if index and not _may_follow(module):
+            break
+        if len(sample) != module.weight.dim() - 1 or module.weight.shape[1] != sample[0]:
             break
         output = _output(module, sample)
-        if min(output) < 1 or module.in_channels != sample[0]:
+        if min(output) < 1:
             break
         apart += batch * math.prod(output[1:]) * module.weight.numel()
         shapes.append(sample)
         if index and _composed_cost(modules[: index + 1], batch * math.prod(output[1:])) < apart:
             best = list(shapes)
         sample = output
-        if set(module.stride) != {1}:
+        if set(_option(module, "stride")) != {1}:
             break
     return best
 
@@ -57,8 +60,10 @@ def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
 def run_collapsed(modules: Sequence[Any], x: Tensor, factor: Any = None) -> Tensor:
     """Return what the convolutions return one after the other, times a factor."""
     first, last = modules[0], modules[-1]
-    weight = composed([module.weight for module in modules])
-    weight = weight if factor is None else weight * factor
+    kernels = [module.weight for module in modules]
+    if factor is not None:  # before it composes: a product of kernels may leave the range
+        kernels[0] = kernels[0] * factor
+    weight = composed(kernels)
     convolve = _CONVOLUTIONS[type(first)]
     result: Tensor = convolve(x, weight, None, last.stride, first.padding)
     return result
@@ -97,38 +102,41 @@ def _may_start(module: Any) -> bool:
         type(module) in _CONVOLUTIONS
         and module.bias is None
         and module.groups == 1
-        and set(module.dilation) == {1}
+        and set(_option(module, "dilation")) == {1}
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
-        and "forward" not in vars(module)
+        and not {"forward", "_conv_forward"} & set(vars(module))
         and not has_hooks(module)
     )
 
 
 def _may_follow(module: Any) -> bool:
-    return _may_start(module) and set(module.padding) == {0}
+    return _may_start(module) and set(_option(module, "padding")) == {0}
 
 
-def _axes(module: Any) -> int:
-    return len(module.kernel_size)
+def _option(module: Any, name: str) -> tuple[int, ...]:
+    """Return a number for each axis."""
+    return per_axis(getattr(module, name), module.weight.dim() - 2)
 
 
 def _output(module: Any, sample: Shape) -> Shape:
-    sides = [
-        (size + 2 * padding - kernel) // stride + 1
-        for size, padding, kernel, stride in zip(
-            sample[1:], module.padding, module.kernel_size, module.stride, strict=True
-        )
-    ]
-    return (module.out_channels, *sides)
+    every = zip(
+        sample[1:],
+        _option(module, "padding"),
+        module.weight.shape[2:],
+        _option(module, "stride"),
+        strict=True,
+    )
+    sides = [(size + 2 * padding - kernel) // stride + 1 for size, padding, kernel, stride in every]
+    return (len(module.weight), *sides)
 
 
 def _composed_cost(modules: Sequence[Any], places: int) -> int:
     """Return the multiply-adds of composing kernels and of their convolution at some places."""
-    first, total = modules[0], 0
-    sides = list(first.kernel_size)
+    channels, total = modules[0].weight.shape[1], 0
+    sides = list(modules[0].weight.shape[2:])
     for module in modules[1:]:
-        sides = [size + other - 1 for size, other in zip(sides, module.kernel_size, strict=True)]
-        total += first.in_channels * math.prod(sides) * module.weight.numel()
-    kernel: int = modules[-1].out_channels * first.in_channels * math.prod(sides)
+        sides = [a + b - 1 for a, b in zip(sides, module.weight.shape[2:], strict=True)]
+        total += channels * math.prod(sides) * module.weight.numel()
+    kernel: int = len(modules[-1].weight) * channels * math.prod(sides)
     return total + places * kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -12,21 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import refusal, shape_text
 from ..folding.files import load
 from ..folding.folded import Folded
+from ..functional import full_precision
 from ..recipe.numpy.network import Network
 from ..recipe.onnx.export import check_engine, open_session
 from ..recipe.onnx.graph import OUTPUT
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT
 from ..utils.text import table
-from ..utils.timing import interleave
+from ..utils.timing import call_seconds, interleave
 from .compiled import compile_fold
 
 Engine = Callable[[Array], Array]
 T = TypeVar("T", Array, Tensor)
 _ROUNDS, _CALLS, _BUDGET = 5, 3, 2.0  # of a race, and seconds after which it goes no further
+_FAR = 10.0  # times as slow as the fastest in one call
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
@@ -35,8 +38,9 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 def _torch(folded: Folded, threads: int | None) -> Engine:
     def run(x: Array) -> Array:
-        with torch.inference_mode():
-            return folded(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+        batch = torch.from_numpy(x)
+        with torch.inference_mode(), full_precision(batch):
+            return folded(batch).numpy()  # type: ignore[no-any-return]
 
     return run
 
@@ -131,7 +135,7 @@ class Session:
         if threads is not None and (not whole or threads < 1):
             remedy = "None takes as many as torch has."
             raise refusal("Session(threads=...)", "a whole number > 0", repr(threads), remedy)
-        self.folded = _fold(folded)
+        self.folded = copy.deepcopy(_fold(folded))  # no later change of the fold meets half of it
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
         self._lock = threading.Lock()
@@ -156,11 +160,11 @@ class Session:
         """Run a batch; a tensor gives a tensor, an array an array."""
         if isinstance(x, Tensor):
             return torch.from_numpy(self._call(self._numbers(x)))
-        return self._call(np.asarray(x))
+        return self._call(np.asanyarray(x))
 
     def _call(self, x: Array) -> Array:
-        if x.dtype.kind not in "fiub":
-            got = f"an array of {x.dtype}"
+        if x.dtype.kind not in "fiub" or isinstance(x, np.ma.MaskedArray):
+            got = "a masked array" if x.dtype.kind in "fiub" else f"an array of {x.dtype}"
             raise refusal("Session", "real numbers", got, "Convert them first.")
         if x.ndim == 0 or x.shape[1:] != self.input_shape:
             unbatched = x.shape == self.input_shape
@@ -177,9 +181,11 @@ class Session:
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
             raise refusal("Session", "a tensor on the CPU", f"one on {x.device}", remedy)
+        if x.layout != torch.strided or x.is_quantized:
+            got = f"a tensor of {x.dtype}, {x.layout}"
+            raise refusal("Session", "a dense tensor", got, "Convert it with x.to_dense().")
         x = x.detach().resolve_conj().resolve_neg()
-        narrow = x.dtype in (torch.float16, torch.bfloat16)
-        array: Array = (x.to(self.folded.dtype) if narrow else x).numpy()
+        array: Array = (x.to(self.folded.dtype) if x.is_floating_point() else x).numpy()
         return array
 
     def _built(self, name: str) -> Engine:
@@ -200,14 +206,28 @@ class Session:
             for name in ENGINES:
                 try:
                     runs[name] = self._built(name)
-                except ConformalError as error:
-                    reasons[name] = str(error)
+                    runs[name](x)
+                except (
+                    Exception
+                ) as error:  # of an engine that is not ours; torch is the one to rely on
+                    if name == "torch":
+                        raise
+                    runs.pop(name, None)
+                    reasons[name] = str(error) or type(error).__name__
             calls = {name: _bound(run, x) for name, run in runs.items()}
+            calls = _not_slow(calls)
             times = interleave(calls, rounds=_ROUNDS, calls=_CALLS, budget=_BUDGET)
             medians = {name: 1e3 * timing.median for name, timing in times.items()}
             best = min(medians, key=lambda name: medians[name])
             self._race, self._run = Race(best, len(x), medians, reasons), runs[best]
             return self._run
+
+
+def _not_slow(calls: dict[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
+    """Leave out of a race what one call shows to be far behind."""
+    seconds = {name: call_seconds(call) for name, call in calls.items()}
+    least = min(seconds.values())
+    return {name: call for name, call in calls.items() if seconds[name] < _FAR * least}
 
 
 def _bound(run: Engine, x: Array) -> Callable[[], object]:
@@ -224,7 +244,10 @@ def _fold(folded: Any) -> Folded:
     if not isinstance(folded, Folded):
         remedy = "Fold it first: cl.Session(cl.fold(model, input_shape))."
         raise refusal("Session", "a Folded or a path", type(folded).__name__, remedy)
-    if folded.dtype not in _DTYPES or folded.anchor.device.type != "cpu":
-        got, remedy = f"{folded.dtype} on {folded.anchor.device}", "Fold with dtype=torch.float32."
-        raise refusal("Session", "a fold in float32 or float64 on the CPU", got, remedy)
+    if folded.anchor.device.type != "cpu":
+        got, remedy = f"one on {folded.anchor.device}", "Move it with folded.cpu()."
+        raise refusal("Session", "a fold on the CPU", got, remedy)
+    if folded.dtype not in _DTYPES:
+        got, remedy = str(folded.dtype), "Fold with dtype=torch.float32."
+        raise refusal("Session", "a fold in float32 or float64", got, remedy)
     return folded

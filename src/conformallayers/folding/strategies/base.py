@@ -28,6 +28,7 @@ from ..problem import LARGEST_SQUARED, SQUARED, Problem
 from ..stages import ActivationSite, Chain, Stage
 
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
+RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
 _FIRST = 3  # segments whose terms always count in float32
 
 
@@ -71,7 +72,8 @@ class Points:
         if not self.rebased or all(site.rule.on_points for site in sites):
             return self
         z, peak, tau, _ = add_rescale(builder, self, 1.0)
-        return replace(self, z=z, peak=peak, tau=tau, rebased=False)
+        bound = max(self.bound, RESCALED)
+        return replace(self, z=z, peak=peak, tau=tau, bound=bound, rebased=False)
 
 
 class Strategy:
@@ -236,7 +238,7 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
         return replace(before, tau=tau, scaling=scaling, size=size)
     z, peak, tau, n = add_rescale(builder, before, weight)
     tau = add_advance(builder, site, tau, peak, (n,))
-    return Points(z, peak, tau, scaling, before.bound, size)
+    return Points(z, peak, tau, scaling, max(before.bound, RESCALED), size)
 
 
 def add_rescale(builder: RecipeBuilder, points: Points, weight: float) -> tuple[str, str, str, str]:

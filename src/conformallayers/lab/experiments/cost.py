@@ -17,7 +17,7 @@ from rich.console import Console
 from ...errors import ConformalError, refusal
 from ...folding.files import save
 from ...networks import IMAGE_SHAPE
-from ...recipe.onnx.export import open_session
+from ...recipe.onnx.export import check_engine, open_session
 from ...testing import fold_error
 from ...utils.files import replace_file
 from ...utils.text import count, markdown
@@ -95,6 +95,7 @@ def _train(
                 try:
                     measure = partial(measured, one, config, runs, chosen, console)
                     measurements.row((one.name, seed), measure)
+                    _save_fold(one, config, chosen)
                 except ConformalError as error:
                     say(f"{one.name}, seed {seed}: {error}")
                     failed.append(f"{one.name} seed {seed}")
@@ -122,10 +123,23 @@ def _require_same(row: Row | None, config: TrainConfig) -> None:
         raise refusal(f"{_WHERE} --resume", "the options of the recipe", got, remedy)
 
 
+def _save_fold(one: Contestant, config: TrainConfig, chosen: CostOptions) -> None:
+    """Save the fold of a conformal network with the first seed, if it is not there."""
+    path = chosen.out / f"{one.name}-{config.dataset}.safetensors"
+    if path.exists() or one.ablation or config.seed != _SEEDS[0]:
+        return
+    folder = Runs(chosen.runs).find(config)
+    if folder is None:  # its row is kept, its run is not
+        return
+    model = load_model(folder, _WHERE).module
+    if has_conformal_layers(model):
+        save(deployed(model), path)
+
+
 def measured(
     one: Contestant, config: TrainConfig, runs: Runs, chosen: CostOptions, console: Console | None
 ) -> Row:
-    """Return the row of a run, which is trained if it is not there; save the fold of the first seed."""
+    """Return the row of a run, which is trained if it is not there."""
     folder = runs.find(config)
     if folder is None:
         folder = chosen.runs / f"{one.name}-{config.dataset}-seed{config.seed}"
@@ -138,11 +152,8 @@ def measured(
             **config.model_dump(),
         )
     result = json.loads((folder / RESULT).read_text("utf-8"))
-    model = load_model(folder, _WHERE).module
-    network = without_centre(model)
+    network = without_centre(load_model(folder, _WHERE).module)
     folded = deployed(network)
-    if config.seed == _SEEDS[0] and not one.ablation and has_conformal_layers(network):
-        save(deployed(model), chosen.out / f"{one.name}-{config.dataset}.safetensors")
     x = torch.rand(8, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(0)) - 0.5
     return {
         "name": one.name,
@@ -175,11 +186,13 @@ def _measure_times(
         sessions = {}
         for one in named(_WHERE, list(names)):
             network = without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
-            sessions[one.name] = open_session(deployed(network), threads=1)
+            folded = deployed(network)
+            sessions[one.name] = open_session(folded, threads=1)
+            check_engine(_WHERE, one.name, _scores(sessions[one.name]), folded, "Report it.")
         for batch in BATCHES:
             x = torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
             feed = {"x": x.numpy() - 0.5}
-            engines = {key: partial(one.run, None, feed) for key, one in sessions.items()}
+            engines = {key: partial(held.run, None, feed) for key, held in sessions.items()}
             times = interleave(engines, rounds=rounds, calls=_CALLS)
             for key, timing in times.items():
                 ratio = round(timing.median / times[OPPONENT].median, 3)
@@ -192,6 +205,10 @@ def _measure_times(
     write_record(chosen.out, name, record, record["rows"])
     write_summary(chosen.out, chosen.dataset)
     return record
+
+
+def _scores(session: Any) -> Callable[[Any], Any]:
+    return lambda x: session.run(None, {"x": x})[0]
 
 
 def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:

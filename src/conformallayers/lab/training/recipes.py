@@ -73,9 +73,9 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         from ... import networks  # which imports torch: the help of a command does without
 
         members = [name for names in FAMILIES.values() for name in names]
-        expected = (
-            f"one of {', '.join(members)} on {', '.join(dict.fromkeys(key[1] for key in table))}"
-        )
+        known = [name for kin, name in table if kin == family or not family]
+        names = network if family else f"one of {', '.join(members)}"
+        expected = f"{names} on {', '.join(dict.fromkeys(known))}"
         suggestions = suggest(network, networks.__all__) + suggest(dataset, NAMES)
         remedy = f"Leave --recipe out and give the options.{suggestions}"
         raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)

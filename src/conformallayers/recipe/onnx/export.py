@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ... import __version__
 from ...errors import ConformalError, missing_extra, refusal
+from ...functional import full_precision
 from ...utils.files import Path, replace_file
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
@@ -248,7 +249,7 @@ def check_engine(
     """Refuse a function of arrays that gives other numbers than torch: samples of all sizes, 0 and NaN."""
     limit = LIMITS[folded.dtype]
     for x in _batches(folded):
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(x):
             expected = folded(x.to(folded.anchor.device)).cpu()
         lost = _error(torch.from_numpy(run(x.numpy())), expected)
         if not lost <= limit:
@@ -262,9 +263,10 @@ def _batches(folded: Any) -> Iterator[Tensor]:
     Some samples are tiny, huge, zero or not a number.
     """
     largest = max(1, _ELEMENTS // folded.recipe.peak_elements())
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     count = min(BATCHES[-1], max(largest, 5))
-    x = torch.randn(count, *folded.input_shape, generator=generator, dtype=torch.float64)
+    shape = (count, *folded.input_shape)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
     x[1] *= 1e-20
     x[2] *= 1e15
     x[3] = 0
