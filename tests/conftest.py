@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ from conformallayers.recipe.torch.module import RecipeModule
 torch.set_num_threads(1)
 # Choices must not hang on how busy the machine is, and tests leave no files behind.
 os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
+_CACHE = tempfile.TemporaryDirectory(prefix="conformallayers-cache-")  # nothing is left behind
+os.environ.setdefault("CONFORMALLAYERS_CACHE", _CACHE.name)
 
 
 @pytest.fixture
