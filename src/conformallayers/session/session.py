@@ -29,7 +29,7 @@ from .compiled import compile_fold
 Engine = Callable[[Array], Array]
 T = TypeVar("T", Array, Tensor)
 _ROUNDS, _CALLS, _BUDGET = 5, 3, 2.0  # of a race, and seconds after which it goes no further
-_FAR = 10.0  # times as slow as the fastest in one call
+_FAR = 10.0  # times as slow as the fastest in one call: too far behind to race
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
@@ -215,19 +215,17 @@ class Session:
                     runs.pop(name, None)
                     reasons[name] = str(error) or type(error).__name__
             calls = {name: _bound(run, x) for name, run in runs.items()}
-            calls = _not_slow(calls)
+            first = {name: call_seconds(call) for name, call in calls.items()}
+            for name, seconds in first.items():
+                if seconds > _FAR * min(first.values()):
+                    del calls[name]
+                    ratio = seconds / min(first.values())
+                    reasons[name] = f"{ratio:.0f} times as slow as the fastest in one call"
             times = interleave(calls, rounds=_ROUNDS, calls=_CALLS, budget=_BUDGET)
             medians = {name: 1e3 * timing.median for name, timing in times.items()}
             best = min(medians, key=lambda name: medians[name])
             self._race, self._run = Race(best, len(x), medians, reasons), runs[best]
             return self._run
-
-
-def _not_slow(calls: dict[str, Callable[[], object]]) -> dict[str, Callable[[], object]]:
-    """Leave out of a race what one call shows to be far behind."""
-    seconds = {name: call_seconds(call) for name, call in calls.items()}
-    least = min(seconds.values())
-    return {name: call for name, call in calls.items() if seconds[name] < _FAR * least}
 
 
 def _bound(run: Engine, x: Array) -> Callable[[], object]:
