@@ -83,6 +83,7 @@ def composed(kernels: Sequence[Tensor]) -> Tensor:
     """Return the kernel of convolutions with stride 1 in a row; only the last may have another stride.
 
     Examples:
+        >>> import torch
         >>> first, second = torch.rand(4, 3, 3, 3), torch.rand(5, 4, 3, 3)
         >>> composed([first, second]).shape
         torch.Size([5, 3, 5, 5])

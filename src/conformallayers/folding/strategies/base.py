@@ -28,6 +28,7 @@ from ..problem import LARGEST_SQUARED, SQUARED, Problem
 from ..stages import ActivationSite, Chain, Stage
 
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
+_LEAST_BIAS = 1e-6  # a norm beside which the squares of smaller numbers do not count
 RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
 _FIRST = 3  # segments whose terms always count in float32
 
@@ -147,9 +148,12 @@ class Strategy:
         scaling = points.scaling.lacking(found.gain)
         size = size_behind(stage, start.size, activations=False)
         points = replace(points, z=image, scaling=scaling, bound=size / found.gain, size=size)
+        # The squares of a bias are large enough; a map behind it may leave numbers that are not.
+        least = 0.0 if stage.constant is None else float(stage.constant.norm())
+        points = replace(points, rebased=least < _LEAST_BIAS)
         for site in stage.sites:
             points = add_activation(builder, site, points)
-        return points, found.certificate
+        return replace(points, rebased=True), found.certificate
 
 
 @dataclass
