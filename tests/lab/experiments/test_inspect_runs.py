@@ -51,6 +51,7 @@ def run(*arguments: object) -> int:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_command_writes_a_record_and_figures(
     run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
