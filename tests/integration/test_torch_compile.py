@@ -64,6 +64,7 @@ def test_compiled_training_advances_spectral_norms() -> None:
 
 
 @compiles
+@pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_folds_do_not_recompile_over_batch_sizes() -> None:
     model = nn.Sequential(circular_net(), nn.ReLU(), nn.Linear(4, 2))

@@ -28,6 +28,7 @@ save_file(state, f"rank{os.environ['RANK']}.safetensors", {"accuracy": str(resul
 """
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Of 1347 images the last batch has one: the first process then has none."""
     (tmp_path / "worker.py").write_text(WORKER)

@@ -204,9 +204,9 @@ main()
     ("blow", "middle"),
     [
         (signal.SIGKILL, True),
-        (signal.SIGKILL, False),
+        pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
         (signal.SIGINT, True),
-        (signal.SIGTERM, True),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
     ],
     ids=["killed in an epoch", "killed between files", "interrupted", "terminated"],
 )
