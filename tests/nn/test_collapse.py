@@ -146,7 +146,7 @@ def test_kernels_of_any_size_stay_in_range(alpha: float, size: float) -> None:
     assert error < 5e-6
 
 
-def test_hooks_and_wrappers_of_the_twin_are_called() -> None:
+def test_hooks_of_the_twin_are_called() -> None:
     network, seen = StageReLUNet("micro"), []
     network.features.register_forward_hook(lambda *_: seen.append(True))
     network(torch.rand(8, 3, 32, 32))

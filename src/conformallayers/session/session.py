@@ -19,9 +19,7 @@ from ..folding.folded import Folded
 from ..functional import full_precision
 from ..recipe.numpy.network import Network
 from ..recipe.onnx.export import check_engine, open_session
-from ..recipe.onnx.graph import OUTPUT
 from ..recipe.places import Array
-from ..recipe.recipe import INPUT
 from ..utils.text import table
 from ..utils.timing import call_seconds, interleave
 from .compiled import compile_fold
@@ -51,11 +49,6 @@ def _numpy(folded: Folded, threads: int | None) -> Engine:
     return Network(recipe, dtype, strategy=folded.strategy, origin=None, labels=None, about=None)
 
 
-def _onnxruntime(folded: Folded, threads: int | None) -> Engine:
-    session = open_session(folded, threads)
-    return lambda x: session.run([OUTPUT], {INPUT: x})[0]
-
-
 def _c(folded: Folded, threads: int | None) -> Engine:
     if folded.dtype != torch.float32:
         remedy = "Fold with dtype=torch.float32."
@@ -64,7 +57,7 @@ def _c(folded: Folded, threads: int | None) -> Engine:
 
 
 ENGINES: Mapping[str, Callable[[Folded, int | None], Engine]] = {
-    "onnxruntime": _onnxruntime,
+    "onnxruntime": open_session,
     "torch": _torch,
     "numpy": _numpy,
     "c": _c,

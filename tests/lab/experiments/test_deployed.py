@@ -84,8 +84,8 @@ def test_the_mean_image_is_left_out() -> None:
 def test_onnx_runtime_gives_the_same_scores(name: str) -> None:
     pytest.importorskip("onnxruntime")
     model = randomise(getattr(cl.networks, name)(), 1).eval()
-    session = open_session(deployed(model), threads=1)
+    run = open_session(deployed(model), threads=1)
     x = torch.randn(5, 3, 32, 32)
-    (scores,) = session.run(None, {"x": x.numpy()})
+    scores = run(x.numpy())
     with torch.no_grad(), cl.layer_by_layer():
         assert relative_error(torch.from_numpy(scores), model(x)) < 1e-4

@@ -188,11 +188,10 @@ def _measure_times(
             network = without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
             folded = deployed(network)
             sessions[one.name] = open_session(folded, threads=1)
-            check_engine(_WHERE, one.name, _scores(sessions[one.name]), folded, "Report it.")
+            check_engine(_WHERE, one.name, sessions[one.name], folded, "Report it.")
         for batch in BATCHES:
             x = torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
-            feed = {"x": x.numpy() - 0.5}
-            engines = {key: partial(held.run, None, feed) for key, held in sessions.items()}
+            engines = {key: partial(run, x.numpy() - 0.5) for key, run in sessions.items()}
             times = interleave(engines, rounds=rounds, calls=_CALLS)
             for key, timing in times.items():
                 ratio = round(timing.median / times[OPPONENT].median, 3)
@@ -205,10 +204,6 @@ def _measure_times(
     write_record(chosen.out, name, record, record["rows"])
     write_summary(chosen.out, chosen.dataset)
     return record
-
-
-def _scores(session: Any) -> Callable[[Any], Any]:
-    return lambda x: session.run(None, {"x": x})[0]
 
 
 def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:

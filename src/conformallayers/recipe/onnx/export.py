@@ -166,8 +166,8 @@ def _newest() -> int:
     return OPSETS[0]
 
 
-def open_session(folded: RecipeModule, threads: int | None = None) -> Any:
-    """Return a fold as an ``onnxruntime.InferenceSession``; nothing is written, and nothing compared with torch.
+def open_session(folded: RecipeModule, threads: int | None = None) -> Callable[[Any], Any]:
+    """Return a fold as a function of arrays in ONNX Runtime; nothing is written, and nothing compared with torch.
 
     Args:
         folded: from :func:`conformallayers.fold`, in float32 or float64.
@@ -179,12 +179,15 @@ def open_session(folded: RecipeModule, threads: int | None = None) -> Any:
     return _opened(runtime, data, folded, threads)
 
 
-def _opened(runtime: Any, model: str | bytes, folded: Any, threads: int | None = None) -> Any:
+def _opened(
+    runtime: Any, model: str | bytes, folded: Any, threads: int | None = None
+) -> Callable[[Any], Any]:
     try:
-        return _session(runtime, model, threads)
+        session = _session(runtime, model, threads)
     except Exception as error:
         got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
         raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
+    return lambda x: session.run([OUTPUT], {INPUT: x})[0]
 
 
 def _session(runtime: Any, model: str | bytes, threads: int | None = None) -> Any:
@@ -238,8 +241,7 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
     runtime = _runtime()
     if runtime is None:
         return
-    session = _opened(runtime, name, folded)
-    run = lambda x: session.run([OUTPUT], {INPUT: x})[0]  # noqa: E731
+    run = _opened(runtime, name, folded)
     check_engine(_WHERE, "ONNX Runtime", run, folded, _remedy(folded))
 
 

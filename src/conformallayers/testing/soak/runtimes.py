@@ -20,7 +20,7 @@ from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...folding.strategies import STRATEGIES
 from ...recipe.c.export import export_c
-from ...recipe.onnx.export import LIMITS, onnx_model
+from ...recipe.onnx.export import LIMITS, open_session
 from .case import Case
 from .generator import Generator, samples
 from .reference import Reference
@@ -28,7 +28,6 @@ from .reference import Reference
 Run = Callable[[Tensor], Tensor]
 COMPILER = shutil.which("cc")
 _C_LIMIT = 1e-5  # see docs/c.md
-_OPSET = 20
 _LARGE = 0.01
 
 
@@ -90,14 +89,8 @@ def _numpy(folded: Folded, folder: Path) -> Run:
 
 def _onnx(folded: Folded, folder: Path) -> Run:
     # Not by export_onnx, which refuses a file that disagrees with torch: that would hide a fault.
-    import onnxruntime
-
-    data = onnx_model(folded.recipe, folded.dtype, _OPSET).SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
+    run = open_session(folded, threads=1)
+    return lambda x: torch.from_numpy(run(x.numpy()))
 
 
 _MAIN = """
