@@ -21,6 +21,7 @@ from ..recipe.recipe import RecipeBuilder
 from ..registry.bounds import channel_factor
 from ..registry.registry import computes_like, find_spec, modules_in, shape_after
 from ..utils.axes import per_axis
+from .operators import same_in_channels
 
 Lower = Callable[["Lowering", str, Any, Shape], str]
 LOWER: dict[type[nn.Module], Lower] = {}
@@ -91,17 +92,11 @@ class Lowering:
         """
         bias = own
         left = self.bias
-        if left is not None and _same_in_channels(left):
+        if left is not None and same_in_channels(left):
             channels = left.flatten(1)[:, 0] if left.dim() > 1 else left
             bias, left = channels if bias is None else bias + channels, None
         held = None if bias is None else self.constant("bias", bias)
         return held, replace(self, factor=1.0, bias=left)
-
-
-def _same_in_channels(bias: Tensor) -> bool:
-    """Tell whether a bias is one number per channel, up to the rounding of float64."""
-    first = bias[(slice(None), *[slice(0, 1)] * (bias.dim() - 1))]
-    return bool(((bias - first).abs() <= 1e-14 * bias.abs().max()).all())
 
 
 def find_lowering(module: nn.Module) -> Lower | None:

@@ -12,6 +12,7 @@ by the coordinate that the sample had at the bias; see ``affine.py``.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -22,10 +23,12 @@ from torch import Tensor
 from ..errors import shape_text
 from ..nn.activations import GNOMONIC, PROJECTIVE, RADIAL_TANH, RadialActivation, Rule
 from ..nn.branches import Join
+from ..nn.extra_layers import ChannelScale
 from ..registry.bounds import Shape
 from ..scaling import Scaling
-from .operators import Operator
+from .operators import Operator, same_in_channels
 
+_LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 _CollapsedGroups = tuple[tuple[int, ...], ...]
 
 
@@ -137,14 +140,26 @@ class Stage:
     @cached_property
     def constant(self) -> Tensor | None:
         """The biases of a direct stage, pushed through the operators behind them; float64."""
-        total: Tensor | None = None
-        with torch.no_grad():
-            for operator in self.operators:
-                if total is not None:
-                    total = operator.apply(total.unsqueeze(0))[0]
-                if operator.bias is not None:
-                    total = operator.bias if total is None else total + operator.bias
-        return total
+        return _constant_behind(self.operators)
+
+    @cached_property
+    def entry_bias(self) -> tuple[Tensor, Tensor | None] | None:
+        """One number for each channel of the input of a direct stage, and what remains of its constant.
+
+        The shift of a BatchNorm before a padded convolution: behind the convolution it is one number for each
+        place, as zeros around the map are not shifted. None where this saves nothing.
+        """
+        first, *others = self.operators or (None,)
+        if first is None or not isinstance(first.module, ChannelScale) or first.bias is None:
+            return None
+        factor = first.module.factor.view(-1, *[1] * (first.bias.dim() - 1))
+        shift, rest = first.bias / factor, _constant_behind(others)
+        short = same_in_channels(shift) and (rest is None or same_in_channels(rest))
+        if not short or self.constant is None or same_in_channels(self.constant):
+            return None
+        if not shift.abs().max() <= _LARGEST_SHIFT:  # a factor of 0 among them
+            return None
+        return shift[(slice(None), *[slice(0, 1)] * (shift.dim() - 1))], rest
 
     @cached_property
     def chain(self) -> Chain:
@@ -206,6 +221,18 @@ class Stage:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _constant_behind(operators: Sequence[Operator]) -> Tensor | None:
+    """Return what operators give for 0: their biases, pushed through those behind them."""
+    total: Tensor | None = None
+    with torch.no_grad():
+        for operator in operators:
+            if total is not None:
+                total = operator.apply(total.unsqueeze(0))[0]
+            if operator.bias is not None:
+                total = operator.bias if total is None else total + operator.bias
+    return total
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class ComposedConv(Strategy):
         """Append the steps of the route."""
         moves, _ = _route(problem)
         follower = _RouteFollower(problem, values)
+        if problem.stage.direct and not moves[-1].multiplies:
+            follower.shift_input()
         for move in moves:
             follower.follow(move)
         energies = tuple(tuple(group) for group in follower.energies)
@@ -83,6 +85,14 @@ class _RouteFollower:
         self.energies: list[list[str]] = [[] for _ in self.chain.groups]
         self.z, self.gain = values.unit, 1.0
         self.pending = 1.0  # a factor that the current map still lacks
+
+    def shift_input(self) -> None:
+        """Add biases to the input where they are fewer numbers than behind the convolution."""
+        found = self.problem.stage.entry_bias
+        if found is not None:
+            shift, self.values.bias = found
+            held = self.values.constant("shift", shift)
+            self.z = self.values.builder.add(layer.AddConstant, self.z, value=held)
 
     def follow(self, move: Move) -> None:
         """Append one step."""

@@ -23,12 +23,12 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
-from .merge import RmsPool
+from .merge import ROW, RmsPool, pooling_of, rounded
 from .points import RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
-_ROW, _ROWS = 2**8, 2**10  # numbers that are added in float32: first one by one, then in lanes
+_ROWS = 2**10  # numbers that are added in lanes in float32
 _MODERATE = 1e-12, 1e12  # weights and factors that keep scalars in the range of float32
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
 _OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
@@ -150,18 +150,33 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
 
 @DIRECT.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
+    pool = pooling_of(graph.recipe.operations, op.inputs[0])
+    windows = None if pool is None else pool.square_windows(z.shape)
+    if pool is None or windows is None:
+        return weighted(graph, _total(graph, "ReduceSumSquare", z), op.weight)
+    squares = graph.add("Mul", z, z)
+    if windows == pool.averages.kernel:
+        means = _averages(graph, pool, squares)
+    else:
+        shape = z.shape[0], *[1] * len(windows)
+        means = graph.add("GlobalAveragePool", squares, shape=shape)
+    return weighted(graph, _total(graph, "ReduceSum", means), rounded(op.weight * prod(windows)))
+
+
+def _total(graph: OnnxGraph, kind: str, z: Value) -> Value:
+    """Add the numbers of samples, or their squares, so that no sum in float32 is long."""
     rank, count = len(z.shape), prod(z.shape)
-    # The last axes first, so that neither sum is long.
+    if kind == "ReduceSum" and count <= _ROWS:
+        return _scalar(graph, graph.reduce_sample(kind, z))
     sizes = list(accumulate(reversed(z.shape), mul))[:-1]
-    fitting = [n for n in sizes if n <= _ROW and count // n <= _ROWS]
+    fitting = [n for n in sizes if n <= ROW and count // n <= _ROWS]
     if not fitting:
-        return _scalar(graph, weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight))
+        return _scalar(graph, reduced(graph, kind, z))
     axes = sizes.index(min(fitting, key=lambda n: n + count // n)) + 1
     shape = (*z.shape[:-axes], *[1] * axes)
     last = list(range(rank - axes + 1, rank + 1))
-    rows = graph.reduce("ReduceSumSquare", z, last, keepdims=True, shape=shape)
-    n = _scalar(graph, graph.reduce_sample("ReduceSum", rows))
-    return weighted(graph, n, op.weight)
+    rows = graph.reduce(kind, z, last, keepdims=True, shape=shape)
+    return _scalar(graph, graph.reduce_sample("ReduceSum", rows))
 
 
 @DIRECT.runs(point.Advance)
@@ -211,13 +226,21 @@ def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
 
 @DIRECT.runs(RmsPool)
 def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
-    # All channels are pooled at once: ONNX Runtime is fast where their number is a multiple of eight.
-    sizes, norms = zip(*op.sections, strict=True)
-    parts = graph.split(x, sizes)
-    squares = [graph.add("Mul", z, z) if norm else z for z, norm in zip(parts, norms, strict=True)]
-    y = RUN[layer.AvgPool](op.averages, graph, graph.join(squares))
-    roots = [
-        graph.add("Sqrt", z) if norm else z
-        for z, norm in zip(graph.split(y, sizes), norms, strict=True)
-    ]
-    return graph.join(roots)
+    # All channels are pooled twice: to cut a map apart, ONNX Runtime would copy it to another order first.
+    roots = graph.add("Sqrt", _averages(graph, op, graph.add("Mul", x, x)))
+    norms = np.concatenate([np.full(size, norm) for size, norm in op.sections])
+    if norms.all():
+        return roots
+    # The mean of a window is at most the root of its mean square. So the lesser one is the mean, but for
+    # channels of norms, which have the largest number instead.
+    kernel, channels = op.averages.kernel, len(norms)
+    share = np.where(norms, 0.0, 1 / prod(kernel)).reshape(-1, *[1] * (len(kernel) + 1))
+    weight = np.broadcast_to(share, (channels, 1, *kernel))
+    bias = np.where(norms, float(np.finfo(x.dtype).max), 0.0)
+    strides = {"kernel_shape": list(kernel), "strides": list(op.averages.stride)}
+    means = graph.add("Conv", x, weight, bias, shape=roots.shape, group=channels, **strides)
+    return graph.add("Min", roots, means)
+
+
+def _averages(graph: OnnxGraph, pool: RmsPool, x: Value) -> Value:
+    return RUN[layer.AvgPool](pool.averages, graph, x)

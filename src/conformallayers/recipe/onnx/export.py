@@ -269,8 +269,8 @@ def _batches(folded: Any) -> Iterator[Tensor]:
     count = min(BATCHES[-1], max(largest, 5))
     shape = (count, *folded.input_shape)
     x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    x[1] *= 1e-20
-    x[2] *= 1e15
+    x[1] *= 1e-30
+    x[2] *= 1e30
     x[3] = 0
     x[4].view(-1)[0] = float("nan")
     for batch in BATCHES:

@@ -7,7 +7,7 @@ So energies need no weights and divisions no scales.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod, sqrt
@@ -26,6 +26,7 @@ _PASS = (
     *(layer.Slice, layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool),
     *(layer.AddConstant, layer.Multiply, layer.Permute),
 )
+ROW = 2**8  # numbers that are added one by one in float32
 _MODERATE = 1e-12, 1e12  # factors that leave all weights in the range of float32
 
 
@@ -43,6 +44,23 @@ class RmsPool(Operation):
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shape of the averages."""
         return self.averages.shapes(inputs, constant)
+
+    def square_windows(self, shape: Shape) -> Shape | None:
+        """Return windows that have every number of a map once: the energy is the sum of their mean squares.
+
+        They are the pooling's own, or whole channels where these are small.
+        """
+        kernel, spatial = self.averages.kernel, shape[1:]
+        whole = not any(n % k for n, k in zip(spatial, kernel, strict=True))
+        if whole and kernel == self.averages.stride:
+            return kernel
+        return spatial if prod(spatial) <= ROW else None
+
+
+def pooling_of(operations: Iterable[Operation], value: str) -> RmsPool | None:
+    """Return the pooling that squares a map, if there is one."""
+    found = (op for op in operations if isinstance(op, RmsPool) and op.inputs == (value,))
+    return next(found, None)
 
 
 def merged(recipe: Recipe) -> Recipe:
@@ -76,6 +94,8 @@ class _Merger:
             for name in op.inputs:
                 self.readers[name].append(op)
         self.takes_factor = cache(self._takes_factor)
+        found = ((op.outputs[0], self._pool(op)) for op in recipe.operations)
+        self.pools = {name: pool for name, pool in found if pool is not None}
 
     def name(self, value: str) -> str:
         """Return the value that stands for a value of the old recipe."""
@@ -115,17 +135,17 @@ class _Merger:
         if isinstance(new, (layer.Conv, layer.Matmul)):
             new = self._weighted(new, factor)
         elif isinstance(new, point.SumSquares):
-            new = replace(new, weight=_rounded(new.weight / float(factor) ** 2))
+            new = replace(new, weight=rounded(new.weight / float(factor) ** 2))
         elif isinstance(new, (point.Rebase, point.Divide)):
             if self.takes_factor(out, factor.ndim > 0) and _moderate(new.scale):
                 self.factors[out] = factor / new.scale
                 new = replace(new, scale=1.0)
             else:
-                new = replace(new, scale=_rounded(new.scale / float(factor)))
+                new = replace(new, scale=rounded(new.scale / float(factor)))
             if isinstance(new, point.Divide) and new.scale == 1 and self._is_point(op.inputs[1]):
                 self.names[out] = new.inputs[0]
                 return
-        elif (pool := self._pool(op)) is not None:
+        elif (pool := self.pools.get(out)) is not None:
             (source,) = pool.inputs
             norms = np.concatenate([np.full(n, norm) for n, norm in pool.sections])
             sizes = np.where(norms, 1 / sqrt(prod(pool.averages.kernel)), 1.0)
@@ -178,7 +198,9 @@ class _Merger:
         """Return the factor that leaves an energy without a weight, or the result without a scale."""
         for op in self.readers[value]:
             if isinstance(op, point.SumSquares) and _moderate(op.weight):
-                return sqrt(op.weight)
+                pool = pooling_of(self.pools.values(), value)
+                windows = None if pool is None else pool.square_windows(self.shapes[value])
+                return sqrt(op.weight * prod(windows or ()))
         for op in self.readers[value]:
             if isinstance(op, point.Divide) and not self.takes_factor(op.outputs[0], False):
                 return op.scale if _moderate(op.scale) else 1.0
@@ -201,6 +223,14 @@ class _Merger:
         self.operations[-1] = replace(made, bias=bias)
         self.names[op.outputs[0]], self.factors[op.outputs[0]] = value, factor
         return True
+
+    def _may_be_tiny(self, op: Operation) -> bool:
+        """Tell whether squares of all numbers may be too small: beside an offset, if no bias comes behind."""
+        behind = self.recipe.operations[self.recipe.operations.index(op) :]
+        biased = any(isinstance(later, point.Rebase) for later in behind)
+        return not biased and any(
+            isinstance(first, point.Normalize) and first.offset for first in self.recipe.operations
+        )
 
     def _constant(self, name: str, array: Array) -> str:
         self.constants[name] = array.astype(np.float32)
@@ -236,6 +266,8 @@ class _Merger:
         fits = at == shape[0] and not any(window.padding) and bool((divisors == whole).all())
         if not fits or not self.takes_factor(op.outputs[0], len(sections) > 1):
             return None
+        if self._may_be_tiny(op):
+            return None
         return RmsPool((source,), op.outputs, averages=window, sections=tuple(sections))
 
 
@@ -243,7 +275,7 @@ def _moderate(factor: float) -> bool:
     return _MODERATE[0] < factor < _MODERATE[1]
 
 
-def _rounded(number: float) -> float:
+def rounded(number: float) -> float:
     """Return 1 for what is 1 up to rounding."""
     return 1.0 if abs(number - 1) < 1e-12 else number
 

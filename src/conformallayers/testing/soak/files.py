@@ -110,7 +110,8 @@ def _run_fold(path: Path, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _run_model(path: Path, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     model = load(path).eval()
-    x = x.to(next((p.dtype for p in model.parameters()), torch.float32))
+    held = (tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point())
+    x = x.to(next(held, torch.float32))
     try:
         with torch.no_grad():
             with layer_by_layer():
