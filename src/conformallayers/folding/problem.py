@@ -71,11 +71,6 @@ class Problem:
         return other
 
     @property
-    def inverse_radius(self) -> float:
-        """1/R of the proof."""
-        return 1 / self.budget.radius
-
-    @property
     def array_dtype(self) -> torch.dtype:
         """The dtype of matrices and forms: with several parts, energies are small differences."""
         return wide_dtype(self.device) if self.stage.affine else self.dtype
@@ -162,7 +157,7 @@ class Problem:
         if margin is None:
             margin = 1.0
             if missing:
-                margin -= missing / (epsilon * (self.forms.smallest + self.inverse_radius))
+                margin -= missing / (epsilon * (self.forms.smallest + self.budget.inverse_radius))
         if not self.budget.requested:
             lossless = margin == 1.0
             return None if lossless or not epsilon else Certificate(epsilon, self.max_norm, margin)
@@ -175,12 +170,12 @@ class Problem:
         allowed = epsilon * (1 - requested) ** self.form_count - scalars
         needed = rounding.least_floor(allowed) if allowed > 0 else math.inf
         smallest = 0.0
-        if needed > self.inverse_radius and self._forms and self.form_count == 1:
+        if needed > self.budget.inverse_radius and self._forms and self.form_count == 1:
             smallest = self.forms.smallest
-        floor, max_norm = self.inverse_radius + smallest, self.max_norm
+        floor, max_norm = self.budget.inverse_radius + smallest, self.max_norm
         if needed > floor:
             largest = 1 / (needed - smallest)
-            if self.inverse_radius > 0 or largest == 0:
+            if self.budget.inverse_radius > 0 or largest == 0:
                 raise refusal(
                     f"fold(tolerance={requested:g})",
                     f"a denominator that {self.dtype} computes so closely",

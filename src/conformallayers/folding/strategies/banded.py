@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import ErrorBudget, holds, triangular_factor
+from ..certificate import holds, triangular_factor
 from ..cost import Cost
 from ..problem import Problem
 from ..stages import Chain
@@ -214,7 +214,7 @@ def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[i
     # The proof covers a denominator with a single form.
     if budget.epsilon == 0 or len(forms.values) != 1:
         return exact, None
-    allowed = budget.epsilon * (forms.smallest + problem.inverse_radius)
+    allowed = budget.epsilon * (forms.smallest + budget.inverse_radius)
     found: tuple[int, float | None] = exact, None
     for width in range(exact):
         lost = sums[width + 1] + forms.missing
@@ -222,14 +222,12 @@ def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[i
             found = width, 1 - lost / allowed
             break
     # Schur's bound is coarse: an eigenvalue test often allows a narrower band.
-    radius = 1 / problem.inverse_radius if problem.inverse_radius else float("inf")
     flat = ordered.reshape(layout.blocks * layout.size, -1)
     size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test
     for width in reversed(range(found[0])):
         kept = (distance <= width).repeat_interleave(layout.size, 0)
         band = flat * kept.repeat_interleave(layout.size, 1)
-        inner = ErrorBudget(budget.epsilon, radius)
-        margin = holds(flat[:size, :size], band[:size, :size], inner, forms.missing)
+        margin = holds(flat[:size, :size], band[:size, :size], budget, forms.missing)
         if margin is None:
             break
         found = width, margin

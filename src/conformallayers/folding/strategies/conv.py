@@ -164,5 +164,5 @@ def _matrix_behind(problem: Problem, move: Move) -> Tensor:
     places = RouteMap(problem.stage.chain)
     operators = places.operators[move.start :]
     shapes = places.shape(move.start), problem.stage.output_shape
-    matrix = dense_matrix(*shapes, (), operators, problem.stage.device)
+    matrix = dense_matrix(*shapes, operators, problem.stage.device)
     return matrix * places.factor(move.levels)

@@ -6,6 +6,8 @@ sample had to be normalised; then no τ is 0.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,10 @@ from ...functional import (
 from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
 from ..point_operations import Key
-from .layers import RUN, Holder
+from .layers import RUN
+
+if TYPE_CHECKING:
+    from .module import RecipeModule
 
 __all__ = ["RULES", "RUN"]
 
@@ -36,7 +41,7 @@ RULES: dict[str, Rule] = {
 
 @RUN.runs(point.Normalize)
 def _normalize(
-    op: point.Normalize, module: Holder, x: Tensor
+    op: point.Normalize, module: RecipeModule, x: Tensor
 ) -> tuple[Tensor, Tensor | float, Tensor]:
     tau = moderate_norm(x, op.limits)
     if tau is None:
@@ -45,14 +50,14 @@ def _normalize(
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
+def _sum_squares(op: point.SumSquares, module: RecipeModule, z: Tensor) -> Tensor:
     energy = squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rescale, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n = squared_norm(z)
     # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
@@ -64,14 +69,14 @@ def _rescale(
 
 
 @RUN.runs(point.Dot)
-def _dot(op: point.Dot, module: Holder, a: Tensor, b: Tensor) -> Tensor:
+def _dot(op: point.Dot, module: RecipeModule, a: Tensor, b: Tensor) -> Tensor:
     with full_precision(a):
         a, b = _at_least_float32(a), _at_least_float32(b)
         return _wide((a * b).flatten(1).sum(1)) * op.weight
 
 
 @RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tensor:
+def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
         form = module.constant(op.form).to(x.dtype)
@@ -79,7 +84,7 @@ def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tenso
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
+def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
         band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
@@ -95,7 +100,7 @@ def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
+def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
     with full_precision(x):
         x = _at_least_float32(x)
         if x.shape[0] == 0:  # the transform does not take an empty batch
@@ -106,7 +111,7 @@ def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> Tensor:
+def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
     with full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
         product = torch.view_as_real(images) * torch.view_as_real(spectrum)
@@ -114,13 +119,13 @@ def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> 
 
 
 @RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, module: Holder, spectrum: Tensor) -> Tensor:
+def _spectral_product(op: point.SpectralProduct, module: RecipeModule, spectrum: Tensor) -> Tensor:
     with full_precision(spectrum):
         return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
 
 
 @RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor) -> Tensor:
+def _inverse_fourier(op: point.InverseFourier, module: RecipeModule, spectrum: Tensor) -> Tensor:
     if spectrum.shape[0] == 0:
         return torch.view_as_real(spectrum).new_zeros(0, spectrum.shape[1], *op.size)
     half = (*op.size[:-1], op.size[-1] // 2 + 1)
@@ -131,7 +136,7 @@ def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor)
 
 @RUN.runs(point.Advance)
 def _advance(
-    op: point.Advance, module: Holder, tau: Tensor, m: Tensor | float, *energies: Tensor
+    op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
     total = energies[0]
     for energy in energies[1:]:
@@ -140,7 +145,9 @@ def _advance(
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, module: Holder, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
+def _divide(
+    op: point.Divide, module: RecipeModule, v: Tensor, tau: Tensor, m: Tensor | float
+) -> Tensor:
     if isinstance(m, float):
         return scale_samples(v, op.scale / tau)
     return scale_samples(v, guarded_ratio(op.scale, tau))
@@ -148,7 +155,7 @@ def _divide(op: point.Divide, module: Holder, v: Tensor, tau: Tensor, m: Tensor 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rebase, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     coordinate = (m * op.coordinate * tau).clamp_max(LARGEST)
     fixed = tau.detach()
@@ -157,7 +164,7 @@ def _rebase(
 
 
 @RUN.runs(point.Grow)
-def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
+def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
     count = len(op.constant_parts)
     first = 1 if count else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
@@ -183,7 +190,9 @@ def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tenso
 
 
 @RUN.runs(point.Combine)
-def _combine(op: point.Combine, module: Holder, v: Tensor, tau: Tensor, *growths: Tensor) -> Tensor:
+def _combine(
+    op: point.Combine, module: RecipeModule, v: Tensor, tau: Tensor, *growths: Tensor
+) -> Tensor:
     inverse, y = guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
     for index, key in enumerate(op.linear):
         y = y + scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
