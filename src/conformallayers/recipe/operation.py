@@ -74,7 +74,7 @@ def operation(kind: str) -> Callable[[Class], Class]:
     """Make a class a frozen dataclass, and register it as an operation under its stored name."""
 
     def register(cls: Class) -> Class:
-        cls = dataclass(frozen=True, kw_only=True)(cls)
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.kind = kind
         OPERATIONS[kind] = cls
         return cls
