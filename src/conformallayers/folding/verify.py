@@ -25,7 +25,7 @@ from .folded import Folded
 from .forms import forms_of
 from .operators import apply_all, impulses
 from .part import TOLERANCES
-from .problem import Problem
+from .problem import Conditions, Problem
 from .split import StageGraph
 from .stages import Chain, Stage
 from .strategies.dense import too_large
@@ -316,7 +316,7 @@ def _check_direct(
 def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
     """Return what a stage is compared on: every impulse, or random points and the reason for them."""
     device = exact.anchor.device
-    reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
+    reason = too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
     if reason is None:
         return lambda: impulses(stage.input_shape, 256, device), ""
     generator = torch.Generator().manual_seed(0)

@@ -20,18 +20,8 @@ from ..certificate import holds, triangular_factor
 from ..cost import Cost
 from ..problem import Problem
 from ..stages import Chain
-from .base import (
-    Evaluation,
-    Strategy,
-    Values,
-    add_matrix,
-    add_reshape,
-    matrix_cost,
-    normalised,
-    not_a_chain,
-    out_of_range,
-    reach,
-)
+from . import base
+from .base import Evaluation, Strategy, Values
 from .dense import too_large
 
 _BLOCK = 96  # least coefficients of a block: smaller products are slow
@@ -67,12 +57,12 @@ class Banded(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse samples without image rows, and forms that cannot be written out."""
-        if (reason := not_a_chain(problem)) is not None:
+        if (reason := base.not_a_chain(problem)) is not None:
             return reason
         shape = problem.stage.input_shape
         if len(shape) < 2 or shape[1] < 3:
             return "a sample has no image rows"
-        return too_large(problem) or out_of_range(problem)
+        return too_large(problem) or base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the blocks of the band: with its true width if built, else with the narrowest."""
@@ -86,7 +76,7 @@ class Banded(Strategy):
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
         forms = Cost(blocks=size, stream=stream, calls=calls, bytes=size * problem.itemsize)
-        return matrix_cost(problem) + forms
+        return base.matrix_cost(problem) + forms
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
@@ -97,7 +87,7 @@ class Banded(Strategy):
             width, margin = _width(index, layout, problem)
             exact = problem.factor(index) if margin is None else None
             factor, shift = _banded_factor(form, exact, layout, width)
-            packed, peak = normalised(_pack(factor, layout, width))
+            packed, peak = base.normalised(_pack(factor, layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
             last = values.constant("last", _last(packed[full:], width, layout.size))
@@ -107,7 +97,7 @@ class Banded(Strategy):
             energies.append((n,))
             margins.append(margin)
             shifts += shift
-        image, gain = add_matrix(problem, values)
+        image, gain = base.add_matrix(problem, values)
         proven = [margin for margin in margins if margin is not None]
         rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
         certificate = problem.certificate(rounding, min(proven, default=None))
@@ -121,7 +111,7 @@ def _add_rows(values: Values, layout: BlockLayout) -> str:
     rows = values.unit
     if shape[0] > 1:
         rows = builder.add(layer.Permute, rows, name="z", order=order)
-    rows = add_reshape(builder, rows, (math.prod(shape),))
+    rows = base.add_reshape(builder, rows, (math.prod(shape),))
     extra = layout.blocks * layout.size - math.prod(shape)
     return builder.add(layer.Pad, rows, name="rows", pads=((0, extra),)) if extra else rows
 
@@ -177,7 +167,7 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
 
 def _least_width(chain: Chain, layout: BlockLayout) -> int:
     """Return the width of the band of the first segments, whose terms always count in float32."""
-    return min(-(-reach(chain, 0) // layout.rows), layout.blocks - 1)
+    return min(-(-base.reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
 def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:

@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...functional import (
-    full_precision,
-    guarded_ratio,
-    may_look,
-    moderate_norm,
-    normalise,
-    rescaled,
-    scale_samples,
-    squared_norm,
-    squares_fit,
-    wide_dtype,
-)
+from ... import functional
 from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
 from ..point_operations import Key
@@ -43,15 +32,15 @@ RULES: dict[str, Rule] = {
 def _normalize(
     op: point.Normalize, module: RecipeModule, x: Tensor
 ) -> tuple[Tensor, Tensor | float, Tensor]:
-    tau = moderate_norm(x, op.limits)
+    tau = functional.moderate_norm(x, op.limits)
     if tau is None:
-        return normalise(x, op.offset)
+        return functional.normalise(x, op.offset)
     return x, 1.0, tau if op.offset == 0 else tau.hypot(tau.new_tensor(op.offset))
 
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, module: RecipeModule, z: Tensor) -> Tensor:
-    energy = squared_norm(z)
+    energy = functional.squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
@@ -59,25 +48,25 @@ def _sum_squares(op: point.SumSquares, module: RecipeModule, z: Tensor) -> Tenso
 def _rescale(
     op: point.Rescale, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = squared_norm(z)
+    n = functional.squared_norm(z)
     # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
-    if not (may_look(z) and squares_fit(z, n, tau)):
-        z, factor = rescaled(z)
+    if not (functional.may_look(z) and functional.squares_fit(z, n, tau)):
+        z, factor = functional.rescaled(z)
         m, tau = m / factor, tau * factor
-        n = squared_norm(z)
+        n = functional.squared_norm(z)
     return z, m, tau, n * op.weight
 
 
 @RUN.runs(point.Dot)
 def _dot(op: point.Dot, module: RecipeModule, a: Tensor, b: Tensor) -> Tensor:
-    with full_precision(a):
+    with functional.full_precision(a):
         a, b = _at_least_float32(a), _at_least_float32(b)
         return _wide((a * b).flatten(1).sum(1)) * op.weight
 
 
 @RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) -> Tensor:
-    with full_precision(x):
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         form = module.constant(op.form).to(x.dtype)
         return _wide((x @ form * x).sum(1)) * op.weight
@@ -85,7 +74,7 @@ def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) ->
 
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tensor:
-    with full_precision(x):
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
         size, width = op.size, op.width
@@ -101,7 +90,7 @@ def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tenso
 
 @RUN.runs(point.Fourier)
 def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
-    with full_precision(x):
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         if x.shape[0] == 0:  # the transform does not take an empty batch
             count = point.frequencies(x.shape[2:])
@@ -112,7 +101,7 @@ def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
 
 @RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
-    with full_precision(spectrum):
+    with functional.full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
         product = torch.view_as_real(images) * torch.view_as_real(spectrum)
         return _wide(product.sum((1, 2, 3))) * op.weight
@@ -120,7 +109,7 @@ def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tenso
 
 @RUN.runs(point.SpectralProduct)
 def _spectral_product(op: point.SpectralProduct, module: RecipeModule, spectrum: Tensor) -> Tensor:
-    with full_precision(spectrum):
+    with functional.full_precision(spectrum):
         return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
 
 
@@ -149,8 +138,8 @@ def _divide(
     op: point.Divide, module: RecipeModule, v: Tensor, tau: Tensor, m: Tensor | float
 ) -> Tensor:
     if isinstance(m, float):
-        return scale_samples(v, op.scale / tau)
-    return scale_samples(v, guarded_ratio(op.scale, tau))
+        return functional.scale_samples(v, op.scale / tau)
+    return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
 
 
 @RUN.runs(point.Rebase)
@@ -160,7 +149,7 @@ def _rebase(
     coordinate = (m * op.coordinate * tau).clamp_max(LARGEST)
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
-    return scale_samples(z, guarded_ratio(op.scale, tau)), coordinate, alive
+    return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
 
 
 @RUN.runs(point.Grow)
@@ -168,7 +157,7 @@ def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values:
     count = len(op.constant_parts)
     first = 1 if count else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
-    inverse = guarded_ratio(1.0, tau)
+    inverse = functional.guarded_ratio(1.0, tau)
     linear = [_along(key, inverse, growths) for key in op.linear]
     energy, used = torch.zeros_like(tau), 0
     for a in range(len(linear)):
@@ -193,13 +182,13 @@ def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values:
 def _combine(
     op: point.Combine, module: RecipeModule, v: Tensor, tau: Tensor, *growths: Tensor
 ) -> Tensor:
-    inverse, y = guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
+    inverse, y = functional.guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
     for index, key in enumerate(op.linear):
-        y = y + scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
+        y = y + functional.scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
     if op.vectors is not None:
         alive = (tau != 0).to(tau.dtype)
         for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
-            y = y + scale_samples(vector.expand_as(y), _along(key, alive, growths))
+            y = y + functional.scale_samples(vector.expand_as(y), _along(key, alive, growths))
     return y
 
 
@@ -228,4 +217,4 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _wide(n: Tensor) -> Tensor:
-    return n.to(wide_dtype(n.device))
+    return n.to(functional.wide_dtype(n.device))
