@@ -65,14 +65,9 @@ class Cost:
 
     def seconds(self, machine: Machine) -> float:
         """Return the expected time of one batch of 64."""
-        work = (
-            self.gemm / machine.gemm
-            + self.blocks / machine.blocks
-            + (self.conv + self.idle) / machine.conv
-            + self.sparse / machine.sparse
-            + self.stream / machine.stream
-            + self.fft / machine.fft
-        )
+        names = "gemm", "blocks", "conv", "sparse", "stream", "fft"
+        work = sum(getattr(self, name) / getattr(machine, name) for name in names)
+        work += self.idle / machine.conv
         return BATCH * work + self.calls * machine.call
 
     def __add__(self, other: Cost) -> Cost:

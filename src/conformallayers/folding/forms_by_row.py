@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..registry.bounds import Shape
+from ..registry.bounds import Shape, conv_pads
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
 from .operators import CONVOLUTIONS, Operator, is_plain
@@ -179,7 +179,7 @@ def _reach(operator: Operator) -> tuple[int, int] | None:
     if module.stride[0] != 1 or operator.input_shape[1] != operator.output_shape[1]:
         return None
     span = module.dilation[0] * (module.kernel_size[0] - 1)
-    before = span // 2 if isinstance(module.padding, str) else module.padding[0]
+    before, _ = conv_pads(module)[0]
     return span - before, before
 
 

@@ -26,7 +26,7 @@ from .problem import SQUARED, Conditions, Problem
 from .split import HomogeneousMap, StageGraph
 from .stages import Stage
 from .strategies import STRATEGIES
-from .strategies.base import Points, add_rescale
+from .strategies.base import Points
 from .strategies.layers import join_points
 
 # Relative errors that a fold may have; cl.testing publishes them.
@@ -205,8 +205,7 @@ def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> P
     """Append a homogeneous map of z; windows are squared, so z is rescaled where it could be large."""
     points = before
     if before.bound > SQUARED:
-        z, peak, tau, _ = add_rescale(builder, before, 1.0)
-        points = replace(before, z=z, peak=peak, tau=tau)
+        points = replace(before.rescale(builder)[0], rebased=before.rebased)
     z = Lowering(builder).module(points.z, action.module, action.output_shape)
     bound, size = points.bound * action.bound, points.size * action.bound
     return replace(points, z=z, bound=bound, size=size)

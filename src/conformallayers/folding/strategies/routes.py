@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
-from ...registry.bounds import Shape
+from ...registry.bounds import Shape, conv_pads
 from ...utils.axes import per_axis
 from ..cost import Cost, Machine
 from ..operators import (
@@ -360,16 +360,9 @@ def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
     """Return the zeros around each axis, or None for an operator that slides no window."""
     module: Any = operator.module
     if is_plain(module, CONVOLUTIONS):
-        if isinstance(module.padding, str):
-            spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-            if module.padding == "valid":
-                return (0,) * axes
-            if any(span % 2 for span in spans):
-                return None
-            pads = tuple(span // 2 for span in spans)
-        else:
-            pads = per_axis(module.padding, axes)
-        return pads if module.padding_mode == "zeros" or not any(pads) else None
+        pads = tuple(before for before, after in conv_pads(module) if before == after)
+        zeros = module.padding_mode == "zeros" or not any(pads)
+        return pads if zeros and len(pads) == axes else None
     if is_plain(module, POOLINGS):
         plain = not any(per_axis(module.padding, axes)) and not module.ceil_mode
         return (0,) * axes if plain else None
