@@ -234,7 +234,8 @@ def write_out_paths(stage: Stage) -> PathArrays:
     # (constant, linear, d_in): the order of a site's rows is linear parts first, then constant ones
     rows = [like.new_zeros(len(s.constant), len(s.linear), d_in) for s in recurrence.sites]
     columns: list[Tensor] = []
-    chunk = _chunk_size(stage, paths)
+    largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
+    chunk = max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
     start = 0
     batches = impulses(stage.input_shape, chunk, device)
     for batch in progress(batches, -(-d_in // chunk), "folding paths"):
@@ -249,12 +250,6 @@ def write_out_paths(stage: Stage) -> PathArrays:
         for terms, row in zip(recurrence.sites, rows, strict=True)
     )
     return PathArrays(matrix, forms, replace(recurrence, sites=sites))
-
-
-def _chunk_size(stage: Stage, paths: Paths) -> int:
-    d_in = math.prod(stage.input_shape)
-    largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
-    return max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
 
 
 def _columns(

@@ -188,10 +188,14 @@ def _mean_diagonal(blocks: Tensor) -> float:
     return float(blocks.reshape(size, size).diagonal().mean())
 
 
+def row_order(shape: Shape, device: torch.device) -> Tensor:
+    """Return the position of each coefficient when image rows come before channels."""
+    return torch.arange(math.prod(shape), device=device).view(shape).movedim(1, 0).flatten()
+
+
 def _in_input_order(blocks: Tensor, input_shape: Shape) -> Tensor:
     """Reorder (row, channel, …) to (channel, row, …) on both sides."""
-    size = math.prod(input_shape)
-    order = torch.arange(size, device=blocks.device).view(input_shape).movedim(1, 0).flatten()
+    size, order = math.prod(input_shape), row_order(input_shape, blocks.device)
     forms = torch.empty(blocks.shape[0], size, size, dtype=blocks.dtype, device=blocks.device)
     for form, block in zip(forms, blocks, strict=True):
         rows = torch.empty(size, size, dtype=blocks.dtype, device=blocks.device)

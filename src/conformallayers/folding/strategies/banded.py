@@ -18,8 +18,8 @@ from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ..certificate import holds, triangular_factor
 from ..cost import Cost
+from ..forms_by_row import row_order
 from ..problem import Problem
-from ..stages import Chain
 from . import base
 from .base import Evaluation, Strategy, Values
 from .dense import too_large
@@ -44,11 +44,6 @@ class BlockLayout:
         rows = min(height, max(1, round(_BLOCK / row)))
         return cls(shape, rows, -(-height // rows), rows * row)
 
-    def order(self) -> Tensor:
-        """Return the position of each coefficient when rows come before channels."""
-        index = torch.arange(math.prod(self.shape)).view(self.shape)
-        return index.movedim(1, 0).flatten()
-
 
 class Banded(Strategy):
     """Store the factor of the band of each form, as narrow as the budget provably allows."""
@@ -70,8 +65,9 @@ class Banded(Strategy):
         if built:
             widths = [_width(i, layout, problem)[0] for i in range(count)]
         else:
-            requested = problem.budget.requested
-            widths = [0 if requested else _least_width(problem.stage.chain, layout)] * count
+            # The terms of the first segments always count in float32.
+            least = min(-(-base.reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1)
+            widths = [0 if problem.budget.requested else least] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
@@ -117,7 +113,7 @@ def _add_rows(values: Values, layout: BlockLayout) -> str:
 
 
 def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
-    order = layout.order().to(form.device)
+    order = row_order(layout.shape, form.device)
     ordered = form[order][:, order]
     extra = layout.blocks * layout.size - len(order)
     return F.pad(ordered, (0, extra, 0, extra))
@@ -134,7 +130,7 @@ def _banded_factor(
     block = torch.arange(len(ordered), device=form.device) // layout.size
     outside = (block[:, None] - block).abs() > width
     if exact is not None:
-        triangle = torch.linalg.qr(exact[:, layout.order().to(form.device)], mode="r").R
+        triangle = torch.linalg.qr(exact[:, row_order(layout.shape, form.device)], mode="r").R
         rows, columns = triangle.shape
         factor = F.pad(triangle, (0, len(ordered) - columns, 0, len(ordered) - rows))
         # Of a singular form there are other triangles, which may leave the band.
@@ -163,11 +159,6 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
         for offset in range(width - i):
             matrix[i + offset, :, i, :] = blocks[i, offset]
     return matrix.reshape(width * size, width * size)
-
-
-def _least_width(chain: Chain, layout: BlockLayout) -> int:
-    """Return the width of the band of the first segments, whose terms always count in float32."""
-    return min(-(-base.reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
 def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:

@@ -104,7 +104,9 @@ def export_c(
         certificate=certificate,
         **_errors(folded, recipe, x, program.rounded),
     )
-    _save(result, *header_and_source(folded, program.constants, program.lines, result))
+    header, source = header_and_source(folded, program.constants, program.lines, result)
+    target.mkdir(parents=True, exist_ok=True)
+    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
     return result
 
 
@@ -207,11 +209,6 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     WRITE.check(operation, "export_c(folded)", remedy)
-
-
-def _save(result: CExport, header: str, source: str) -> None:
-    result.header.parent.mkdir(parents=True, exist_ok=True)
-    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
 
 
 def _errors(
