@@ -15,7 +15,7 @@ from .folding.certificate import ErrorBudget
 from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
 from .folding.operators import frozen_wide
-from .folding.problem import Problem
+from .folding.problem import Conditions, Problem
 from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import too_large
@@ -233,7 +233,9 @@ def _check(path: str, graph: StageGraph) -> None:
             got = "branches that pass activations" if stage.branched else "biases inside"
             remedy = "There the denominator is a recurrence over more than forms of x."
             raise refusal(where, "a chain of linear layers and activations", got, remedy)
-        reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
+        reason = too_large(
+            Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device))
+        )
         if reason is not None:
             remedy = "Inspect it on smaller images."
             raise refusal(where, "forms that can be written out", reason, remedy)

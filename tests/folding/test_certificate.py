@@ -18,7 +18,8 @@ from conformallayers.folding.certificate import (
 )
 from conformallayers.folding.forms import forms_of
 from conformallayers.folding.operators import frozen_layers
-from conformallayers.folding.part import Conditions, lower_part
+from conformallayers.folding.part import lower_part
+from conformallayers.folding.problem import Conditions
 from conformallayers.folding.split import stages_of
 from conformallayers.folding.trace import trace_modules
 from conformallayers.recipe.point_operations import BandedForm

@@ -9,7 +9,6 @@ import ast
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -362,7 +361,6 @@ def flip(monkeypatch: pytest.MonkeyPatch) -> type[Operation]:
     monkeypatch.setitem(OPERATIONS, "flip", Operation)  # so that the declaration is undone
 
     @operation("flip")
-    @dataclass(frozen=True, kw_only=True)
     class Flip(Operation):
         """Reverse an axis."""
 

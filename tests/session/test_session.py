@@ -221,6 +221,16 @@ def test_compiled_programs_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert programs[1].read_bytes() == whole
 
 
+@pytest.mark.skipif(COMPILER is None, reason="no compiler")
+def test_a_compiled_program_may_be_kept_elsewhere(cache: Path, tmp_path: Path) -> None:
+    folder, x = tmp_path / "own", torch.rand(2, 2, 10, 10)
+    folder.mkdir()
+    run = compiled.compile_fold(fold(), folder)
+    torch.testing.assert_close(torch.from_numpy(run(x.numpy())), fold()(x), rtol=1e-5, atol=1e-6)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".sha256", ".so"]
+    assert not (cache / "programs").exists()
+
+
 def test_a_session_keeps_its_own_fold() -> None:
     folded = fold()
     x = torch.rand(2, 2, 10, 10)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
+from ..registry.bounds import conv_pads
 from .operators import Operator
 from .split import StageGraph
 from .stages import ActivationSite, Stage
@@ -24,7 +24,9 @@ def advice_for(graph: StageGraph, index: int, strategy: str) -> tuple[str, ...]:
 
 def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
     convolutions = [op for op in stage.operators if isinstance(op.module, nn.modules.conv._ConvNd)]
-    if strategy not in _MATRICES and any(map(_padded, convolutions[1:])):
+    if strategy not in _MATRICES and any(
+        any(map(any, conv_pads(op.module))) for op in convolutions[1:]
+    ):
         become = f"its {len(convolutions)} convolutions become one"
         yield f"padding inside the stage: pad once at its start and {become}"
     if _inner_activations(stage):
@@ -47,11 +49,6 @@ def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
             yield "a bias behind an activation ends the stage there: without it the next one joins it"
         elif stage.direct:
             yield "an activation behind a bias ends the stage there: without it the next one joins it"
-
-
-def _padded(operator: Operator) -> bool:
-    padding: Any = operator.module.padding
-    return padding == "same" if isinstance(padding, str) else any(padding)
 
 
 def _inner_activations(stage: Stage) -> bool:

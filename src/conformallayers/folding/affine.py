@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from ..registry.bounds import Shape
 from ..utils.progress import progress
 from .forms import CHUNK_BYTES
 from .operators import Operator, adjoint, impulses
-from .stages import ActivationSite, Chain, Node, Stage
+from .stages import ActivationSite, Chain, Stage, StageNode, shape_at
 
 Parts = dict[Key, Tensor]  # the parts of a value, (B, *shape), by the sites they have passed
 
@@ -189,7 +190,7 @@ def paths_of(stage: Stage) -> Paths:
     return Paths(tuple(found), forms)
 
 
-def _follow(stage: Stage, start: Parts, biased: bool) -> Iterator[tuple[Node, Parts, Parts]]:
+def _follow(stage: Stage, start: Parts, biased: bool) -> Iterator[tuple[StageNode, Parts, Parts]]:
     """Yield every node with the parts that enter it (of its first source) and that leave it."""
     values: list[Parts] = []
     for node in stage.nodes:
@@ -205,7 +206,8 @@ def _follow(stage: Stage, start: Parts, biased: bool) -> Iterator[tuple[Node, Pa
             factor = action.slope / action.alpha
             after = {(*key, action.number): value * factor for key, value in before.items()}
         else:
-            after = _joined(action, sources, [stage.shape_at(source) for source in node.sources])
+            at = partial(shape_at, stage.nodes, input_shape=stage.input_shape)
+            after = _joined(action, sources, [at(source) for source in node.sources])
         values.append(after)
         yield node, before, after
 
@@ -232,9 +234,10 @@ def write_out_paths(stage: Stage) -> PathArrays:
     # (constant, linear, d_in): the order of a site's rows is linear parts first, then constant ones
     rows = [like.new_zeros(len(s.constant), len(s.linear), d_in) for s in recurrence.sites]
     columns: list[Tensor] = []
-    chunk = _chunk_size(stage, paths)
+    largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
+    chunk = max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
     start = 0
-    batches = impulses(stage.input_shape, chunk, like)
+    batches = impulses(stage.input_shape, chunk, device)
     for batch in progress(batches, -(-d_in // chunk), "folding paths"):
         stop = start + len(batch)
         columns.append(_columns(stage, batch, slice(start, stop), forms, rows, fixed))
@@ -247,12 +250,6 @@ def write_out_paths(stage: Stage) -> PathArrays:
         for terms, row in zip(recurrence.sites, rows, strict=True)
     )
     return PathArrays(matrix, forms, replace(recurrence, sites=sites))
-
-
-def _chunk_size(stage: Stage, paths: Paths) -> int:
-    d_in = math.prod(stage.input_shape)
-    largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
-    return max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
 
 
 def _columns(

@@ -10,7 +10,8 @@ Half of a requested ε is for what is left out, and half for rounding: see :clas
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,11 @@ class ErrorBudget:
     epsilon: float
     radius: float = math.inf
     requested: bool = False
+
+    @property
+    def inverse_radius(self) -> float:
+        """1/R, also where R is infinite."""
+        return 1 / self.radius
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,17 @@ class Certificate:
     def __str__(self) -> str:
         radius = "any input" if math.isinf(self.max_norm) else f"‖x‖ ≤ {self.max_norm:g}"
         return f"|D̂ − D| ≤ {self.epsilon:.3g}·D for {radius} (margin {self.margin:.0%})"
+
+
+def weakest(proofs: Sequence[Certificate]) -> Certificate | None:
+    """Return what several proofs prove together; None without any."""
+    if not proofs:
+        return None
+    return Certificate(
+        max(proof.epsilon for proof in proofs),
+        min(proof.max_norm for proof in proofs),
+        min(proof.margin for proof in proofs),
+    )
 
 
 def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
@@ -160,14 +177,19 @@ def holds(
         budget: ε and R.
         missing: a bound of the norm of the rest.
     """
-    inverse = 0.0 if math.isinf(budget.radius) else 1 / budget.radius
-    error = approximate - exact
     # The proof is tried with the whole budget and with half of it: the margin is 0 or one half.
     for share in (1.0, 0.5):
-        # The rest is positive semidefinite, so ε times the known part is at most ε·Q. The error of
-        # leaving the rest out is at most ``missing`` in norm.
-        room = share * budget.epsilon * exact
-        room.diagonal().add_(share * budget.epsilon * inverse - missing)
-        if not (positive_definite(room + error) and positive_definite(room - error)):
+        part = replace(budget, epsilon=share * budget.epsilon)
+        if not proven(exact, approximate, part, missing):
             return None if share == 1.0 else 0.0
     return 0.5
+
+
+def proven(exact: Tensor, approximate: Tensor, budget: ErrorBudget, missing: float = 0.0) -> bool:
+    """Tell whether ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0`` can be proven; see :func:`holds`."""
+    # The rest is positive semidefinite, so ε times the known part is at most ε·Q. The error of
+    # leaving the rest out is at most ``missing`` in norm.
+    room = budget.epsilon * exact
+    room.diagonal().add_(budget.epsilon * budget.inverse_radius - missing)
+    error = approximate - exact
+    return positive_definite(room + error) and positive_definite(room - error)

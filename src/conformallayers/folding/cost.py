@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch.nn import functional as F
@@ -65,14 +64,9 @@ class Cost:
 
     def seconds(self, machine: Machine) -> float:
         """Return the expected time of one batch of 64."""
-        work = (
-            self.gemm / machine.gemm
-            + self.blocks / machine.blocks
-            + (self.conv + self.idle) / machine.conv
-            + self.sparse / machine.sparse
-            + self.stream / machine.stream
-            + self.fft / machine.fft
-        )
+        names = "gemm", "blocks", "conv", "sparse", "stream", "fft"
+        work: float = sum(getattr(self, name) / getattr(machine, name) for name in names)
+        work += self.idle / machine.conv
         return BATCH * work + self.calls * machine.call
 
     def __add__(self, other: Cost) -> Cost:
@@ -93,7 +87,8 @@ def machine() -> Machine:
     """
     if os.environ.get("CONFORMALLAYERS_CALIBRATE") == "0":
         return TYPICAL
-    path = _cache_path()
+    kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
+    path = cache_folder() / f"machine-2-{kind}.json"  # 2: version of the set of rates
     with contextlib.suppress(OSError, ValueError, TypeError):
         kept = json.loads(path.read_text())
         return Machine(**{f.name: float(kept[f.name]) for f in fields(Machine)})
@@ -139,8 +134,3 @@ def _seconds(run: Callable[[], object]) -> float:
         run()
         best = min(best, time.perf_counter() - start)
     return best
-
-
-def _cache_path() -> Path:
-    kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
-    return cache_folder() / f"machine-2-{kind}.json"  # 2: version of the set of rates

@@ -19,9 +19,9 @@ from .cost import Cost, machine
 from .folded import Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering
-from .part import Conditions, lower_checked, lower_part, placed
+from .part import lower_checked, lower_part, placed
 from .plan import Plan, checked_strategy, outlook
-from .problem import MAX_PATHS, Problem
+from .problem import MAX_PATHS, Conditions, Problem
 from .split import StageGraph
 from .trace import Step, Trace
 
@@ -196,9 +196,7 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
         budget = replace(conditions.budget, radius=math.inf)
         conditions = replace(conditions, budget=budget)
     first: Problem | None = None
-    problems: list[
-        Problem | None
-    ] = []  # of the last stage, with none, one, … of the layers that follow
+    problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
     candidates = with_followers(graph, node, stages)
     kept: list[float] = []  # seconds of the layers that each candidate does not absorb
     for end, longer in candidates:
@@ -209,18 +207,17 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
             if single and first is not None:
                 problem = first.with_stage(longer.last, last)
             else:
-                problem = replace(conditions, staged=not single).problem(
-                    longer.last, embedded=single, last=last
-                )
+                own = replace(conditions, staged=not single)
+                problem = Problem(longer.last, own, embedded=single, last=last)
             first = first or problem
         if problems and longer.last is not None:
             work = longer.last.operators[-1].multiply_adds()
-            own = Cost(gemm=work, calls=2).seconds(machine())
-            kept = [seconds + own for seconds in kept]
+            alone = Cost(gemm=work, calls=2).seconds(machine())
+            kept = [seconds + alone for seconds in kept]
         problems.append(problem)
         kept.append(0.0)
     seconds = [
-        rest + (0.0 if item is None else outlook(item, conditions.strategy))
+        rest + (0.0 if item is None else outlook(item))
         for item, rest in zip(problems, kept, strict=True)
     ]
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))

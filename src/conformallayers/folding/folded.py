@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
-from .certificate import Certificate
+from .certificate import Certificate, weakest
 from .plan import Plan
 
 Self = TypeVar("Self", bound="Folded")
@@ -95,14 +95,7 @@ class Folded(RecipeModule):
         parts = [plan.certificate for plan in self.plans.values()]
         if any(proof is not None and math.isfinite(proof.max_norm) for proof in parts[1:]):
             return None
-        proofs = [proof for proof in parts if proof is not None]
-        if not proofs:
-            return None
-        return Certificate(
-            max(proof.epsilon for proof in proofs),
-            min(proof.max_norm for proof in proofs),
-            min(proof.margin for proof in proofs),
-        )
+        return weakest([proof for proof in parts if proof is not None])
 
     def explain(self) -> Explanation:
         """Return the candidates, their costs and the reason for the choice; prints as a table."""

@@ -44,31 +44,27 @@ class Forms:
 
 
 def dense_matrix(
-    input_shape: Shape,
-    output_shape: Shape,
-    segments: Sequence[Segment],
-    trailing: Sequence[Operator],
-    device: torch.device,
+    input_shape: Shape, output_shape: Shape, operators: Sequence[Operator], device: torch.device
 ) -> Tensor:
-    """Return M = V Z_k, (d_out, d_in), by columns, or by rows where there are fewer rows."""
-    operators = [op for segment in segments for op in segment.operators] + list(trailing)
-    factor = math.prod(segment.factor for segment in segments)
-    like = torch.empty(0, dtype=torch.float64, device=device)
+    """Return the matrix of a chain of operators, (d_out, d_in), by columns or by rows, whichever are fewer."""
     chunk = _chunk(input_shape, operators)
     if math.prod(output_shape) < math.prod(input_shape):
-        parts = [adjoint(operators, g) for g in impulses(output_shape, chunk, like)]
-        rows = torch.cat([part.flatten(1) for part in parts])
-    else:
-        total = -(-math.prod(input_shape) // chunk)
-        batches = progress(impulses(input_shape, chunk, like), total, "folding M")
-        rows = torch.cat([apply_all(operators, x).flatten(1).T for x in batches], 1)
-    return rows * factor
+        parts = [adjoint(operators, g) for g in impulses(output_shape, chunk, device)]
+        return torch.cat([part.flatten(1) for part in parts])
+    total = -(-math.prod(input_shape) // chunk)
+    batches = progress(impulses(input_shape, chunk, device), total, "folding M")
+    return torch.cat([apply_all(operators, x).flatten(1).T for x in batches], 1)
 
 
-def dense_forms(
-    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
-) -> Forms:
-    """Return every quadratic form, with as few terms as the budget provably allows."""
+def matrix_of(chain: Chain, device: torch.device) -> Tensor:
+    """Return M = V Z_k of a chain in float64, (d_out, d_in)."""
+    matrix = dense_matrix(chain.input_shape, chain.output_shape, chain.operators, device)
+    return matrix * math.prod(segment.factor for segment in chain.segments)
+
+
+def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
+    """Return every Q of a chain in float64, with as few terms as the budget provably allows."""
+    input_shape, segments = chain.input_shape, chain.segments
     if not segments:
         size = math.prod(input_shape)
         return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device), 0.0, 0)
@@ -89,7 +85,6 @@ def _forms(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device
 ) -> tuple[Tensor, float]:
     """Return the forms of all segments, and a bound of ``‖Z‖²`` of the last one."""
-    like = torch.empty(0, dtype=torch.float64, device=device)
     d_in = math.prod(input_shape)
     groups = 1 + max((segment.group for segment in segments), default=-1)
     chunk = _chunk(input_shape, [op for segment in segments for op in segment.operators])
@@ -97,7 +92,7 @@ def _forms(
     frobenius = columns = 0.0
     rows: Tensor | float = 0.0
     start = 0
-    for batch in progress(impulses(input_shape, chunk, like), -(-d_in // chunk), "folding Q"):
+    for batch in progress(impulses(input_shape, chunk, device), -(-d_in // chunk), "folding Q"):
         x = batch.requires_grad_()
         energies: list[Tensor | None] = [None] * groups
         with torch.enable_grad():
@@ -124,12 +119,11 @@ def _forms(
 
 def stacked_layers(chain: Chain, group: int, device: torch.device) -> Tensor:
     """Return the rows ``√weight·Z_l`` of all layers of a form, (rows, d_in): ``Q = LᵀL``, never squared."""
-    like = torch.empty(0, dtype=torch.float64, device=device)
     chunk = _chunk(
         chain.input_shape, [op for segment in chain.segments for op in segment.operators]
     )
     columns = []
-    for z in impulses(chain.input_shape, chunk, like):
+    for z in impulses(chain.input_shape, chunk, device):
         parts = []
         for segment in chain.segments:
             z = segment.apply(z)
@@ -171,14 +165,3 @@ def _guess_depth(
 def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
     kept = 3 * sum(math.prod(op.output_shape) for op in operators) + math.prod(input_shape)
     return max(1, min(math.prod(input_shape), CHUNK_BYTES // (8 * kept)))
-
-
-def matrix_of(chain: Chain, device: torch.device) -> Tensor:
-    """Return M of a chain in float64, (d_out, d_in)."""
-    shapes = chain.input_shape, chain.output_shape
-    return dense_matrix(*shapes, chain.segments, chain.trailing, device)
-
-
-def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
-    """Return every Q of a chain in float64, with as few terms as the budget allows."""
-    return dense_forms(chain.input_shape, chain.segments, device, budget)

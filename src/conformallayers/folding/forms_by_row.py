@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..registry.bounds import Shape
+from ..registry.bounds import Shape, conv_pads
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
 from .operators import CONVOLUTIONS, Operator, is_plain
@@ -179,7 +179,7 @@ def _reach(operator: Operator) -> tuple[int, int] | None:
     if module.stride[0] != 1 or operator.input_shape[1] != operator.output_shape[1]:
         return None
     span = module.dilation[0] * (module.kernel_size[0] - 1)
-    before = span // 2 if isinstance(module.padding, str) else module.padding[0]
+    before, _ = conv_pads(module)[0]
     return span - before, before
 
 
@@ -188,10 +188,14 @@ def _mean_diagonal(blocks: Tensor) -> float:
     return float(blocks.reshape(size, size).diagonal().mean())
 
 
+def row_order(shape: Shape, device: torch.device) -> Tensor:
+    """Return the position of each coefficient when image rows come before channels."""
+    return torch.arange(math.prod(shape), device=device).view(shape).movedim(1, 0).flatten()
+
+
 def _in_input_order(blocks: Tensor, input_shape: Shape) -> Tensor:
     """Reorder (row, channel, …) to (channel, row, …) on both sides."""
-    size = math.prod(input_shape)
-    order = torch.arange(size, device=blocks.device).view(input_shape).movedim(1, 0).flatten()
+    size, order = math.prod(input_shape), row_order(input_shape, blocks.device)
     forms = torch.empty(blocks.shape[0], size, size, dtype=blocks.dtype, device=blocks.device)
     for form, block in zip(forms, blocks, strict=True):
         rows = torch.empty(size, size, dtype=blocks.dtype, device=blocks.device)

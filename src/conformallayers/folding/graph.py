@@ -183,7 +183,7 @@ def stages_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stag
         module, before = graph.module.get_submodule(str(first.target)), first.all_input_nodes[0]
         spec = find_spec(module)
         factor = spec.norm_factor(module) if spec and spec.norm_factor else None
-        refused = spec is not None and spec.check is not None and spec.check(module) is not None
+        refused = spec is not None and spec.problem(module) is not None
         if factor is None or refused or not {before, first} <= graph.shapes.keys():
             break
         shapes = graph.shapes[before], graph.shapes[first]
@@ -223,7 +223,7 @@ def _affine_module(graph: Graph, node: fx.Node) -> nn.Module | None:
         spec = find_spec(module)
         if spec is None or spec.homogeneous or branches(module):
             return None
-        return None if spec.check is not None and spec.check(module) is not None else module
+        return module if spec.problem(module) is None else None
     return nn.Flatten() if flattens(node) else None
 
 

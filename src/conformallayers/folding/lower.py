@@ -18,7 +18,7 @@ from ..nn.homogeneous import Abs, Channels
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
-from ..registry.bounds import channel_factor
+from ..registry.bounds import channel_factor, conv_pads, pool_axes
 from ..registry.registry import computes_like, find_spec, modules_in, shape_after
 from ..utils.axes import per_axis
 from .operators import same_in_channels
@@ -150,19 +150,10 @@ def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
     """Return the zeros that a convolution itself adds, and the pads that go before it."""
-    axes = len(module.kernel_size)
-    none = (0,) * axes
-    if module.padding == "valid":
-        return none, None
-    if module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        return per_axis(module.padding, axes), None
-    twice = module._reversed_padding_repeated_twice  # last axis first, before and after
-    pads = tuple((twice[2 * i], twice[2 * i + 1]) for i in reversed(range(axes)))
-    if module.padding_mode != "zeros":
-        return none, pads if any(map(any, pads)) else None
-    if all(before == after for before, after in pads):
+    pads = conv_pads(module)
+    if module.padding_mode == "zeros" and all(before == after for before, after in pads):
         return tuple(before for before, _ in pads), None
-    return none, pads
+    return (0,) * len(pads), pads if any(map(any, pads)) else None
 
 
 @lowers(*by_axis("ConvTranspose"))
@@ -255,21 +246,17 @@ def _channels(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.add(layer.Slice, value, axis=0, start=module.start, stop=module.stop)
 
 
-def _window(module: Any, axes: int) -> dict[str, Any]:
-    """Return the settings that all pools have."""
-    names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
-    found = {key: per_axis(getattr(module, name), axes) for key, name in names.items()}
-    return {**found, "ceil_mode": module.ceil_mode}
-
-
 @lowers(*by_axis("AvgPool"))
 def _avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    options = pool_axes(module, len(shape) - 1)
+    del options["dilation"]
     return to.add(
         layer.AvgPool,
         value,
         count_include_pad=module.count_include_pad,
         divisor=getattr(module, "divisor_override", None),
-        **_window(module, len(shape) - 1),
+        ceil_mode=module.ceil_mode,
+        **options,
     )
 
 
@@ -277,19 +264,16 @@ def _avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def _max_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if module.return_indices:
         return to.call(value, module, shape)
-    axes = len(shape) - 1
-    dilation = per_axis(module.dilation, axes)
-    return to.add(layer.MaxPool, value, dilation=dilation, **_window(module, axes))
+    options = pool_axes(module, len(shape) - 1)
+    return to.add(layer.MaxPool, value, ceil_mode=module.ceil_mode, **options)
 
 
 @lowers(*by_axis("LPPool"))
 def _norm_pool(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if module.norm_type != 2:
         return to.call(value, module, shape)
-    axes = len(shape) - 1
-    kernel = per_axis(module.kernel_size, axes)
-    stride = kernel if module.stride is None else per_axis(module.stride, axes)
-    options = {"kernel": kernel, "stride": stride, "ceil_mode": module.ceil_mode}
+    sizes = pool_axes(module, len(shape) - 1)
+    options = {"kernel": sizes["kernel"], "stride": sizes["stride"], "ceil_mode": module.ceil_mode}
     return to.add(layer.NormPool, value, **options)
 
 
@@ -442,4 +426,4 @@ def by_sample(module: nn.Module) -> bool:
     free = spec is None or spec.homogeneous or isinstance(module, by_axis("ConstantPad"))
     if spec is None or free:
         return find_lowering(module) is not None
-    return spec.check is None or spec.check(module) is None
+    return spec.problem(module) is None

@@ -180,7 +180,9 @@ class ModelReader:
         runs = 1 + sum(self._runs[child] for child in children.values())
         expect(runs <= OPERATIONS_LIMIT, f"{runs} layers, and {OPERATIONS_LIMIT} are the most")
         if name in LAYERS:
-            module = _layer(LAYERS[name], settings, tensors)
+            with torch.device("meta"):  # without memory, until it has its tensors
+                module = LAYERS[name](**settings)
+            _give(module, tensors)
             _check_layer(spec, module)
         elif settings and name.startswith("nn."):
             raise ValueError(f"{name} with settings")
@@ -242,16 +244,6 @@ def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
     return found
 
 
-def _layer(
-    kind: type[nn.Module], settings: dict[str, Any], tensors: dict[str, tuple[str, Tensor]]
-) -> nn.Module:
-    """Make a layer without memory, then give it its tensors, if they are what it expects."""
-    with torch.device("meta"):
-        module = kind(**settings)
-    _give(module, tensors)
-    return module
-
-
 def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
     """Give a module its tensors, if they are what it expects."""
     kind = type(module)
@@ -271,18 +263,29 @@ def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
             module.register_parameter(name, nn.Parameter(tensor, requires_grad=trained))
 
 
-def _limited(least: int) -> Reader:
-    def read(value: Any) -> int:
-        found: int = whole(least)(value)
-        expect(found <= _SIZE_LIMIT, f"{found}, and {_SIZE_LIMIT} is the most")
+def _at_most(limit: float, reader: Reader) -> Reader:
+    """Return a reader of numbers that fill no memory."""
+
+    def read(value: Any) -> Any:
+        found = reader(value)
+        expect(found <= limit, f"{found}, and {limit} is the most")
         return found
 
     return read
 
 
+def _limited(least: int) -> Reader:
+    return _at_most(_SIZE_LIMIT, whole(least))
+
+
 def _real(value: Any) -> float:
     """Read a number; it may be infinite."""
     expect(isinstance(value, (int, float)) and not isinstance(value, bool), f"{value!r:.60}")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    expect(_real(value) > 0, f"{value} is not above 0")
     return float(value)
 
 
@@ -292,22 +295,13 @@ def _axis(value: Any) -> int:
     return found
 
 
-def _scale(value: Any) -> float:
-    expect(0 < _real(value) <= _SCALE_LIMIT, f"{value}, and {_SCALE_LIMIT} is the most")
-    return float(value)
-
-
 def _each(reader: Reader) -> Reader:
     """Return a reader of one value or of several."""
     return lambda value: (several(reader) if isinstance(value, tuple) else reader)(value)
 
 
-def _padding(value: Any) -> Any:
-    return value if value in ("same", "valid") else _each(_limited(-_SIZE_LIMIT))(value)
-
-
-def _radius(value: Any) -> Any:
-    return value if value in ("young", "spectral", "learned") else optional(_real)(value)
+def _or_word(reader: Reader, *words: str) -> Reader:
+    return lambda value: value if value in words else reader(value)
 
 
 def _readers() -> dict[str, Reader]:
@@ -327,7 +321,7 @@ def _readers() -> dict[str, Reader]:
         **dict.fromkeys(("start_dim", "end_dim"), _axis),
         **dict.fromkeys(("align_corners", "recompute_scale_factor"), optional(flag)),
         **dict.fromkeys(("normalized_shape", "shape"), _each(whole(1))),
-        "padding": _padding,
+        "padding": _or_word(_each(_limited(-_SIZE_LIMIT)), "same", "valid"),
         "padding_mode": word("zeros", "reflect", "replicate", "circular"),
         "output_padding": _each(_limited(0)),
         "momentum": optional(_real),
@@ -336,10 +330,10 @@ def _readers() -> dict[str, Reader]:
         "divisor_override": optional(whole(1)),
         "output_size": optional(_each(optional(_limited(1)))),
         "size": optional(_each(_limited(1))),
-        "scale_factor": optional(_each(_scale)),
+        "scale_factor": optional(_each(_at_most(_SCALE_LIMIT, _positive))),
         "mode": word(*MODES, "area"),
         "approximate": word("none", "tanh"),
-        "alpha": _radius,
+        "alpha": _or_word(optional(_real), "young", "spectral", "learned"),
     }
 
 
@@ -389,6 +383,13 @@ def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
 # -- modules with children --------------------------------------------------------------------------
 
 
+_CHILDREN: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
+    Split: {"groups": nn.ModuleList},
+    Residual: {"body": nn.Sequential, "shortcut": nn.Module},
+    Parallel: {"branches": nn.ModuleList},
+}
+
+
 def _composite(
     kind: type[nn.Module], settings: dict[str, Any], children: OrderedDict[str, nn.Module]
 ) -> nn.Module:
@@ -399,40 +400,30 @@ def _composite(
         return nn.ModuleList(children.values())
     if kind is nn.Sequential:
         return nn.Sequential(children)
-    module: Any
     if kind is ConformalLayers:
         return ConformalLayers(children, **settings)
+    expected = _CHILDREN.get(kind, {"features": nn.Module, "head": nn.Module})
+    fits = set(children) == set(expected)
+    if not fits or not all(isinstance(children[name], of) for name, of in expected.items()):
+        raise ValueError(f"other parts than {', '.join(expected)}")
+    given: Any = children
+    module: Any
     if kind is Split:
-        groups: Any
-        (groups,) = _parts(children, groups=nn.ModuleList)
-        module = Split(modules=groups, **settings)
-        module.groups = groups
+        module = Split(modules=given["groups"], **settings)
     elif kind is Residual:
-        body, shortcut = _parts(children, body=nn.Sequential, shortcut=nn.Module)
-        module = Residual(shortcut=shortcut, **settings)
-        module.body = body
+        module = Residual(shortcut=given["shortcut"], **settings)
     elif kind is Parallel:
-        branches: Any
-        (branches,) = _parts(children, branches=nn.ModuleList)
-        module = Parallel(*branches, **settings)
-        module.branches = branches
+        module = Parallel(*given["branches"], **settings)
     else:
-        features, head = _parts(children, features=nn.Module, head=nn.Module)
         module = kind.__new__(kind, **settings)  # keeps the arguments
         if module.arguments != settings:
             raise ValueError(f"{kind.__name__} with other arguments")
         # The children may differ from those of the constructor, such as a new head.
-        networks.base.Network.__init__(module, features, head)
+        networks.base.Network.__init__(module, given["features"], given["head"])
+    for name, child in children.items():
+        setattr(module, name, child)
     made: nn.Module = module
     return made
-
-
-def _parts(children: dict[str, nn.Module], **expected: type[nn.Module]) -> list[nn.Module]:
-    """Return the children by the order of the expected ones."""
-    fits = set(children) == set(expected)
-    if not fits or not all(isinstance(children[name], kind) for name, kind in expected.items()):
-        raise ValueError(f"other parts than {', '.join(expected)}")
-    return [children[name] for name in expected]
 
 
 # -- values -----------------------------------------------------------------------------------------

@@ -60,10 +60,15 @@ def frozen_layers(layers: nn.Module, prefix: str = "") -> list[tuple[str, nn.Mod
 def frozen_wide(module: nn.Module) -> nn.Module:
     """Freeze a module in float64, on a device that has it."""
     frozen = freeze(module)
-    device = next((tensor.device for tensor in frozen.buffers()), torch.device("cpu"))
-    if wide_dtype(device) is not torch.float64:
+    if wide_dtype(device_of([frozen])) is not torch.float64:
         frozen = frozen.to("cpu")
     return frozen.to(torch.float64)
+
+
+def device_of(modules: Iterable[nn.Module]) -> torch.device:
+    """Return the device of the first tensor of frozen modules; without any the CPU."""
+    buffers = (buffer for module in modules for buffer in module.buffers())
+    return next((buffer.device for buffer in buffers), torch.device("cpu"))
 
 
 def refuse_hooks(path: str, module: nn.Module) -> None:
@@ -141,15 +146,14 @@ class Operator:
         torch interpolates an axis by its scale in the forward pass and copies it in the backward pass
         where the size of the axis stays the same.
         """
-        device = next((buffer.device for buffer in self.module.buffers()), None)
-        like = torch.empty(0, dtype=torch.float64, device=device)
-        if _gradient_is_adjoint(self, like):
+        device = device_of([self.module])
+        if _gradient_is_adjoint(self, device):
             return None
         chunk = max(1, _MATRIX_CHUNK // math.prod(self.output_shape))
         with torch.no_grad():
             columns = [
                 self.module(batch).flatten(1).T.to_sparse()
-                for batch in impulses(self.input_shape, chunk, like)
+                for batch in impulses(self.input_shape, chunk, device)
             ]
         return torch.cat(columns, 1).coalesce()
 
@@ -183,11 +187,11 @@ class Operator:
         return outputs * weight[0].numel()
 
 
-def _gradient_is_adjoint(operator: Operator, like: Tensor) -> bool:
+def _gradient_is_adjoint(operator: Operator, device: torch.device) -> bool:
     """Compare ⟨U x, y⟩ with ⟨x, Uᵀ y⟩ for one random pair, where autograd computes Uᵀ y."""
     generator = torch.Generator().manual_seed(0)
     x, y = (
-        torch.randn(1, *shape, generator=generator, dtype=torch.float64).to(like)
+        torch.randn(1, *shape, generator=generator, dtype=torch.float64).to(device)
         for shape in (operator.input_shape, operator.output_shape)
     )
     with torch.enable_grad():
@@ -202,9 +206,9 @@ def operator_of(module: nn.Module, input_shape: Shape, output_shape: Shape) -> O
     """Split a frozen affine module in float64 into a linear operator and its bias."""
     bias = None
     if is_affine(module):
-        device = next((b.device for b in module.buffers()), None)
+        zero = torch.zeros(1, *input_shape, dtype=torch.float64, device=device_of([module]))
         with torch.no_grad():
-            bias = module(torch.zeros(1, *input_shape, dtype=torch.float64, device=device))[0]
+            bias = module(zero)[0]
         module = _without_bias(copy.deepcopy(module))
     return Operator(module, input_shape, output_shape, bias)
 
@@ -341,13 +345,13 @@ def _operator_norm(operator: Operator) -> float:
     return float(min(bound, largest * (1 + 1e-9)))
 
 
-def impulses(shape: Shape, chunk: int, like: Tensor) -> Iterator[Tensor]:
-    """Yield the identity as batches of at most ``chunk`` samples of the given shape."""
+def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the identity in float64 as batches of at most ``chunk`` samples of the given shape."""
     size = math.prod(shape)
     for start in range(0, size, chunk):
-        rows = torch.arange(start, min(start + chunk, size), device=like.device)
-        identity = torch.zeros(len(rows), size, dtype=like.dtype, device=like.device)
-        identity[torch.arange(len(rows), device=like.device), rows] = 1
+        rows = torch.arange(start, min(start + chunk, size), device=device)
+        identity = torch.zeros(len(rows), size, dtype=torch.float64, device=device)
+        identity[torch.arange(len(rows), device=device), rows] = 1
         yield identity.view(-1, *shape)
 
 

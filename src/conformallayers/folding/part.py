@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ from .advice import advice_for
 from .certificate import ErrorBudget
 from .lower import Lowering
 from .plan import Plan, alternatives, make_plan
-from .problem import MAX_PATHS, SQUARED, Problem
+from .problem import SQUARED, Conditions, Problem
 from .split import HomogeneousMap, StageGraph
 from .stages import Stage
 from .strategies import STRATEGIES
-from .strategies.base import Points, add_rescale
+from .strategies.base import Points
 from .strategies.layers import join_points
 
 # Relative errors that a fold may have; cl.testing publishes them.
@@ -42,42 +42,6 @@ _MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
 _Choose = Callable[[Problem], Plan]
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What a fold has to keep to.
-
-    Args:
-        budget: the allowed error of the denominator.
-        dtype, device: of the result.
-        strategy: "auto", or the one to use wherever it applies.
-        max_paths: the largest number of paths of a stage with branches that may be written out.
-        effort: the multiply-adds that building a stage may take.
-        staged: whether there are several stages. A stage that the strategy does not express then keeps
-            its layers.
-    """
-
-    budget: ErrorBudget
-    dtype: torch.dtype
-    device: torch.device
-    strategy: str = "auto"
-    max_paths: int = MAX_PATHS
-    effort: float = math.inf
-    staged: bool = False
-
-    def problem(self, stage: Stage, *, embedded: bool = True, last: bool = False) -> Problem:
-        """Return the problem of a stage; terms are left out only right behind the embedding.
-
-        There t is at least the norm of the input, which the proofs use.
-        """
-        budget = self.budget if embedded else ErrorBudget(0.0)
-        fixed = self.dtype, self.device, self.max_paths
-        return Problem(stage, budget, *fixed, last, self.staged)
-
-    def plan(self, problem: Problem) -> Plan:
-        """Choose a strategy for a stage."""
-        return make_plan(problem, self.strategy, self.effort, required=not self.staged)
-
-
 def lower_part(
     graph: StageGraph, conditions: Conditions, problem: Problem | None = None
 ) -> tuple[Recipe, tuple[Plan, ...]]:
@@ -89,7 +53,7 @@ def lower_part(
         problem: of the only stage of a network without maps, with the arrays that it has built.
     """
     lowering = _PartLowering(graph, conditions, problem)
-    recipe, plans = lowering.lower(lowering.conditions.plan)
+    recipe, plans = lowering.lower(make_plan)
     if plans and all(plan.strategy != conditions.strategy != "auto" for plan in plans):
         raise refusal(
             f'fold(strategy="{conditions.strategy}")',
@@ -109,22 +73,34 @@ def lower_checked(
     accurate enough, the first choice is kept.
     """
     lowering = _PartLowering(graph, conditions, problem)
-    conditions = lowering.conditions
-    first = recipe, plans = _lower_certified(lowering)
     work = sum(stage.multiply_adds for stage in graph.stages)
-    if conditions.dtype == torch.float64 or work > _CHECKED:
-        return first
-    x, expected = _reference(graph, conditions)
-    if _error(recipe, conditions, x, expected) <= TOLERANCES.get(conditions.dtype, 1.0):
-        return first
-    for name in _alternatives(graph, plans):
-        try:
-            recipe, plans = lowering.lower(_named(conditions, name, "is not accurate enough"))
-        except ConformalError:  # its rounding does not keep the tolerance
-            continue
-        if _error(recipe, conditions, x, expected) <= TOLERANCES.get(conditions.dtype, 1.0):
-            return recipe, plans
-    return first
+    checked = conditions.dtype != torch.float64 and work <= _CHECKED
+    reference = _reference(graph, conditions) if checked else None
+
+    def accurate(recipe: Recipe) -> bool:
+        limit = TOLERANCES.get(conditions.dtype, 1.0)
+        return reference is None or _error(recipe, conditions, *reference) <= limit
+
+    found: tuple[Recipe, tuple[Plan, ...]] | None = None
+    fault = None
+    try:
+        found = lowering.lower(make_plan)
+        if accurate(found[0]):
+            return found
+    except ConformalError as error:
+        if lowering.problem is None or not conditions.budget.requested:
+            raise
+        fault = error
+    why = "loses too many digits" if found is None else "is not accurate enough"
+    for name in lowering.alternatives():
+        with contextlib.suppress(ConformalError):  # its rounding does not keep the tolerance
+            other = lowering.lower(partial(_named, name, why))
+            if accurate(other[0]):
+                return other
+            found = found or other
+    if found is None:
+        raise fault or TypeError("no recipe and no fault")
+    return found
 
 
 class _PartLowering:
@@ -133,8 +109,10 @@ class _PartLowering:
     def __init__(
         self, graph: StageGraph, conditions: Conditions, problem: Problem | None = None
     ) -> None:
-        self.graph, self.problem = graph, problem
-        self.conditions = replace(conditions, staged=graph.single is None)
+        self.graph, single = graph, graph.single
+        self.conditions = replace(conditions, staged=single is None)
+        # Of the only stage, if there is one.
+        self.problem = problem or (None if single is None else Problem(single, self.conditions))
         self.plans: list[Plan] = []
         self.most = 1.0  # a bound of all values
 
@@ -151,17 +129,19 @@ class _PartLowering:
                 raise refusal(f'fold(strategy="{used}")', "numbers within range", got, remedy)
         return recipe, tuple(self.plans)
 
+    def alternatives(self) -> list[str]:
+        """Return what to try instead of a choice: the next strategies of a stage, or the layers of all."""
+        return ["layers"] if self.problem is None else alternatives(make_plan(self.problem))
+
     def append(self, builder: RecipeBuilder, choose: _Choose) -> str:
         """Append all operations from the input to the output; return the output."""
         graph = self.graph
         self.plans, self.most = [], 1.0
-        single = graph.single
-        if single is not None:
-            problem = self.problem or self.conditions.problem(single)
-            plan = choose(problem)
+        if self.problem is not None:
+            single, plan = self.problem.stage, choose(self.problem)
             wide = single.affine and plan.strategy != "layers"
             start = _embedded(builder, graph, wide)
-            last = self._lowered(builder, problem, plan, start)
+            last = self._lowered(builder, self.problem, plan, start)
             if not single.affine:
                 limits = _limits_of_chain(single, float(last.scaling.rho))
                 builder.amend(start.z, limits=_with_offset(limits, graph))
@@ -180,7 +160,7 @@ class _PartLowering:
                 stage = replace(action, start=entering.scaling, entry=entering.bound)
                 last_one = index == len(graph.nodes) - 1
                 embedded = entering is start
-                problem = self.conditions.problem(stage, embedded=embedded, last=last_one)
+                problem = Problem(stage, self.conditions, embedded=embedded, last=last_one)
                 plan = _layers(problem) if stage.moves_only else choose(problem)
                 plan = replace(plan, advice=advice_for(graph, index, plan.strategy))
                 values.append(self._lowered(builder, problem, plan, entering))
@@ -225,8 +205,7 @@ def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> P
     """Append a homogeneous map of z; windows are squared, so z is rescaled where it could be large."""
     points = before
     if before.bound > SQUARED:
-        z, peak, tau, _ = add_rescale(builder, before, 1.0)
-        points = replace(before, z=z, peak=peak, tau=tau)
+        points = replace(before.rescale(builder)[0], rebased=before.rebased)
     z = Lowering(builder).module(points.z, action.module, action.output_shape)
     bound, size = points.bound * action.bound, points.size * action.bound
     return replace(points, z=z, bound=bound, size=size)
@@ -279,34 +258,12 @@ def _with_offset(
 # -- checks of a choice -----------------------------------------------------------------------------
 
 
-def _lower_certified(lowering: _PartLowering) -> tuple[Recipe, tuple[Plan, ...]]:
-    """Return the recipe of a choice, or of the next strategy whose rounding keeps the tolerance."""
-    conditions, single = lowering.conditions, lowering.graph.single
-    try:
-        return lowering.lower(conditions.plan)
-    except ConformalError:
-        if single is None or not conditions.budget.requested:
-            raise
-        plan = conditions.plan(lowering.problem or conditions.problem(single))
-        for name in alternatives(plan):
-            with contextlib.suppress(ConformalError):
-                return lowering.lower(_named(conditions, name, "loses too many digits"))
-        raise
-
-
-def _alternatives(graph: StageGraph, plans: tuple[Plan, ...]) -> list[str]:
-    """Return what to try instead of a choice: the next strategies of a stage, or the layers of all."""
-    return alternatives(plans[0]) if graph.single is not None else ["layers"]
-
-
-def _named(conditions: Conditions, name: str, fault: str) -> _Choose:
-    def choose(problem: Problem) -> Plan:
-        plan = conditions.plan(problem)
-        if plan.strategy == name:
-            return plan
-        return replace(plan, strategy=name, reason=f"{plan.strategy} {fault}")
-
-    return choose
+def _named(name: str, fault: str, problem: Problem) -> Plan:
+    """Return the plan with another strategy than its choice."""
+    plan = make_plan(problem)
+    if plan.strategy == name:
+        return plan
+    return replace(plan, strategy=name, reason=f"{plan.strategy} {fault}")
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:

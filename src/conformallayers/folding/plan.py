@@ -101,20 +101,12 @@ class Plan:
     __repr__ = __str__
 
 
-def make_plan(
-    problem: Problem, strategy: str, effort: float = math.inf, *, required: bool = True
-) -> Plan:
+def make_plan(problem: Problem) -> Plan:
     """Choose a strategy for a problem, or check the requested one.
 
     Arrays are built only if the optimistic cost of some fold is below that of the layers.
-
-    Args:
-        problem: the stage to fold and its conditions.
-        strategy: a name, or "auto".
-        effort: multiply-adds that "auto" may spend on building.
-        required: refuse a named strategy that does not apply, instead of keeping the layers.
     """
-    plan = _choice(problem, effort) if strategy == "auto" else _named(problem, strategy, required)
+    plan = _choice(problem) if problem.conditions.strategy == "auto" else _named(problem)
     return replace(plan, parts=_parts(problem))
 
 
@@ -130,9 +122,10 @@ def _parts(problem: Problem) -> str:
     return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
 
 
-def _named(problem: Problem, strategy: str, required: bool) -> Plan:
+def _named(problem: Problem) -> Plan:
+    strategy = problem.conditions.strategy
     reason = STRATEGIES[strategy].refuses(problem)
-    if reason is not None and not required:
+    if reason is not None and problem.conditions.staged:
         reason = f"{strategy} does not apply: {reason}"
         return Plan("layers", reason, _candidates(problem, built=False))
     if reason is not None:
@@ -147,13 +140,13 @@ def _named(problem: Problem, strategy: str, required: bool) -> Plan:
     return Plan(strategy, "asked for by name", _candidates(problem, built=False))
 
 
-def _choice(problem: Problem, effort: float) -> Plan:
+def _choice(problem: Problem) -> Plan:
     candidates = _candidates(problem, built=False)
     layers, best = _layers(candidates), _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
     chosen = STRATEGIES[best.name]
-    if chosen.effort(problem) > effort:
+    if chosen.effort(problem) > problem.conditions.effort:
         work = count(chosen.effort(problem))
         reason = f"a fold would take {work} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
@@ -174,9 +167,9 @@ def alternatives(plan: Plan) -> list[str]:
     return [c.name for c in sorted(allowed, key=lambda c: c.seconds) if c.name != plan.strategy]
 
 
-def outlook(problem: Problem, strategy: str) -> float:
-    """Return the optimistic time of a strategy in seconds; infinity if it is refused."""
-    candidates = _candidates(problem, built=False)
+def outlook(problem: Problem) -> float:
+    """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
+    candidates, strategy = _candidates(problem, built=False), problem.conditions.strategy
     if strategy == "auto":
         return min(_best(candidates).seconds, _layers(candidates).seconds)
     return next(c.seconds for c in candidates if c.name == strategy)
@@ -196,7 +189,7 @@ def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
     key = "candidates", built, problem.stage.output_shape, len(problem.stage.nodes), machine()
     if key not in problem.memo:
         found = [_candidate(strategy, problem, built) for strategy in STRATEGIES.values()]
-        problem.memo[key] = tuple(_lean(found) if problem.staged else found)
+        problem.memo[key] = tuple(_lean(found) if problem.conditions.staged else found)
     candidates: tuple[Candidate, ...] = problem.memo[key]
     return candidates
 

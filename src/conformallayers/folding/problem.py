@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,31 +23,46 @@ SQUARED = 1e15  # numbers whose square fits into float32 with room
 LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What a fold has to keep to.
+
+    Args:
+        budget: the allowed error of the denominator.
+        dtype, device: of the result.
+        strategy: "auto", or the one to use wherever it applies.
+        max_paths: the largest number of paths of a stage with branches that may be written out.
+        effort: the multiply-adds that "auto" may spend on building a stage.
+        staged: whether there are several stages. A stage that the strategy does not express then keeps
+            its layers.
+    """
+
+    budget: ErrorBudget
+    dtype: torch.dtype
+    device: torch.device
+    strategy: str = "auto"
+    max_paths: int = MAX_PATHS
+    effort: float = math.inf
+    staged: bool = False
+
+
 class Problem:
     """A stage to fold.
 
     Args:
         stage: the computation to fold.
-        budget: the allowed error of the denominator.
-        dtype, device: of the result.
-        max_paths: the largest number of paths of a stage with branches that may be written out.
+        conditions: of the fold.
+        embedded: whether the stage is right behind the embedding. Terms are left out only there: t is at
+            least the norm of the input, which the proofs use.
         last: whether nothing follows the stage that may amplify its rounding errors.
-        staged: whether it is one of several stages.
     """
 
     def __init__(
-        self,
-        stage: Stage,
-        budget: ErrorBudget,
-        dtype: torch.dtype,
-        device: torch.device,
-        max_paths: int = MAX_PATHS,
-        last: bool = False,
-        staged: bool = False,
+        self, stage: Stage, conditions: Conditions, *, embedded: bool = True, last: bool = False
     ) -> None:
-        self.last, self.staged = last, staged
-        self.stage, self.dtype, self.device, self.max_paths = stage, dtype, device, max_paths
-        self.requested = budget
+        self.stage, self.conditions, self.last = stage, conditions, last
+        self.dtype, self.device = conditions.dtype, conditions.device
+        self.requested = budget = conditions.budget if embedded else ErrorBudget(0.0)
         scale_free = not stage.branched and stage.chain.scale_free
         self.provable = not stage.branched and stage.chain.provable
         self.max_norm = math.inf if scale_free else budget.radius
@@ -66,14 +81,9 @@ class Problem:
 
         The quadratic forms are the same, so both problems share them.
         """
-        other = Problem(stage, self.requested, self.dtype, self.device, self.max_paths, last)
+        other = Problem(stage, self.conditions, last=last)
         other._forms, other.memo = self._forms, self.memo
         return other
-
-    @property
-    def inverse_radius(self) -> float:
-        """1/R of the proof."""
-        return 1 / self.budget.radius
 
     @property
     def array_dtype(self) -> torch.dtype:
@@ -162,7 +172,7 @@ class Problem:
         if margin is None:
             margin = 1.0
             if missing:
-                margin -= missing / (epsilon * (self.forms.smallest + self.inverse_radius))
+                margin -= missing / (epsilon * (self.forms.smallest + self.budget.inverse_radius))
         if not self.budget.requested:
             lossless = margin == 1.0
             return None if lossless or not epsilon else Certificate(epsilon, self.max_norm, margin)
@@ -175,12 +185,12 @@ class Problem:
         allowed = epsilon * (1 - requested) ** self.form_count - scalars
         needed = rounding.least_floor(allowed) if allowed > 0 else math.inf
         smallest = 0.0
-        if needed > self.inverse_radius and self._forms and self.form_count == 1:
+        if needed > self.budget.inverse_radius and self._forms and self.form_count == 1:
             smallest = self.forms.smallest
-        floor, max_norm = self.inverse_radius + smallest, self.max_norm
+        floor, max_norm = self.budget.inverse_radius + smallest, self.max_norm
         if needed > floor:
             largest = 1 / (needed - smallest)
-            if self.inverse_radius > 0 or largest == 0:
+            if self.budget.inverse_radius > 0 or largest == 0:
                 raise refusal(
                     f"fold(tolerance={requested:g})",
                     f"a denominator that {self.dtype} computes so closely",

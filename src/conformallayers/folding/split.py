@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from ..registry.bounds import Shape
 from ..registry.registry import is_homogeneous
 from ..scaling import Scaling
 from .operators import Operator, merged, operator_of
-from .stages import ActivationSite, Node, Stage
+from .stages import ActivationSite, Node, Stage, StageNode, shape_at
 from .trace import Step, Trace
 
 
@@ -44,12 +45,7 @@ class HomogeneousMap:
     path: str
 
 
-@dataclass(frozen=True)
-class GraphNode:
-    """A stage, a map or a join, on the values of its sources; -1 is the input."""
-
-    action: Stage | HomogeneousMap | Join
-    sources: tuple[int, ...]
+GraphNode = Node[Stage | HomogeneousMap | Join]
 
 
 @dataclass(frozen=True)
@@ -114,21 +110,11 @@ def stages_of(trace: Trace) -> StageGraph:
     steps = _steps(trace)
     if any(isinstance(step.action, HomogeneousMap) for step in steps):
         return StageGraph(*shapes, _split(steps, trace.input_shape), embedding)
-    nodes = tuple(
-        Node(step.action, step.sources)
-        for step in steps
-        if not isinstance(step.action, HomogeneousMap)
-    )
-    stage = Stage(*shapes, nodes, start=Scaling(factor))
+    stage = Stage(*shapes, _nodes(steps), start=Scaling(factor))
     return StageGraph(*shapes, (GraphNode(stage, (-1,)),), embedding)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step of a trace as mathematics: an action on the values of its sources."""
-
-    action: Operator | ActivationSite | Join | HomogeneousMap
-    sources: tuple[int, ...]
+_Step = Node[Operator | ActivationSite | Join | HomogeneousMap]
 
 
 def _steps(trace: Trace) -> list[_Step]:
@@ -151,6 +137,11 @@ def _steps(trace: Trace) -> list[_Step]:
         steps.append(_Step(action, sources))
         place[index] = len(steps) - 1
     return steps
+
+
+def _nodes(steps: Sequence[_Step]) -> tuple[StageNode, ...]:
+    """Return steps without maps as the nodes of a stage."""
+    return cast(tuple[StageNode, ...], tuple(steps))
 
 
 def _action(
@@ -214,7 +205,7 @@ def _split(steps: Sequence[_Step], input_shape: Shape) -> tuple[GraphNode, ...]:
             nodes.append(GraphNode(chain, entered))
         else:
             for part in _direct_parts(chain):
-                shape = _shape(nodes, entered[0], input_shape)
+                shape = shape_at(nodes, entered[0], input_shape)
                 nodes.append(GraphNode(_chain_stage(shape, part), entered))
                 entered = (len(nodes) - 1,)
         ends[index] = len(nodes) - 1
@@ -255,16 +246,6 @@ def _chain_stage(shape: Shape, actions: Sequence[_Action]) -> Stage:
     return Stage(shape, output, tuple(numbered), direct=biased)
 
 
-def _shape(nodes: Sequence[GraphNode], index: int, input_shape: Shape) -> Shape:
-    """Return the shape of the value of a node."""
-    if index < 0:
-        return input_shape
-    node = nodes[index]
-    if isinstance(node.action, Join):
-        return node.action.shape([_shape(nodes, source, input_shape) for source in node.sources])
-    return node.action.output_shape
-
-
 # -- the layers around a ConformalLayers ------------------------------------------------------------
 
 
@@ -282,8 +263,7 @@ def with_prefix(
             action, sources = _merge_into(steps, action, sources)
         steps.append(_Step(action, sources))
     shape, factor = operators[0].input_shape, graph.embedding.norm_factor * norm_factor
-    nodes = tuple(Node(step.action, step.sources) for step in steps)  # type: ignore[arg-type]
-    stage = replace(first, input_shape=shape, nodes=nodes)
+    stage = replace(first, input_shape=shape, nodes=_nodes(steps))
     if graph.single is not None:
         stage = replace(stage, start=Scaling(factor))
     return replace(

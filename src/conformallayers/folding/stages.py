@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,10 +27,9 @@ from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
 from ..registry.bounds import Shape
 from ..scaling import Scaling
-from .operators import Operator, same_in_channels
+from .operators import Operator, apply_all, device_of, same_in_channels
 
 _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
-_CollapsedGroups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,30 @@ class ActivationSite:
         return self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
 
 
-@dataclass(frozen=True)
-class Node:
-    """One step of a stage: an action on the values of its sources; -1 is the input."""
+Action = TypeVar("Action", covariant=True)
 
-    action: Operator | ActivationSite | Join
+
+@dataclass(frozen=True)
+class Node(Generic[Action]):
+    """One step of a graph: an action on the values of its sources; -1 is the input."""
+
+    action: Action
     sources: tuple[int, ...]
+
+
+StageNode = Node[Operator | ActivationSite | Join]
+
+
+def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Shape:
+    """Return the shape of the value of a node."""
+    if source < 0:
+        return input_shape
+    action = nodes[source].action
+    if not isinstance(action, (ActivationSite, Join)):
+        shape: Shape = action.output_shape
+        return shape
+    shapes = [shape_at(nodes, before, input_shape) for before in nodes[source].sources]
+    return action.shape(shapes) if isinstance(action, Join) else shapes[0]
 
 
 @dataclass(frozen=True)
@@ -90,7 +108,7 @@ class Stage:
 
     input_shape: Shape
     output_shape: Shape
-    nodes: tuple[Node, ...]
+    nodes: tuple[StageNode, ...]
     direct: bool = False
     start: Scaling = field(default_factory=Scaling)
     entry: float = 1.0
@@ -113,8 +131,7 @@ class Stage:
     @property
     def device(self) -> torch.device:
         """The device of the operators."""
-        buffers = (b for operator in self.operators for b in operator.module.buffers())
-        return next((buffer.device for buffer in buffers), torch.device("cpu"))
+        return device_of(operator.module for operator in self.operators)
 
     @property
     def affine(self) -> bool:
@@ -198,16 +215,6 @@ class Stage:
                 found.append(sum(sources))
         return tuple(found)
 
-    def shape_at(self, source: int) -> Shape:
-        """Return the shape of the value of a node."""
-        if source < 0:
-            return self.input_shape
-        node = self.nodes[source]
-        if isinstance(node.action, Operator):
-            return node.action.output_shape
-        shapes = [self.shape_at(before) for before in node.sources]
-        return node.action.shape(shapes) if isinstance(node.action, Join) else shapes[0]
-
     def __str__(self) -> str:
         lines = [f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"]
         for index, node in enumerate(self.nodes):
@@ -255,9 +262,7 @@ class Segment:
 
     def apply(self, z: Tensor) -> Tensor:
         """Return ``factor·U z``."""
-        for operator in self.operators:
-            z = operator.apply(z)
-        return z * self.factor
+        return apply_all(self.operators, z) * self.factor
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ class Chain:
         )
 
     @property
-    def groups(self) -> _CollapsedGroups:
+    def groups(self) -> tuple[tuple[int, ...], ...]:
         """The segments of each quadratic form."""
         count = 1 + max((segment.group for segment in self.segments), default=-1)
         found: list[list[int]] = [[] for _ in range(count)]

@@ -23,9 +23,9 @@ from .certificate import ErrorBudget, holds, rounding_budget
 from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of
-from .operators import impulses
+from .operators import apply_all, impulses
 from .part import TOLERANCES
-from .problem import Problem
+from .problem import Conditions, Problem
 from .split import StageGraph
 from .stages import Chain, Stage
 from .strategies.dense import too_large
@@ -224,12 +224,9 @@ def _chain_run(chain: Chain, x: Tensor) -> _Values:
     energies = [x.new_zeros(len(x)) for _ in chain.groups]
     for segment in chain.segments:
         x = segment.apply(x)
-        energies[segment.group] = energies[segment.group] + segment.weight * x.flatten(
-            1
-        ).square().sum(1)
-    for operator in chain.trailing:
-        x = operator.apply(x)
-    return x.flatten(1), energies
+        n = segment.weight * x.flatten(1).square().sum(1)
+        energies[segment.group] = energies[segment.group] + n
+    return apply_all(chain.trailing, x).flatten(1), energies
 
 
 def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...], ...] | None:
@@ -265,9 +262,10 @@ def _check_chain(
     budget = _budget(folded, path, chain)
     margins: list[float | None] = []
     if note:
-        inverse = 0.0 if math.isinf(budget.radius) else 1 / budget.radius
         for found, true in zip(energies, wanted, strict=True):
-            close = (found - true).abs() <= (64 * eps + budget.epsilon) * (true + inverse)
+            close = (found - true).abs() <= (64 * eps + budget.epsilon) * (
+                true + budget.inverse_radius
+            )
             margins.append(1.0 if bool(close.all()) else None)
     elif groups:
         forms = forms_of(chain, stage.device, ErrorBudget(0.0)).values
@@ -317,14 +315,14 @@ def _check_direct(
 
 def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
     """Return what a stage is compared on: every impulse, or random points and the reason for them."""
-    like = torch.empty(0, dtype=torch.float64, device=exact.anchor.device)
-    reason = too_large(Problem(stage, ErrorBudget(0.0), torch.float64, stage.device))
+    device = exact.anchor.device
+    reason = too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
     if reason is None:
-        return lambda: impulses(stage.input_shape, 256, like), ""
+        return lambda: impulses(stage.input_shape, 256, device), ""
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(_RANDOM, *stage.input_shape, generator=generator, dtype=torch.float64)
     points = scale_samples(points, 1 / torch.linalg.vector_norm(points.flatten(1), dim=1))
-    return lambda: points.to(like).split(1), f"at {_RANDOM} points: {reason}"
+    return lambda: points.to(device).split(1), f"at {_RANDOM} points: {reason}"
 
 
 def _budget(folded: Folded, path: str, chain: Chain) -> ErrorBudget:

@@ -17,7 +17,8 @@ from ..errors import ConformalError, refusal
 from ..folding.cache import FoldCache, must_run
 from ..folding.certificate import rounding_budget
 from ..folding.operators import freeze, frozen_layers
-from ..folding.part import Conditions, lower_part
+from ..folding.part import lower_part
+from ..folding.problem import Conditions
 from ..folding.split import stages_of
 from ..folding.trace import Trace, trace_modules
 from ..functional import Scalar, autocasts, transformed, wide_dtype

@@ -12,37 +12,12 @@ from math import prod
 from typing import Any
 
 from ..errors import refusal
+from . import layer_operations as layer
+from . import point_operations as point
 from .archive import Archive, damaged, unbuildable
 from .document import read_recipe
 from .fields import Reader, number, optional, several, whole
-from .layer_operations import (
-    AdaptiveAvgPool,
-    AdaptiveMaxPool,
-    Add,
-    Call,
-    ConvTranspose,
-    Elementwise,
-    Pad,
-    Upsample,
-)
 from .operation import Operation, Shape, expect
-from .point_operations import (
-    Advance,
-    BandedForm,
-    Combine,
-    Divide,
-    Dot,
-    Fourier,
-    Grow,
-    InverseFourier,
-    Normalize,
-    QuadraticForm,
-    Rebase,
-    Rescale,
-    SpectralForm,
-    SpectralProduct,
-    SumSquares,
-)
 from .recipe import INPUT, Recipe
 
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -54,24 +29,27 @@ VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
 SAMPLE_LIMIT = 2**28  # elements that one sample needs at a time
 WINDOW_LIMIT = 2**20  # elements of a window of a pooling
 PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy computes one by one
-    AdaptiveAvgPool: 2**18,
-    AdaptiveMaxPool: 2**18,
-    Upsample: 2**22,
-    Pad: 2**22,
+    layer.AdaptiveAvgPool: 2**18,
+    layer.AdaptiveMaxPool: 2**18,
+    layer.Upsample: 2**22,
+    layer.Pad: 2**22,
 }
 _Document = Mapping[str, Any]
 # What a value is. Kinds may not be mixed: only between the right ones does the choice of a peak, which each
 # runtime makes for itself, cancel. A spectrum is complex.
 _FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
 _WRITES: dict[type[Operation], tuple[int, ...]] = {
-    Normalize: (_FEATURES, _PEAK, _TAU),
-    Rescale: (_FEATURES, _PEAK, _TAU, _ENERGY),
-    Rebase: (_FEATURES, _PEAK, _TAU),
-    Fourier: (_SPECTRUM,),
-    SpectralProduct: (_SPECTRUM,),
-    Advance: (_TAU,),
-    Grow: (_GROWTH,),
-    **dict.fromkeys((SumSquares, Dot, QuadraticForm, BandedForm, SpectralForm), (_ENERGY,)),
+    point.Normalize: (_FEATURES, _PEAK, _TAU),
+    point.Rescale: (_FEATURES, _PEAK, _TAU, _ENERGY),
+    point.Rebase: (_FEATURES, _PEAK, _TAU),
+    point.Fourier: (_SPECTRUM,),
+    point.SpectralProduct: (_SPECTRUM,),
+    point.Advance: (_TAU,),
+    point.Grow: (_GROWTH,),
+    **dict.fromkeys(
+        (point.SumSquares, point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm),
+        (_ENERGY,),
+    ),
 }
 
 
@@ -166,7 +144,7 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
         expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
     for operation in recipe.operations:
-        if isinstance(operation, Call) or getattr(operation, "module", None) is not None:
+        if isinstance(operation, layer.Call) or getattr(operation, "module", None) is not None:
             raise ValueError(f"{operation.kind} of a module, which no file holds")
     _check_kinds(recipe)
     _check_scales(recipe)
@@ -179,7 +157,7 @@ def _check_kinds(recipe: Recipe) -> None:
     kinds = {INPUT: _FEATURES}
     for operation in recipe.operations:
         found = [kinds[name] for name in operation.inputs]
-        sums = isinstance(operation, (Add, Elementwise)) and set(found) == {_ENERGY}
+        sums = isinstance(operation, (layer.Add, layer.Elementwise)) and set(found) == {_ENERGY}
         expected = found if sums else _read_kinds(operation)
         for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
             expect(kind == needed, f"{operation.kind} reads {name!r:.60}, which is something else")
@@ -191,19 +169,19 @@ def _check_kinds(recipe: Recipe) -> None:
 def _read_kinds(operation: Operation) -> list[int]:
     """Return the kinds of the values that an operation reads."""
     count = len(operation.inputs)
-    if isinstance(operation, Advance):
+    if isinstance(operation, point.Advance):
         return [_TAU, _PEAK, *[_ENERGY] * (count - 2)]
-    if isinstance(operation, Divide):
+    if isinstance(operation, point.Divide):
         return [_FEATURES, _TAU, _PEAK]
-    if isinstance(operation, (Rebase, Rescale)):
+    if isinstance(operation, (point.Rebase, point.Rescale)):
         return [_FEATURES, _PEAK, _TAU]
-    if isinstance(operation, Combine):
+    if isinstance(operation, point.Combine):
         return [_FEATURES, _TAU, *[_GROWTH] * (count - 2)]
-    if isinstance(operation, Grow):
+    if isinstance(operation, point.Grow):
         first = [_PEAK, _TAU, *[_FEATURES] * bool(operation.constant_parts)]
         forms = operation.form_count
         return [*first, *[_ENERGY] * forms, *[_GROWTH] * (count - len(first) - forms)]
-    if isinstance(operation, (SpectralForm, SpectralProduct, InverseFourier)):
+    if isinstance(operation, (point.SpectralForm, point.SpectralProduct, point.InverseFourier)):
         return [_SPECTRUM]
     return [_FEATURES] * count
 
@@ -219,10 +197,10 @@ def _check_scales(recipe: Recipe) -> None:
         found = {parts[name] for name in operation.inputs}
         expect(len(found) == 1, f"{operation.kind} reads values of different scales")
         (part,) = found
-        if isinstance(operation, Normalize):
+        if isinstance(operation, point.Normalize):
             expect(part is None, "a part inside of another")
             part = index
-        elif isinstance(operation, (Combine, Divide)):
+        elif isinstance(operation, (point.Combine, point.Divide)):
             part = None
         parts.update(dict.fromkeys(operation.outputs, part))
     expect(parts[recipe.output] is None, "an output without its scale")
@@ -246,7 +224,7 @@ def _check_windows(operation: Operation, before: Shape, after: Shape) -> None:
     """Refuse windows and padding that are much larger than what is before and behind them."""
     padding = getattr(operation, "padding", None)
     if padding is not None:
-        inner = after if isinstance(operation, ConvTranspose) else before
+        inner = after if isinstance(operation, layer.ConvTranspose) else before
         padded = inner[0] * prod(n + 2 * p for n, p in zip(inner[1:], padding, strict=True))
         _limit(padded, VALUE_LIMIT, f"elements of {operation.kind} with its padding")
     _limit(prod(getattr(operation, "kernel", ())), WINDOW_LIMIT, f"elements of {operation.kind}")

@@ -50,23 +50,21 @@ LONG_ROW, BLOCK = 2**11, 2**9
 
 
 @operation("matmul")
-@dataclass(frozen=True, kw_only=True)
 class Matmul(Operation):
     """``y = x Wᵀ + b`` along the last axis: (..., n) → (..., m), weight (m, n), bias (m,)."""
 
     weight: str = constant("weight")
     bias: str | None = constant("bias", optional=True)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,), weight = inputs, constant(self.weight)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        weight = constant(self.weight)
         expect(len(weight) == 2 and x and x[-1] == weight[1], f"matmul of {x} with {weight}")
         if self.bias is not None:
             expect_shape(constant(self.bias), weight[:1], "the bias")
-        return ((*x[:-1], weight[0]),)
+        return (*x[:-1], weight[0])
 
 
 @operation("sparse_matmul")
-@dataclass(frozen=True, kw_only=True)
 class SparseMatmul(Operation):
     """``y = W x``: (n,) → (m,) with W in compressed rows.
 
@@ -78,12 +76,12 @@ class SparseMatmul(Operation):
     column: str = constant("column")
     value: str = constant("value")
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,), rows, column = inputs, constant(self.rows), constant(self.column)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        rows, column = constant(self.rows), constant(self.column)
         expect(len(x) == 1 and len(rows) == len(column) == 1, f"compressed rows for {x}")
         expect(rows[0] > 1, "compressed rows without a row")
         expect_shape(constant(self.value), column, "the entries")
-        return ((rows[0] - 1,),)
+        return (rows[0] - 1,)
 
     def index_constants(self) -> tuple[str, ...]:
         return self.rows, self.column
@@ -116,30 +114,28 @@ class _Convolution(Operation):
 
 
 @operation("conv")
-@dataclass(frozen=True, kw_only=True)
 class Conv(_Convolution):
     """Convolve (C, ...) with a kernel (C_out, C/groups, ...), zeros around the input."""
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,), weight = inputs, constant(self.weight)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        weight = constant(self.weight)
         what = f"conv of {x} with a kernel {weight}"
         _expect_axes(x, self.stride, self.padding, self.dilation)
         fits = len(weight) == len(x) + 1 and weight[0] % self.groups == 0 and 0 not in weight
         expect(fits and x[0] == weight[1] * self.groups, what)
         axes = zip(x[1:], weight[2:], self.stride, self.padding, self.dilation, strict=True)
         spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
-        return (self._shape(weight[0], spatial, what, constant),)
+        return self._shape(weight[0], spatial, what, constant)
 
 
 @operation("conv_transpose")
-@dataclass(frozen=True, kw_only=True)
 class ConvTranspose(_Convolution):
     """Convolve transposed: (C, ...) with a kernel (C, C_out/groups, ...)."""
 
     output_padding: tuple[int, ...] = setting("output_padding", sizes)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,), weight = inputs, constant(self.weight)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        weight = constant(self.weight)
         what = f"transposed conv of {x} with a kernel {weight}"
         settings = self.stride, self.padding, self.dilation, self.output_padding
         _expect_axes(x, *settings)
@@ -149,7 +145,7 @@ class ConvTranspose(_Convolution):
         for n, k, s, p, d, o in zip(x[1:], weight[2:], *settings, strict=True):
             expect(o < max(s, d), "an output padding as large as stride and dilation")
             spatial.append((n - 1) * s - 2 * p + d * (k - 1) + o + 1)
-        return (self._shape(weight[1] * self.groups, spatial, what, constant),)
+        return self._shape(weight[1] * self.groups, spatial, what, constant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +155,8 @@ class _Pool(Operation):
     padding: tuple[int, ...] = setting("padding", sizes)
     ceil_mode: bool = setting("ceil_mode", flag, False)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def axes(self, x: Shape) -> list[tuple[int, int, int, int, int, int]]:
+        """Return the sizes before and after, kernel, stride, padding and dilation of each axis."""
         dilation = getattr(self, "dilation", (1,) * len(self.kernel))
         settings = self.kernel, self.stride, self.padding, dilation
         _expect_axes(x, *settings)
@@ -168,13 +164,16 @@ class _Pool(Operation):
         for n, k, s, p, d in zip(x[1:], *settings, strict=True):
             expect(2 * p <= k, "a padding of more than half the window")
             expect(k <= n or len(x) < 4 or isinstance(self, MaxPool), "an average beyond a volume")
-            found.append(windows(n, d * (k - 1) + 1, s, p, self.ceil_mode))
+            found.append((n, windows(n, d * (k - 1) + 1, s, p, self.ceil_mode), k, s, p, d))
+        return found
+
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        found = [m for _, m, *_ in self.axes(x)]
         expect(all(n > 0 for n in found), f"windows of {self.kernel} in {x}")
-        return ((x[0], *found),)
+        return (x[0], *found)
 
 
 @operation("avg_pool")
-@dataclass(frozen=True, kw_only=True)
 class AvgPool(_Pool):
     """Average windows; ``divisor`` replaces the number of entries of a window."""
 
@@ -183,7 +182,6 @@ class AvgPool(_Pool):
 
 
 @operation("max_pool")
-@dataclass(frozen=True, kw_only=True)
 class MaxPool(_Pool):
     """Take the largest entry of each window."""
 
@@ -191,7 +189,6 @@ class MaxPool(_Pool):
 
 
 @operation("norm_pool")
-@dataclass(frozen=True, kw_only=True)
 class NormPool(Operation):
     """Take the Euclidean norm of each window, as ``torch.nn.LPPool`` does with p = 2.
 
@@ -215,34 +212,30 @@ class NormPool(Operation):
             ceil_mode=self.ceil_mode,
         )
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        return self.averages.shapes(inputs, constant)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        return self.averages.shape_of(x, constant)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AdaptivePool(Operation):
     size: tuple[int, ...] = setting("size", positives)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         _expect_axes(x, self.size)
-        return ((x[0], *self.size),)
+        return (x[0], *self.size)
 
 
 @operation("adaptive_avg_pool")
-@dataclass(frozen=True, kw_only=True)
 class AdaptiveAvgPool(_AdaptivePool):
     """Average the i-th of ``size`` ranges that cover an axis: from ⌊i·n/size⌋ to ⌈(i+1)·n/size⌉."""
 
 
 @operation("adaptive_max_pool")
-@dataclass(frozen=True, kw_only=True)
 class AdaptiveMaxPool(_AdaptivePool):
     """Take the largest entry of the i-th of ``size`` ranges; see :class:`AdaptiveAvgPool`."""
 
 
 @operation("pad")
-@dataclass(frozen=True, kw_only=True)
 class Pad(Operation):
     """Pad the last axes by (before, after), first axis first; a negative number crops."""
 
@@ -250,8 +243,7 @@ class Pad(Operation):
     mode: str = setting("mode", word("zeros", "reflect", "replicate", "circular"), "zeros")
     value: float = setting("value", number, 0.0)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
         expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
         kept = len(x) - len(self.pads)
@@ -262,11 +254,10 @@ class Pad(Operation):
             longest = {"reflect": n - 1, "circular": left}.get(self.mode, max(ends))
             expect(max(ends) <= longest, f"{self.mode} pads {ends} of {n}")
             expect(left > 0 or self.mode != "circular", f"circular pads {ends} of {n}")
-        return ((*x[:kept], *found),)
+        return (*x[:kept], *found)
 
 
 @operation("upsample")
-@dataclass(frozen=True, kw_only=True)
 class Upsample(Operation):
     """Interpolate the spatial axes, as ``torch.nn.functional.interpolate`` does.
 
@@ -278,8 +269,7 @@ class Upsample(Operation):
     align_corners: bool = setting("align_corners", flag, False)
     scales: tuple[float, ...] | None = setting("scales", optional(several(number)), None)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         _expect_axes(x, self.size)
         axes = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(self.mode)
         expect(axes in (None, len(x) - 1), f"{self.mode} interpolation of {x}")
@@ -287,23 +277,21 @@ class Upsample(Operation):
             every = zip(x[1:], self.size, self.scales, strict=True)
             expect(len(self.scales) == len(self.size), "scales for other axes")
             expect(all(s > 0 and int(n * s) == m for n, m, s in every), "scales of another size")
-        return ((x[0], *self.size),)
+        return (x[0], *self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Broadcast(Operation):
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         for _, held in self.constants():
             array = constant(held)
             pairs = zip(reversed(array), reversed(x), strict=False)
             fits = len(array) <= len(x) and all(a in (1, n) for a, n in pairs)
             expect(fits, f"a constant {array} for {x}")
-        return (x,)
+        return x
 
 
 @operation("multiply")
-@dataclass(frozen=True, kw_only=True)
 class Multiply(_Broadcast):
     """Multiply by a constant that broadcasts to the sample."""
 
@@ -311,7 +299,6 @@ class Multiply(_Broadcast):
 
 
 @operation("add_constant")
-@dataclass(frozen=True, kw_only=True)
 class AddConstant(_Broadcast):
     """Add a constant that broadcasts to the sample."""
 
@@ -319,7 +306,6 @@ class AddConstant(_Broadcast):
 
 
 @operation("prelu")
-@dataclass(frozen=True, kw_only=True)
 class PRelu(_Broadcast):
     """``max(x, 0) + slope·min(x, 0)`` with a slope that broadcasts to the sample."""
 
@@ -327,7 +313,6 @@ class PRelu(_Broadcast):
 
 
 @operation("add")
-@dataclass(frozen=True, kw_only=True)
 class Add(Operation):
     """Add values of one shape."""
 
@@ -337,7 +322,6 @@ class Add(Operation):
 
 
 @operation("concatenate")
-@dataclass(frozen=True, kw_only=True)
 class Concatenate(Operation):
     """Concatenate values along an axis of the sample."""
 
@@ -352,7 +336,6 @@ class Concatenate(Operation):
 
 
 @operation("slice")
-@dataclass(frozen=True, kw_only=True)
 class Slice(Operation):
     """Take the entries from ``start`` to before ``stop`` along an axis of the sample."""
 
@@ -360,74 +343,67 @@ class Slice(Operation):
     start: int = setting("start", whole(0))
     stop: int = setting("stop", whole(1))
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         fits = self.axis < len(x) and self.start < self.stop <= x[self.axis]
         expect(fits, f"entries {self.start} to {self.stop} along axis {self.axis} of {x}")
-        return ((*x[: self.axis], self.stop - self.start, *x[self.axis + 1 :]),)
+        return (*x[: self.axis], self.stop - self.start, *x[self.axis + 1 :])
 
 
 @operation("reshape")
-@dataclass(frozen=True, kw_only=True)
 class Reshape(Operation):
     """Give each sample another shape; entries keep their order."""
 
     shape: Shape = setting("shape", positives)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        expect(prod(inputs[0]) == prod(self.shape), f"{inputs[0]} as {self.shape}")
-        return (self.shape,)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(prod(x) == prod(self.shape), f"{x} as {self.shape}")
+        return self.shape
 
 
 @operation("permute")
-@dataclass(frozen=True, kw_only=True)
 class Permute(Operation):
     """Reorder the axes of the sample: axis i of the result is axis ``order[i]`` of the input."""
 
     order: tuple[int, ...] = setting("order", sizes)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(sorted(self.order) == list(range(len(x))), f"order {self.order} of {x}")
-        return (tuple(x[axis] for axis in self.order),)
+        return tuple(x[axis] for axis in self.order)
 
 
 @operation("cast")
-@dataclass(frozen=True, kw_only=True)
 class Cast(Operation):
     """Convert to float64 (``"wide"``), or back to the dtype of the fold (``"working"``)."""
 
     to: str = setting("to", word(WIDE, WORKING))
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        return (inputs[0],)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        return x
 
 
 @operation("elementwise")
-@dataclass(frozen=True, kw_only=True)
 class Elementwise(Operation):
     """Apply a function to every number; NaN stays NaN."""
 
     function: str = setting("function", word(*FUNCTIONS))
     parameters: tuple[float, ...] = setting("parameters", several(number), ())
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         given = len(self.parameters)
         expect(given == FUNCTIONS[self.function], f"{self.function} with {given} numbers")
-        return (inputs[0],)
+        return x
 
 
 @operation("softmax")
-@dataclass(frozen=True, kw_only=True)
 class Softmax(Operation):
     """Softmax along an axis of the sample, or its logarithm."""
 
     axis: int = setting("axis", whole(0))
     log: bool = setting("log", flag, False)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        expect(self.axis < len(inputs[0]), f"axis {self.axis} of {inputs[0]}")
-        return (inputs[0],)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(self.axis < len(x), f"axis {self.axis} of {x}")
+        return x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,35 +418,30 @@ class _Norm(Operation):
 
 
 @operation("layer_norm")
-@dataclass(frozen=True, kw_only=True)
 class LayerNorm(_Norm):
     """Normalise the last ``axes`` axes together, then multiply and add constants of their shape."""
 
     axes: int = setting("axes", whole(1))
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.axes <= len(x), f"{self.axes} axes of {x}")
         self._expect_constants(x[len(x) - self.axes :], constant)
-        return (x,)
+        return x
 
 
 @operation("group_norm")
-@dataclass(frozen=True, kw_only=True)
 class GroupNorm(_Norm):
     """Normalise each group of channels, then multiply and add one number per channel."""
 
     groups: int = setting("groups", whole(1))
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(x and x[0] % self.groups == 0, f"{self.groups} groups of {x}")
         self._expect_constants(x[:1], constant)
-        return (x,)
+        return x
 
 
 @operation("call")
-@dataclass(frozen=True, kw_only=True)
 class Call(Operation):
     """Call a torch module that has no operation of its own; only the torch runtime has this operation.
 

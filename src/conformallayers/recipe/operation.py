@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from ..errors import refusal
 
@@ -28,16 +28,23 @@ class Operation:
 
     Attributes:
         kind: the name in files, printed recipes and errors.
+        copies: of the first input that a sample needs temporarily.
         inputs: the names of the values that are read, in order.
         outputs: the names of the values that are written.
     """
 
     kind: ClassVar[str]
+    copies: ClassVar[int] = 0
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shapes of the outputs; raise ValueError where inputs or constants do not fit."""
+        (x,) = inputs
+        return (self.shape_of(x, constant),)
+
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        """Return the shape of the only output of the only input, as :meth:`shapes` does."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
     def index_constants(self) -> tuple[str, ...]:
@@ -46,10 +53,6 @@ class Operation:
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         """Raise ValueError where the values of constants, not only their shapes, make no sense."""
-
-    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        """Return the number of temporary elements that one sample needs."""
-        return 0
 
     def constants(self) -> Iterator[tuple[str, str]]:
         """Yield the stored name and the array name of every constant; optional ones may be missing."""
@@ -66,10 +69,12 @@ class Operation:
                 yield item.metadata["setting"], value
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 def operation(kind: str) -> Callable[[Class], Class]:
-    """Register a class of operations under its stored name."""
+    """Make a class a frozen dataclass, and register it as an operation under its stored name."""
 
     def register(cls: Class) -> Class:
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.kind = kind
         OPERATIONS[kind] = cls
         return cls

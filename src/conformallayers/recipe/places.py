@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .layer_operations import (
-    AdaptiveAvgPool,
-    AdaptiveMaxPool,
-    AvgPool,
-    ConvTranspose,
-    MaxPool,
-    NormPool,
-    Pad,
-    Upsample,
-)
+from . import layer_operations as layer
 from .operation import Shape
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
@@ -29,7 +20,9 @@ _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
 def resampled(
-    op: AdaptiveAvgPool | AdaptiveMaxPool | AvgPool | Pad | Upsample, shape: Shape, dtype: Any
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample,
+    shape: Shape,
+    dtype: Any,
 ) -> Iterator[tuple[int, Table, Array]]:
     """Yield the axes that an operation changes, one after the other, each with its table and weights.
 
@@ -42,11 +35,11 @@ def resampled(
         dtype: that torch computes places in.
     """
     found: list[tuple[Table, Array]]
-    if isinstance(op, (AdaptiveAvgPool, AdaptiveMaxPool)):
+    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
         found = [adaptive(n, m) for n, m in zip(shape[1:], op.size, strict=True)]
-    elif isinstance(op, AvgPool):
+    elif isinstance(op, layer.AvgPool):
         found = _pooled(op, shape)
-    elif isinstance(op, Pad):
+    elif isinstance(op, layer.Pad):
         every = zip(shape[len(shape) - len(op.pads) :], op.pads, strict=True)
         found = [_copies(padded(n, *ends, op.mode)) for n, ends in every]
     else:
@@ -80,7 +73,7 @@ def as_matrix(n: int, table: Table, weights: Array | float = 1.0) -> Array:
 
 
 def turned(
-    op: ConvTranspose, shape: Shape, result: Shape, weight: Array
+    op: layer.ConvTranspose, shape: Shape, result: Shape, weight: Array
 ) -> tuple[list[Table], Array]:
     """Return a transposed convolution as a convolution with stride 1 and no padding.
 
@@ -127,14 +120,12 @@ def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
     return whole
 
 
-def margins(op: AvgPool | MaxPool, shape: Shape, result: Shape) -> list[tuple[int, int]]:
+def margins(op: layer.AvgPool | layer.MaxPool, shape: Shape) -> list[tuple[int, int]]:
     """Return how far windows reach beyond both ends of each axis; negative: entries that none reads."""
-    dilation = op.dilation if isinstance(op, MaxPool) else (1,) * len(op.kernel)
-    axes = zip(shape[1:], result[1:], op.kernel, op.stride, op.padding, dilation, strict=True)
-    return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in axes]
+    return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in op.axes(shape)]
 
 
-def divisors(op: AvgPool, shape: Shape, result: Shape) -> Array:
+def divisors(op: layer.AvgPool, shape: Shape, result: Shape) -> Array:
     """Return what the sum of each window is divided by: one number, or one for each position."""
     if op.divisor is not None:
         return np.array(float(op.divisor))
@@ -175,28 +166,23 @@ def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
 
 
 def window_ends(
-    op: AdaptiveMaxPool | MaxPool | NormPool, shape: Shape, result: Shape
+    op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, shape: Shape
 ) -> list[tuple[Table, Table]]:
     """Return for each axis the first entry of every window that is inside, and where the window ends."""
-    if isinstance(op, AdaptiveMaxPool):
+    if isinstance(op, layer.AdaptiveMaxPool):
         return [adaptive_ends(*sizes) for sizes in zip(shape[1:], op.size, strict=True)]
-    ones = (1,) * len(op.kernel)
-    padding = op.padding if isinstance(op, MaxPool) else (0,) * len(ones)
-    steps = op.dilation if isinstance(op, MaxPool) else ones
     ends = []
-    axes = zip(shape[1:], result[1:], op.kernel, op.stride, padding, steps, strict=True)
-    for n, m, k, s, p, step in axes:
+    for n, m, k, s, p, d in (op.averages if isinstance(op, layer.NormPool) else op).axes(shape):
         start = np.arange(m) * s - p
-        first = np.where(start < 0, start % step, start)
-        ends.append((first, np.minimum(start + step * (k - 1) + 1, n)))
+        first = np.where(start < 0, start % d, start)
+        ends.append((first, np.minimum(start + d * (k - 1) + 1, n)))
     return ends
 
 
-def _pooled(op: AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
+def _pooled(op: layer.AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
     """Return the table and the weights of the windows of an average along each axis."""
-    ((_, *result),) = op.shapes([shape], lambda _: ())
     found = []
-    for n, m, k, s, p in zip(shape[1:], result, op.kernel, op.stride, op.padding, strict=True):
+    for n, m, k, s, p, _ in op.axes(shape):
         start = np.arange(m) * s - p
         sizes = window_sizes(n, k, m, s, p, p if op.count_include_pad else 0)
         divisors = sizes if op.divisor is None else np.ones(m)
@@ -213,7 +199,7 @@ def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]
     return np.where(inside, taps, stop - 1), inside / divisors
 
 
-def nearest(op: Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:
+def nearest(op: layer.Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:
     """Return the entry that each position of an interpolation copies, rounded as torch does.
 
     torch has a function of its own for small images: it takes ratios in float32, and ignores the

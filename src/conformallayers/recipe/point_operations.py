@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from .fields import (
@@ -32,7 +31,6 @@ SCALAR: Shape = ()
 
 
 @operation("normalize")
-@dataclass(frozen=True, kw_only=True)
 class Normalize(Operation):
     """x → x̂, m, τ: ``x = m·x̂`` with ``m = max(max|x|, offset)``, and ``τ = √(‖x̂‖² + (offset/m)²)``.
 
@@ -51,18 +49,16 @@ class Normalize(Operation):
 
 
 @operation("sum_squares")
-@dataclass(frozen=True, kw_only=True)
 class SumSquares(Operation):
     """z → ``weight·‖z‖²``."""
 
     weight: float = setting("weight", number, 1.0)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        return (SCALAR,)
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        return SCALAR
 
 
 @operation("rescale")
-@dataclass(frozen=True, kw_only=True)
 class Rescale(Operation):
     """z, m, τ → c·z, m/c, c·τ, ``weight·‖c·z‖²`` with c a power of two.
 
@@ -77,10 +73,10 @@ class Rescale(Operation):
 
 
 @operation("dot")
-@dataclass(frozen=True, kw_only=True)
 class Dot(Operation):
     """a, b → ``weight·Σ a_i·b_i``."""
 
+    copies = 1
     weight: float = setting("weight", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
@@ -88,30 +84,22 @@ class Dot(Operation):
         expect_shape(a, b, "a factor of a dot product")
         return (SCALAR,)
 
-    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        return prod(inputs[0])
-
 
 @operation("quadratic_form")
-@dataclass(frozen=True, kw_only=True)
 class QuadraticForm(Operation):
     """x (n,) → ``weight·xᵀ Q x`` with Q (n, n) written out."""
 
+    copies = 2
     form: str = constant("form")
     weight: float = setting("weight", number)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(len(x) == 1, f"a form of {x}")
         expect_shape(constant(self.form), (*x, *x), "the form")
-        return (SCALAR,)
-
-    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        return 2 * prod(inputs[0])
+        return SCALAR
 
 
 @operation("banded_form")
-@dataclass(frozen=True, kw_only=True)
 class BandedForm(Operation):
     """x (blocks·size,) → ``weight·xᵀ Q x`` with Q the upper half of a symmetric band of blocks.
 
@@ -122,6 +110,7 @@ class BandedForm(Operation):
     those of an upper triangular factor of Q instead: the value is ``weight`` times the squares of its image.
     """
 
+    copies = 2
     band: str = constant("band")
     last: str = constant("last")
     size: int = setting("size", whole(1))
@@ -129,8 +118,7 @@ class BandedForm(Operation):
     weight: float = setting("weight", number)
     factor: bool = setting("factor", flag, False)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(len(x) == 1 and x[0] % self.size == 0, f"blocks of {self.size} in {x}")
         full = x[0] // self.size - self.width
         expect(full >= 1, f"a band of {self.width} blocks in {x}")
@@ -139,74 +127,63 @@ class BandedForm(Operation):
         )
         rest = self.width * self.size
         expect_shape(constant(self.last), (rest, rest), "the end of the band")
-        return (SCALAR,)
-
-    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        return 2 * prod(inputs[0])
+        return SCALAR
 
 
 @operation("fourier")
-@dataclass(frozen=True, kw_only=True)
 class Fourier(Operation):
     """(C, ...) → its half spectrum (C, frequencies) along the spatial axes, complex numbers.
 
     Shapes count real and imaginary parts: (C, frequencies, 2).
     """
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        (x,) = inputs
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(2 <= len(x) <= 4, f"a spectrum of {x}")
-        return ((x[0], frequencies(x[1:]), 2),)
+        return (x[0], frequencies(x[1:]), 2)
 
 
 @operation("spectral_form")
-@dataclass(frozen=True, kw_only=True)
 class SpectralForm(Operation):
     """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2), shares of f included."""
 
+    copies = 2
     symbol: str = constant("symbol")
     weight: float = setting("weight", number)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        channels, count, _ = _spectrum(inputs[0])
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        channels, count, _ = _spectrum(x)
         expect_shape(constant(self.symbol), (channels, channels, count, 2), "the symbol")
-        return (SCALAR,)
-
-    def scratch(self, inputs: Sequence[Shape], constant: ShapeOf) -> int:
-        return 2 * prod(inputs[0])
+        return SCALAR
 
 
 @operation("spectral_product")
-@dataclass(frozen=True, kw_only=True)
 class SpectralProduct(Operation):
     """X (C, F) → Y (C_out, F): multiply by T(f), symbols (C_out, C, F, 2)."""
 
     transfer: str = constant("transfer")
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        channels, count, _ = _spectrum(inputs[0])
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        channels, count, _ = _spectrum(x)
         transfer = constant(self.transfer)
         expect(len(transfer) == 4, "the transfer")
         expect_shape(transfer, (transfer[0], channels, count, 2), "the transfer")
-        return ((transfer[0], count, 2),)
+        return (transfer[0], count, 2)
 
 
 @operation("inverse_fourier")
-@dataclass(frozen=True, kw_only=True)
 class InverseFourier(Operation):
     """A half spectrum (C, frequencies) → (C, *size)."""
 
     size: tuple[int, ...] = setting("size", positives)
 
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        channels, count, _ = _spectrum(inputs[0])
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        channels, count, _ = _spectrum(x)
         fits = 1 <= len(self.size) <= 3 and frequencies(self.size) == count
         expect(fits, f"{self.size} from {count} frequencies")
-        return ((channels, *self.size),)
+        return (channels, *self.size)
 
 
 @operation("advance")
-@dataclass(frozen=True, kw_only=True)
 class Advance(Operation):
     """τ, m, n, … → the next τ by the rule of an activation; several energies are added first.
 
@@ -225,7 +202,6 @@ class Advance(Operation):
 
 
 @operation("divide")
-@dataclass(frozen=True, kw_only=True)
 class Divide(Operation):
     """v, τ, m → ``scale·v/τ``, 0 where τ = 0. m is 1 where samples were not normalised."""
 
@@ -238,7 +214,6 @@ class Divide(Operation):
 
 
 @operation("rebase")
-@dataclass(frozen=True, kw_only=True)
 class Rebase(Operation):
     """z, m, τ → the point ``scale·z/τ``, its coordinate as the new m, and τ = 1; all 0 where τ = 0.
 
@@ -255,7 +230,6 @@ class Rebase(Operation):
 
 
 @operation("grow")
-@dataclass(frozen=True, kw_only=True)
 class Grow(Operation):
     """The growth of one activation on a point that is a sum of parts: m, τ, dots, forms, growths → g.
 
@@ -298,7 +272,6 @@ class Grow(Operation):
 
 
 @operation("combine")
-@dataclass(frozen=True, kw_only=True)
 class Combine(Operation):
     """v (parts, ...), τ, growths → the point ``Σ_a scale·k_a·v_a + Σ_c k_c·vector_c``; see :class:`Grow`."""
 

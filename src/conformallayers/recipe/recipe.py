@@ -106,8 +106,7 @@ class Recipe:
         alive = peak = prod(self.input_shape)
         for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
             alive += sum(prod(shapes[name]) for name in operation.outputs)
-            given = [shapes[name] for name in operation.inputs]
-            peak = max(peak, alive + operation.scratch(given, self.constant_shape))
+            peak = max(peak, alive + operation.copies * prod(shapes[operation.inputs[0]]))
             alive -= sum(prod(shapes[name]) for name in dropped)
         return peak
 

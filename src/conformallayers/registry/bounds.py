@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import Scalar, signed, wide_dtype
+from ..recipe.layer_operations import windows
 from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
@@ -98,7 +99,7 @@ def conv_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.Conv*d`` on an input of the given shape."""
     copies = 1.0
     if module.padding_mode != "zeros":
-        axes = zip(shape[1:], _paddings(module), module.kernel_size, module.dilation, strict=True)
+        axes = zip(shape[1:], conv_pads(module), module.kernel_size, module.dilation, strict=True)
         for size, (before, after), kernel, dilation in axes:
             if module.padding_mode == "circular":
                 # A circular convolution covers every output once until the image wraps around.
@@ -319,59 +320,45 @@ def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     if mode == "circular":
         kept = size + min(before, 0) + min(after, 0)
         return -(-(kept + max(before, 0) + max(after, 0)) // kept)
-    if min(before, after) < 0:  # the crop may take copies away again
-        last = size - 1
-        places = range(-before, size + after)
-        if mode == "replicate":
-            rows = [min(max(place, 0), last) for place in places]
-        else:
-            rows = [last - abs(last - abs(place)) for place in places]
-        return max(Counter(rows).values())
+    last, places = size - 1, range(-before, size + after)
     if mode == "replicate":
-        return 1 + (before + after if size == 1 else max(before, after))
-    # Rows 1 … before and size-1-after … size-2 are mirrored; a row may be in both ranges.
-    both = max(1, size - 1 - after) <= min(before, size - 2)
-    return 1 + (before > 0) + (after > 0) if both else 1 + (before + after > 0)
+        return max(Counter(min(max(place, 0), last) for place in places).values())
+    return max(Counter(last - abs(last - abs(place)) for place in places).values())
 
 
-def _paddings(module: Any) -> Sequence[tuple[int, int]]:
+def conv_pads(module: Any) -> tuple[tuple[int, int], ...]:
+    """Return the padding of a convolution before and after each axis."""
     if module.padding == "valid":
-        return [(0, 0)] * len(module.kernel_size)
+        return ((0, 0),) * len(module.kernel_size)
     if module.padding == "same":
         totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    return [(int(p), int(p)) for p in module.padding]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    return tuple((int(p), int(p)) for p in module.padding)
+
+
+def pool_axes(module: Any, axes: int) -> dict[str, tuple[int, ...]]:
+    """Return kernel, stride, padding and dilation of a pooling layer, one number for each axis."""
+    stride = module.kernel_size if module.stride is None else module.stride
+    padding, dilation = getattr(module, "padding", 0), getattr(module, "dilation", 1)
+    found = {"kernel": module.kernel_size, "stride": stride, "padding": padding}
+    return {name: per_axis(n, axes) for name, n in (*found.items(), ("dilation", dilation))}
 
 
 def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     """Return the windows of a pooling layer along each axis: the pixels of the image in each of them."""
-    axes = len(shape) - 1
-    strides = module.kernel_size if module.stride is None else module.stride
-    sizes = zip(
-        shape[1:],
-        per_axis(module.kernel_size, axes),
-        per_axis(strides, axes),
-        per_axis(getattr(module, "padding", 0), axes),
-        per_axis(getattr(module, "dilation", 1), axes),
-        strict=True,
-    )
-    return [_windows(*options, bool(module.ceil_mode)) for options in sizes]
-
-
-def _windows(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool
-) -> tuple[range, ...]:
-    """Return the windows of a pooling axis, clipped to the image."""
-    reach = dilation * (kernel - 1) + 1
-    span = size + 2 * padding - reach
-    count = (-(-span // stride) if ceil else span // stride) + 1
-    if ceil and (count - 1) * stride >= size + padding:
-        count -= 1  # the last window must start inside the image or its left padding
-    starts = [i * stride - padding for i in range(count)]
-    # The first pixel of a dilated window that starts in the padding is not pixel 0.
-    return tuple(
-        range(s if s >= 0 else s % dilation, min(s + reach, size), dilation) for s in starts
-    )
+    options = pool_axes(module, len(shape) - 1)
+    found = []
+    for size, kernel, stride, padding, dilation in zip(shape[1:], *options.values(), strict=True):
+        reach = dilation * (kernel - 1) + 1
+        count = windows(size, reach, stride, padding, bool(module.ceil_mode))
+        starts = [i * stride - padding for i in range(count)]
+        # The first pixel of a dilated window that starts in the padding is not pixel 0.
+        found.append(
+            tuple(
+                range(s if s >= 0 else s % dilation, min(s + reach, size), dilation) for s in starts
+            )
+        )
+    return found
 
 
 def _adaptive_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:

@@ -21,8 +21,7 @@ from ..functional import Scalar, norm_pool
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from ..utils.axes import per_axis
-from .bounds import Shape
+from .bounds import Shape, pool_axes
 from .specs import Bound, Check, scale_output
 from .specs import LayerSpec as LayerSpec  # re-exported
 from .torch_layers import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
@@ -141,7 +140,7 @@ def spec_of(path: str, module: nn.Module) -> LayerSpec:
         name, suggestion = type(module).__name__, _suggestion(type(module))
         where = f"ConformalLayers at position {path}"
         raise refusal(where, SUPPORTED_KINDS, name, suggestion)
-    problem = spec.check(module) if spec.check else None
+    problem = spec.problem(module)
     if problem is not None:
         raise ConformalError(f"ConformalLayers at position {path}: {problem}")
     return spec
@@ -288,9 +287,8 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
 
 
 def _norm_pool(module: Any, x: Tensor) -> Tensor:
-    kernel = per_axis(module.kernel_size, x.dim() - 2)
-    stride = kernel if module.stride is None else per_axis(module.stride, x.dim() - 2)
-    return norm_pool(x, kernel, stride, module.ceil_mode)
+    sizes = pool_axes(module, x.dim() - 2)
+    return norm_pool(x, sizes["kernel"], sizes["stride"], module.ceil_mode)
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

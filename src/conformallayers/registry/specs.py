@@ -49,6 +49,10 @@ class LayerSpec:
     norm_factor: Callable[[Any], float | None] | None = None
     homogeneous: bool = False
 
+    def problem(self, module: nn.Module) -> str | None:
+        """Return why the configuration of a module is refused, or None."""
+        return None if self.check is None else self.check(module)
+
 
 def scale_output(module: Any, x: Tensor, factor: Scalar) -> Tensor:
     """Return factor · module(x) for a module without a weight to scale."""

@@ -43,10 +43,15 @@ void {_NAME}_run(const float *x, float *y, size_t count, float *work)
 """
 
 
-def compile_fold(folded: Folded) -> Callable[[Array], Array]:
-    """Return a function of batches in float32; several threads may call it at once."""
+def compile_fold(folded: Folded, folder: Path | None = None) -> Callable[[Array], Array]:
+    """Return a function of batches in float32; several threads may call it at once.
+
+    Args:
+        folded: the network.
+        folder: that keeps the compiled program; None takes one in the user's cache folder.
+    """
     compiler = _compiler()
-    folder = _private_folder()
+    folder = folder or _private_folder()
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
         sources = Path(name)
         made = export_c(folded, sources, name=_NAME)

@@ -44,14 +44,11 @@ class Run:
             differentiable in the weights. Otherwise it is the stored norm.
         shake: applied to the feature maps behind every layer; noise shows what rounding costs the layers.
         lost: collects, for each published activation, the samples whose t has left the range of float64 before.
-        shake_forms: noise of forms. x is a sum of parts: of branches, and of what each bias has added. An energy that
-            is a sum of products of parts rounds like the square of the sum of their norms.
     """
 
     vectors: Mapping[nn.Module, Tensor] = field(default_factory=dict)
     shake: Callable[[Tensor], Tensor] = lambda x: x
     lost: list[Tensor] = field(default_factory=list)
-    shake_forms: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,6 @@ class Value:
     rms: bool = False
     passed: object = None  # the same for values that have passed the same activations
     beyond: Tensor | bool = False  # samples whose t was too large for float64
-    parts: tuple[Tensor, ...] = ()  # that add up to x, if a run asks for them
 
     @property
     def size(self) -> float:
@@ -94,18 +90,14 @@ class Value:
         """The point x / t, and 0 where t is 0."""
         return self.at(torch.ones_like(self.t))
 
-    def at(self, t: Tensor, x: Tensor | None = None) -> Tensor:
-        """The coefficients, or a part of them, at another coordinate."""
-        x, own = self.x if x is None else x, per_sample(self.t, self.x)
+    def at(self, t: Tensor) -> Tensor:
+        """The coefficients at another coordinate."""
+        x, own = self.x, per_sample(self.t, self.x)
         return torch.where(own == 0, 0.0, x / torch.where(own == 0, 1.0, own)) * per_sample(t, x)
 
-    def energy(self, run: Run) -> Tensor:
-        """The mean of squares or their sum, with the noise of forms."""
-        n = _squares(self.x)
-        if run.shake_forms is not None:
-            gross = sum((_squares(part).sqrt() for part in self.parts), n.new_zeros(1)) ** 2
-            n = (n + run.shake_forms(gross) - gross).clamp_min(0)
-        return n / self.size
+    def energy(self, x: Tensor) -> Tensor:
+        """The mean of the squares of coefficients or points, or their sum."""
+        return x.flatten(1).square().sum(1) / self.size
 
 
 def oracle(
@@ -119,11 +111,10 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
     power = _power(x.detach().abs().flatten(1).amax(1).log2())
     x = x * per_sample(2.0**-power, x)
-    parts = (x,) if run.shake_forms else ()
-    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms", parts=parts)
+    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms")
     offset: Any = getattr(model, "offset", None)
     square = 0.0 if offset is None else (offset * 2.0**-power) ** 2
-    t = (x.flatten(1).square().sum(1) / value.size + square).sqrt()
+    t = (value.energy(x) + square).sqrt()
     return _pass(model, replace(value, t=t, base=math.sqrt(value.size)), run).point
 
 
@@ -153,26 +144,22 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
         alpha = _alpha(module, value, run)
         if isinstance(module, ReSPro) and not module.projective:
             run.lost.append(torch.as_tensor(value.beyond).expand(len(value.t)))
-            value = _published(value, alpha, run)
+            value = _published(value, alpha)
         else:
-            value = replace(value, t=_coordinate(module, value, alpha, run))
+            value = replace(value, t=_coordinate(module, value, alpha))
         beyond = (value.power + value.t.detach().log2() >= 1024) | value.beyond
         value = replace(value, base=math.sqrt(value.size), segment=(), beyond=beyond)
         return replace(value, passed=object())
     if _is_map(module):
         bound = bound_of(module, value.shape) * value.bound
-        x = run.shake(module(value.x))
-        return replace(value, x=x, base=bound, segment=(), parts=(x,) if value.parts else ())
+        return replace(value, x=run.shake(module(value.x)), base=bound, segment=())
     segment = (*value.segment, (module, value.shape))
     if isinstance(module, _NORMS) and module.training:
         x = module(value.point) * per_sample(value.t, value.x)
     else:
         x = linear_part(module, value.x)
-        parts = tuple(linear_part(module, part) for part in value.parts)
         if _adds(module):
-            shift = per_sample(value.t, x) * module(torch.zeros_like(value.x[:1]))
-            x, parts = x + shift, (*parts, shift) if parts else ()
-        value = replace(value, parts=parts)
+            x = x + per_sample(value.t, x) * module(torch.zeros_like(value.x[:1]))
     return replace(value, x=run.shake(x), segment=segment)
 
 
@@ -209,12 +196,7 @@ def _parts(module: Any, value: Value) -> list[tuple[Value, nn.Module]]:
     stops = list(accumulate(module.sizes))
     slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
     starts = [
-        replace(
-            value,
-            x=part(value.x),
-            segment=(*value.segment, (part, value.shape)),
-            parts=tuple(part(one) for one in value.parts),
-        )
+        replace(value, x=part(value.x), segment=(*value.segment, (part, value.shape)))
         for part in slices
     ]
     return list(zip(starts, module.groups, strict=True))
@@ -242,13 +224,7 @@ def _join(values: list[Value], module: Any) -> Value:
     # Groups share the energy of what they are part of.
     base = _joined_bound(bounds, axis, groups=isinstance(module, Split) and together)
     passed = first.passed if together else object()
-    every: list[Tensor] = []
-    for index, value in enumerate(values):
-        for part in value.parts:
-            alone = [torch.zeros_like(other) for other in parts]
-            alone[index] = value.at(first.t, part)
-            every.append(alone[index] if axis is None else torch.cat(alone, axis))
-    return replace(first, x=x, base=base, segment=(), passed=passed, parts=tuple(every))
+    return replace(first, x=x, base=base, segment=(), passed=passed)
 
 
 def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = False) -> Tensor:
@@ -258,26 +234,20 @@ def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = Fals
     return every.sum() if axis is None else every.square().sum().sqrt()
 
 
-def _squares(x: Tensor) -> Tensor:
-    return x.flatten(1).square().sum(1)
-
-
-def _published(value: Value, alpha: Scalar, run: Run) -> Value:
+def _published(value: Value, alpha: Scalar) -> Value:
     """Advance t ← (α/2)·t + ‖x‖²/(2α), of which squares may leave the range."""
-    n = value.energy(run)
+    n = value.energy(value.x)
     largest = torch.maximum(value.t.detach().log2(), value.power + n.detach().log2())
     power = _power(largest)
     scale = 2.0**-power
     t = value.t * scale * (alpha / 2) + n * 2.0 ** (value.power - power) / (2 * alpha)
     x = value.x * per_sample(scale, value.x)
-    parts = tuple(part * per_sample(scale, part) for part in value.parts)
-    return replace(value, x=x, t=t, power=value.power + power, parts=parts)
+    return replace(value, x=x, t=t, power=value.power + power)
 
 
-def _coordinate(module: Any, value: Value, alpha: Scalar, run: Run) -> Tensor:
+def _coordinate(module: Any, value: Value, alpha: Scalar) -> Tensor:
     """Return the next t, from the table of the mathematics; these rules see the point alone."""
-    parts = tuple(value.at(torch.ones_like(value.t), part) for part in value.parts)
-    t, q = value.t, replace(value, x=value.point, parts=parts).energy(run) / alpha**2
+    t, q = value.t, value.energy(value.point) / alpha**2
     if isinstance(module, ReSPro):
         return t * (alpha / 2) * (1 + q)
     if isinstance(module, Gnomonic):

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from conformallayers.folding.certificate import Certificate
+from conformallayers.folding.certificate import Certificate, ErrorBudget, proven
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.c.prune import Proofs, needed, proven, room_each, room_left
+from conformallayers.recipe.c.prune import Proofs, needed, room_each, room_left
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
@@ -26,12 +26,12 @@ def test_room_and_proofs() -> None:
     torch.manual_seed(0)
     a = torch.randn(30, 30, dtype=torch.float64)
     q = a.T @ a / 30
-    assert proven(q, 1.005 * q, 1e-2, 5.0)
-    assert not proven(q, 1.02 * q, 1e-2, float("inf"))
-    mask = needed(q, 0.2, 1.0)
-    assert proven(q, q.where(mask, 0.0), 0.2, 1.0)
+    assert proven(q, 1.005 * q, ErrorBudget(1e-2, 5.0))
+    assert not proven(q, 1.02 * q, ErrorBudget(1e-2))
+    mask = needed(q, ErrorBudget(0.2, 1.0))
+    assert proven(q, q.where(mask, 0.0), ErrorBudget(0.2, 1.0))
     assert int(mask.sum()) < 900
-    assert needed(q, 0.0, 1.0).all()
+    assert needed(q, ErrorBudget(0.0, 1.0)).all()
 
 
 def forms(rule: str, *, energy: str = "form", source: str = "unit", then: str = "") -> Recipe:

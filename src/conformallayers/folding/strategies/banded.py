@@ -16,22 +16,12 @@ from torch.nn import functional as F
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import ErrorBudget, holds, triangular_factor
+from ..certificate import holds, triangular_factor
 from ..cost import Cost
+from ..forms_by_row import row_order
 from ..problem import Problem
-from ..stages import Chain
-from .base import (
-    Evaluation,
-    Strategy,
-    Values,
-    add_matrix,
-    add_reshape,
-    matrix_cost,
-    normalised,
-    not_a_chain,
-    out_of_range,
-    reach,
-)
+from . import base
+from .base import Evaluation, Strategy, Values
 from .dense import too_large
 
 _BLOCK = 96  # least coefficients of a block: smaller products are slow
@@ -54,11 +44,6 @@ class BlockLayout:
         rows = min(height, max(1, round(_BLOCK / row)))
         return cls(shape, rows, -(-height // rows), rows * row)
 
-    def order(self) -> Tensor:
-        """Return the position of each coefficient when rows come before channels."""
-        index = torch.arange(math.prod(self.shape)).view(self.shape)
-        return index.movedim(1, 0).flatten()
-
 
 class Banded(Strategy):
     """Store the factor of the band of each form, as narrow as the budget provably allows."""
@@ -67,12 +52,12 @@ class Banded(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse samples without image rows, and forms that cannot be written out."""
-        if (reason := not_a_chain(problem)) is not None:
+        if (reason := base.not_a_chain(problem)) is not None:
             return reason
         shape = problem.stage.input_shape
         if len(shape) < 2 or shape[1] < 3:
             return "a sample has no image rows"
-        return too_large(problem) or out_of_range(problem)
+        return too_large(problem) or base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the blocks of the band: with its true width if built, else with the narrowest."""
@@ -80,13 +65,14 @@ class Banded(Strategy):
         if built:
             widths = [_width(i, layout, problem)[0] for i in range(count)]
         else:
-            requested = problem.budget.requested
-            widths = [0 if requested else _least_width(problem.stage.chain, layout)] * count
+            # The terms of the first segments always count in float32.
+            least = min(-(-base.reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1)
+            widths = [0 if problem.budget.requested else least] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
         forms = Cost(blocks=size, stream=stream, calls=calls, bytes=size * problem.itemsize)
-        return matrix_cost(problem) + forms
+        return base.matrix_cost(problem) + forms
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
@@ -97,7 +83,7 @@ class Banded(Strategy):
             width, margin = _width(index, layout, problem)
             exact = problem.factor(index) if margin is None else None
             factor, shift = _banded_factor(form, exact, layout, width)
-            packed, peak = normalised(_pack(factor, layout, width))
+            packed, peak = base.normalised(_pack(factor, layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
             last = values.constant("last", _last(packed[full:], width, layout.size))
@@ -107,7 +93,7 @@ class Banded(Strategy):
             energies.append((n,))
             margins.append(margin)
             shifts += shift
-        image, gain = add_matrix(problem, values)
+        image, gain = base.add_matrix(problem, values)
         proven = [margin for margin in margins if margin is not None]
         rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
         certificate = problem.certificate(rounding, min(proven, default=None))
@@ -121,13 +107,13 @@ def _add_rows(values: Values, layout: BlockLayout) -> str:
     rows = values.unit
     if shape[0] > 1:
         rows = builder.add(layer.Permute, rows, name="z", order=order)
-    rows = add_reshape(builder, rows, (math.prod(shape),))
+    rows = base.add_reshape(builder, rows, (math.prod(shape),))
     extra = layout.blocks * layout.size - math.prod(shape)
     return builder.add(layer.Pad, rows, name="rows", pads=((0, extra),)) if extra else rows
 
 
 def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
-    order = layout.order().to(form.device)
+    order = row_order(layout.shape, form.device)
     ordered = form[order][:, order]
     extra = layout.blocks * layout.size - len(order)
     return F.pad(ordered, (0, extra, 0, extra))
@@ -144,7 +130,7 @@ def _banded_factor(
     block = torch.arange(len(ordered), device=form.device) // layout.size
     outside = (block[:, None] - block).abs() > width
     if exact is not None:
-        triangle = torch.linalg.qr(exact[:, layout.order().to(form.device)], mode="r").R
+        triangle = torch.linalg.qr(exact[:, row_order(layout.shape, form.device)], mode="r").R
         rows, columns = triangle.shape
         factor = F.pad(triangle, (0, len(ordered) - columns, 0, len(ordered) - rows))
         # Of a singular form there are other triangles, which may leave the band.
@@ -173,11 +159,6 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
         for offset in range(width - i):
             matrix[i + offset, :, i, :] = blocks[i, offset]
     return matrix.reshape(width * size, width * size)
-
-
-def _least_width(chain: Chain, layout: BlockLayout) -> int:
-    """Return the width of the band of the first segments, whose terms always count in float32."""
-    return min(-(-reach(chain, 0) // layout.rows), layout.blocks - 1)
 
 
 def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:
@@ -214,7 +195,7 @@ def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[i
     # The proof covers a denominator with a single form.
     if budget.epsilon == 0 or len(forms.values) != 1:
         return exact, None
-    allowed = budget.epsilon * (forms.smallest + problem.inverse_radius)
+    allowed = budget.epsilon * (forms.smallest + budget.inverse_radius)
     found: tuple[int, float | None] = exact, None
     for width in range(exact):
         lost = sums[width + 1] + forms.missing
@@ -222,14 +203,12 @@ def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[i
             found = width, 1 - lost / allowed
             break
     # Schur's bound is coarse: an eigenvalue test often allows a narrower band.
-    radius = 1 / problem.inverse_radius if problem.inverse_radius else float("inf")
     flat = ordered.reshape(layout.blocks * layout.size, -1)
     size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test
     for width in reversed(range(found[0])):
         kept = (distance <= width).repeat_interleave(layout.size, 0)
         band = flat * kept.repeat_interleave(layout.size, 1)
-        inner = ErrorBudget(budget.epsilon, radius)
-        margin = holds(flat[:size, :size], band[:size, :size], inner, forms.missing)
+        margin = holds(flat[:size, :size], band[:size, :size], budget, forms.missing)
         if margin is None:
             break
         found = width, margin

@@ -53,28 +53,41 @@ class Points:
     size: float = math.inf
     rebased: bool = False
 
-    def rebase(self, builder: RecipeBuilder) -> Points:
-        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
+    @property
+    def coordinate(self) -> str:
+        """The value of τ; an error where there is none."""
         if self.tau is None:
             raise TypeError("points without a coordinate")
+        return self.tau
+
+    def rebase(self, builder: RecipeBuilder) -> Points:
+        """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
         z, peak, tau = builder.add_many(
             point.Rebase,
             self.z,
             self.peak,
-            self.tau,
+            self.coordinate,
             names=("z", "peak", "tau"),
             scale=float(self.scaling.rho),
             coordinate=float(self.scaling.sigma),
         )
         return Points(z, peak, tau, Scaling(), self.size, self.size, rebased=True)
 
+    def rescale(self, builder: RecipeBuilder, weight: float = 1.0) -> tuple[Points, str]:
+        """Append a rescaling of z by a power of two where its squares would leave the range.
+
+        Returns the points and ``weight·‖z‖²``.
+        """
+        inputs, names = (self.z, self.peak, self.coordinate), ("z", "peak", "tau", "n")
+        z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
+        bound = max(self.bound, RESCALED)
+        return replace(self, z=z, peak=peak, tau=tau, bound=bound, rebased=False), n
+
     def for_squares(self, builder: RecipeBuilder, sites: Iterable[ActivationSite]) -> Points:
         """Append a rescaling where published activations need squares of numbers that may be too small."""
         if not self.rebased or all(site.rule.on_points for site in sites):
             return self
-        z, peak, tau, _ = add_rescale(builder, self, 1.0)
-        bound = max(self.bound, RESCALED)
-        return replace(self, z=z, peak=peak, tau=tau, bound=bound, rebased=False)
+        return self.rescale(builder)[0]
 
 
 class Strategy:
@@ -124,13 +137,13 @@ class Strategy:
             scale = (1.0 if stage.branched else stage.chain.scale) * found.gain
             y = _combine(problem, builder, values, start, recurrence, found, scale)
             return Points(y, start.peak, None, Scaling()), found.certificate
-        tau = start.tau
+        points = start
         for site, energies in zip(stage.chain.sites, found.energies, strict=True):
-            tau = add_advance(builder, site, tau, start.peak, energies)
+            points = add_advance(builder, site, points, energies)
         end = stage.chain.end.lacking(found.gain)
         size = size_behind(stage, start.size)
         bound = stage.exit / found.gain
-        points = Points(found.image, start.peak, tau, end, bound, size, start.rebased)
+        points = replace(points, z=found.image, scaling=end, bound=bound, size=size)
         return points, found.certificate
 
     def _lower_direct(
@@ -217,17 +230,12 @@ def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> s
 
 
 def add_advance(
-    builder: RecipeBuilder,
-    site: ActivationSite,
-    tau: str | None,
-    peak: str,
-    energies: tuple[str, ...],
-) -> str:
+    builder: RecipeBuilder, site: ActivationSite, points: Points, energies: tuple[str, ...]
+) -> Points:
     """Append the effect of an activation on τ."""
-    if tau is None:
-        raise TypeError("an activation of points without a coordinate")
-    fields = rule_fields(builder, site)
-    return builder.add(point.Advance, tau, peak, *energies, name="tau", **fields)
+    inputs = points.coordinate, points.peak, *energies
+    tau = builder.add(point.Advance, *inputs, name="tau", **rule_fields(builder, site))
+    return replace(points, tau=tau)
 
 
 def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points) -> Points:
@@ -237,21 +245,10 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
     size = min(site.bounded, before.size * site.slope / site.alpha)
     small = before.rebased and not site.rule.on_points
     if before.bound <= SQUARED and not small:
-        n = builder.add(point.SumSquares, before.z, name="n", weight=weight)
-        tau = add_advance(builder, site, before.tau, before.peak, (n,))
-        return replace(before, tau=tau, scaling=scaling, size=size)
-    z, peak, tau, n = add_rescale(builder, before, weight)
-    tau = add_advance(builder, site, tau, peak, (n,))
-    return Points(z, peak, tau, scaling, max(before.bound, RESCALED), size)
-
-
-def add_rescale(builder: RecipeBuilder, points: Points, weight: float) -> tuple[str, str, str, str]:
-    """Append a rescaling of z by a power of two where its squares would leave the range."""
-    if points.tau is None:
-        raise TypeError("points without a coordinate")
-    inputs, names = (points.z, points.peak, points.tau), ("z", "peak", "tau", "n")
-    z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
-    return z, peak, tau, n
+        points, n = before, builder.add(point.SumSquares, before.z, name="n", weight=weight)
+    else:
+        points, n = before.rescale(builder, weight)
+    return replace(add_advance(builder, site, points, (n,)), scaling=scaling, size=size)
 
 
 def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float:
@@ -306,9 +303,7 @@ def _combine(
     scale: float,
 ) -> str:
     """Append the scalars of a stage with biases or branches, and the sum of the parts."""
-    peak, tau = start.peak, start.tau
-    if tau is None:
-        raise TypeError("points without a coordinate")
+    peak, tau = start.peak, start.coordinate
     energies = iter(found.energies)
     growths: list[str] = []
     for terms in recurrence.sites:

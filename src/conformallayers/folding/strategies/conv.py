@@ -16,17 +16,8 @@ from ..cost import Cost, machine
 from ..forms import dense_matrix
 from ..lower import Lowering
 from ..problem import Problem
-from .base import (
-    Evaluation,
-    Strategy,
-    Values,
-    add_reshape,
-    image_shape,
-    no_axes,
-    normalised,
-    not_a_chain,
-    out_of_range,
-)
+from . import base
+from .base import Evaluation, Strategy, Values
 from .layers import add_operators
 from .routes import Move, RouteMap, best_route, kernel_of
 
@@ -40,7 +31,7 @@ class ComposedConv(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse networks whose first layers do not compose, or whose maps could leave the range."""
-        reason = not_a_chain(problem) or no_axes(problem)
+        reason = base.not_a_chain(problem) or base.no_axes(problem)
         if reason is not None:
             return reason
         if not problem.keeps_range():
@@ -49,7 +40,7 @@ class ComposedConv(Strategy):
         first = places.ends[0] if places.ends else len(places.operators)
         if all(places.window(0, stop) is None for stop in range(1, max(first, 1) + 1)):
             return "the first layers are no convolution with zero padding or none"
-        return out_of_range(problem)
+        return base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Return the cost of the best route, including the conversion to channels last."""
@@ -145,18 +136,18 @@ class _RouteFollower:
             matrix, source = self.problem.matrix, self.values.unit
         else:
             matrix, source = self.pending * _matrix_behind(self.problem, move), self.z
-        matrix, self.gain = normalised(matrix)
+        matrix, self.gain = base.normalised(matrix)
         shape = builder.shape(source)
         if len(shape) == 3 and not self.values.wide:
             # Maps of images are channels last in memory: reordering the matrix saves a copy.
             source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
-        rows = add_reshape(builder, source, (math.prod(shape),))
+        rows = base.add_reshape(builder, source, (math.prod(shape),))
         weight = self.values.constant("matrix", matrix.contiguous())
         own = self.values.take_bias(self.gain)
         bias = None if own is None else self.values.constant("bias", own.flatten())
         image = builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
-        self.z = add_reshape(builder, image, image_shape(self.problem))
+        self.z = base.add_reshape(builder, image, base.image_shape(self.problem))
 
 
 def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
@@ -164,7 +155,9 @@ def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
     stage = problem.stage
     key = "route", stage.output_shape, len(stage.chain.trailing), machine()
     if key not in problem.memo:
-        problem.memo[key] = best_route(stage.chain, machine(), problem.itemsize, problem.staged)
+        problem.memo[key] = best_route(
+            stage.chain, machine(), problem.itemsize, problem.conditions.staged
+        )
     route: tuple[tuple[Move, ...], Cost] = problem.memo[key]
     return route
 
@@ -174,5 +167,5 @@ def _matrix_behind(problem: Problem, move: Move) -> Tensor:
     places = RouteMap(problem.stage.chain)
     operators = places.operators[move.start :]
     shapes = places.shape(move.start), problem.stage.output_shape
-    matrix = dense_matrix(*shapes, (), operators, problem.stage.device)
+    matrix = dense_matrix(*shapes, operators, problem.stage.device)
     return matrix * places.factor(move.levels)

@@ -24,8 +24,8 @@ def too_large(problem: Problem) -> str | None:
     if d_in > LARGEST:
         return f"a sample has {d_in} coefficients, a written-out form at most {LARGEST}"
     if stage.branched:
-        if problem.paths.most > problem.max_paths:
-            return f"{problem.paths.most} paths meet, more than max_paths={problem.max_paths}"
+        if problem.paths.most > problem.conditions.max_paths:
+            return f"{problem.paths.most} paths meet, more than max_paths={problem.conditions.max_paths}"
         entries = problem.form_count * d_in**2 + problem.output_parts * d_out * d_in
         if entries > _ENTRIES:
             return f"{problem.form_count} forms have {entries} entries"

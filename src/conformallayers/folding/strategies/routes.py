@@ -21,9 +21,19 @@ from torch.nn import functional as F
 
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
-from ...registry.bounds import Shape
+from ...registry.bounds import Shape, conv_pads
+from ...utils.axes import per_axis
 from ..cost import Cost, Machine
-from ..operators import CONVOLUTIONS, POOLINGS, Operator, apply_all, is_plain, window
+from ..operators import (
+    CONVOLUTIONS,
+    POOLINGS,
+    Operator,
+    apply_all,
+    device_of,
+    impulses,
+    is_plain,
+    window,
+)
 from ..stages import Chain
 
 _LANES = 16  # output channels that a convolution computes at a time
@@ -31,7 +41,6 @@ _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
 _SPAN = 5  # activations whose energies may be computed from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
 
 
@@ -333,9 +342,8 @@ def _compose(operators: Sequence[Operator], channels: int, seen: Window) -> Tens
     """Return the kernel of a chain: its responses to impulses at all places of its window."""
     shape = (channels, *seen.size)
     bare = [_without_padding(operator) for operator in operators]
-    device = next((t.device for op in operators for t in op.module.buffers()), None)
-    identity = torch.eye(math.prod(shape), dtype=torch.float64, device=device)
-    columns = [apply_all(bare, part.view(-1, *shape)) for part in identity.split(256)]
+    device = device_of(operator.module for operator in operators)
+    columns = [apply_all(bare, part) for part in impulses(shape, 256, device)]
     response: Tensor = torch.cat(columns).flatten(1)  # (C_in · window, C_l)
     return response.T.reshape(-1, *shape).contiguous()
 
@@ -352,23 +360,11 @@ def _padding(operator: Operator, axes: int) -> tuple[int, ...] | None:
     """Return the zeros around each axis, or None for an operator that slides no window."""
     module: Any = operator.module
     if is_plain(module, CONVOLUTIONS):
-        if isinstance(module.padding, str):
-            spans = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-            if module.padding == "valid":
-                return (0,) * axes
-            if any(span % 2 for span in spans):
-                return None
-            pads = tuple(span // 2 for span in spans)
-        else:
-            pads = _each(module.padding, axes)
-        return pads if module.padding_mode == "zeros" or not any(pads) else None
+        pads = tuple(before for before, after in conv_pads(module) if before == after)
+        zeros = module.padding_mode == "zeros" or not any(pads)
+        return pads if zeros and len(pads) == axes else None
     if is_plain(module, POOLINGS):
-        plain = not any(_each(module.padding, axes)) and not module.ceil_mode
+        plain = not any(per_axis(module.padding, axes)) and not module.ceil_mode
         return (0,) * axes if plain else None
     by_channel = isinstance(module, (ChannelScale, Channels))
     return (0,) * axes if operator.multiple or by_channel else None
-
-
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    return values * axes if len(values) == 1 else values

@@ -13,17 +13,8 @@ from ...recipe import point_operations as point
 from ..cost import Cost
 from ..problem import Problem
 from ..stages import Chain
-from .base import (
-    Evaluation,
-    Strategy,
-    Values,
-    add_reshape,
-    image_shape,
-    normalised,
-    not_a_chain,
-    out_of_range,
-    reach,
-)
+from . import base
+from .base import Evaluation, Strategy, Values
 from .dense import too_large
 
 _LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
@@ -37,7 +28,7 @@ class Sparse(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse branches, and what cannot be written out while it is built."""
-        return not_a_chain(problem) or too_large(problem) or out_of_range(problem)
+        return base.not_a_chain(problem) or too_large(problem) or base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the entries that are not zero, or assume few before they are known."""
@@ -63,16 +54,16 @@ class Sparse(Strategy):
         if not values.wide and not squares:  # a form cancels where Q x is small
             exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
         for form in forms:
-            scaled, weight = normalised(form)
+            scaled, weight = base.normalised(form)
             image = _add_product(values, exact, "form", scaled, wide=not squares)
             if squares:
                 n = builder.add(point.SumSquares, image, name="n", weight=weight**2)
             else:
                 n = builder.add(point.Dot, image, exact, name="n", weight=weight)
             energies.append((n,))
-        matrix, gain = normalised(problem.matrix)
+        matrix, gain = base.normalised(problem.matrix)
         product = _add_product(values, values.flat, "matrix", matrix)
-        image = add_reshape(builder, product, image_shape(problem))
+        image = base.add_reshape(builder, product, base.image_shape(problem))
         size, wide = math.prod(problem.stage.input_shape), wide_dtype(problem.device)
         rounding = problem.rounding(size, squares=squares, dtype=None if squares else wide)
         return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
@@ -110,6 +101,6 @@ def _least_entries(chain: Chain) -> int:
     channels, *spatial = chain.input_shape
     pairs = channels**2
     for axis, n in enumerate(spatial):
-        far = min(reach(chain, axis), n - 1)
+        far = min(base.reach(chain, axis), n - 1)
         pairs *= n * (2 * far + 1) - far * (far + 1)
     return pairs // 2

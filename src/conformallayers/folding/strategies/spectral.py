@@ -24,18 +24,8 @@ from ..cost import Cost
 from ..operators import CONVOLUTIONS, Operator, is_plain
 from ..problem import Problem
 from ..stages import Chain
-from .base import (
-    Evaluation,
-    Strategy,
-    Values,
-    add_matrix,
-    matrix_cost,
-    no_image,
-    normalised,
-    not_a_chain,
-    out_of_range,
-    too_many_entries,
-)
+from . import base
+from .base import Evaluation, Strategy, Values
 from .routes import Move, RouteMap, Window, fewest, kernel_of
 
 _WIDE = 4  # slowdown of a convolution in float64: twice the width, and no fast kernel
@@ -49,7 +39,7 @@ class Spectral(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse stacks that are neither circular nor one convolution up to each activation."""
-        reason = not_a_chain(problem) or no_image(problem)
+        reason = base.not_a_chain(problem) or base.no_image(problem)
         if reason is not None:
             return reason
         chain = problem.stage.chain
@@ -60,7 +50,7 @@ class Spectral(Strategy):
                 "a layer is no convolution, has a stride, pads behind the first layer, "
                 "or sees too large a window"
             )
-        return too_many_entries(problem) or out_of_range(problem)
+        return base.too_many_entries(problem) or base.out_of_range(problem)
 
     def caution(self, problem: Problem) -> str:
         """Advise against what float64 cannot keep: differences, and zeros that a layer may amplify."""
@@ -91,7 +81,7 @@ class Spectral(Strategy):
         for end, window in zip(places.ends, windows or (), strict=windows is not None):
             cost += _border_cost(places, end, window, n, item)
         if stage.chain.trailing:
-            return cost + matrix_cost(problem)
+            return cost + base.matrix_cost(problem)
         outputs = stage.output_shape
         if windows is None:
             return cost + Cost(
@@ -131,11 +121,11 @@ class Spectral(Strategy):
             for symbol, parts in zip(_symbols(chain, transfers, spatial), border, strict=True)
         )
         if chain.trailing:
-            image, gain = add_matrix(problem, values)
+            image, gain = base.add_matrix(problem, values)
         elif windows is None:
             image, gain = _add_inverse(values, spectrum, transfers[-1], spatial)
         else:
-            last, gain = normalised(kernels[-1])
+            last, gain = base.normalised(kernels[-1])
             weight = values.constant("kernel", last)
             image = _add_conv(values, values.unit, "image", weight, windows[0].padding)
         size, wide = math.prod(chain.input_shape), wide_dtype(problem.device)
@@ -172,7 +162,7 @@ def _add_inverse(
 ) -> tuple[str, float]:
     """Append the product with Z_k at each frequency and the way back; return the value and the gain."""
     builder = values.builder
-    scaled, gain = normalised(transfer)
+    scaled, gain = base.normalised(transfer)
     held = values.constant("transfer", torch.view_as_real(scaled).clone(), wide=True)
     product = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
     image = builder.add(point.InverseFourier, product, name="image", size=spatial)

@@ -18,19 +18,9 @@ from ...folding.certificate import Certificate
 from ...testing import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
+from .. import point_operations as point
 from ..numpy.network import Network
 from ..operation import Operation
-from ..point_operations import (
-    Advance,
-    Combine,
-    Divide,
-    Fourier,
-    Grow,
-    InverseFourier,
-    Rebase,
-    SpectralForm,
-    SpectralProduct,
-)
 from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
@@ -47,7 +37,7 @@ if TYPE_CHECKING:
 STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
-_SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
+_SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
 unsigned void volatile while alignas alignof and and_eq asm bitand bitor bool catch class compl concept
@@ -114,7 +104,9 @@ def export_c(
         certificate=certificate,
         **_errors(folded, recipe, x, program.rounded),
     )
-    _save(result, *header_and_source(folded, program.constants, program.lines, result))
+    header, source = header_and_source(folded, program.constants, program.lines, result)
+    target.mkdir(parents=True, exist_ok=True)
+    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
     return result
 
 
@@ -136,7 +128,7 @@ def write(
         if len({program.wide(name) for name in features}) > 1:
             got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
             raise refusal("export_c(folded)", "operations that C has", got, remedy)
-        if not features and not isinstance(operation, (Advance, Grow)):
+        if not features and not isinstance(operation, (point.Advance, point.Grow)):
             write_scalar(operation, program)
         else:
             WRITE[type(operation)](operation, program)
@@ -206,7 +198,7 @@ def _expect_small(constants: Sequence[Constant]) -> None:
 
 
 def _expect_operation(operation: Operation, storage: str) -> None:
-    if isinstance(operation, (Grow, Combine)) and storage != "float":
+    if isinstance(operation, (point.Grow, point.Combine)) and storage != "float":
         raise refusal(
             'export_c(dtype="int8")',
             "a part without inner biases or branches",
@@ -217,11 +209,6 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     if isinstance(operation, _SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     WRITE.check(operation, "export_c(folded)", remedy)
-
-
-def _save(result: CExport, header: str, source: str) -> None:
-    result.header.parent.mkdir(parents=True, exist_ok=True)
-    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
 
 
 def _errors(
@@ -253,8 +240,8 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
 
     about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
     network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
-    read = [op.inputs[1] for op in recipe.operations if isinstance(op, Divide)]
-    read += [op.inputs[2] for op in recipe.operations if isinstance(op, Rebase)]
+    read = [op.inputs[1] for op in recipe.operations if isinstance(op, point.Divide)]
+    read += [op.inputs[2] for op in recipe.operations if isinstance(op, point.Rebase)]
     outputs, denominators = [], []
     with np.errstate(all="ignore"):
         for start in range(0, len(x), network.chunk_size):  # every value is held on to

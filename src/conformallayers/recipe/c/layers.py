@@ -66,7 +66,7 @@ def _pool(op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, program: P
     for values in (before, after, steps):
         numbers += _three(tuple(values), 1)
     numbers.append(prod(op.kernel) if isinstance(op, layer.NormPool) else 1)
-    ends = places.window_ends(op, program.shape(x), program.shape(y))
+    ends = places.window_ends(op, program.shape(x))
     missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
     for pair in (*missing, *ends):
         numbers += [int(n) for table in pair for n in table]

@@ -10,23 +10,22 @@ from math import prod
 
 import numpy as np
 
-from ..layer_operations import (
-    WIDE,
-    AddConstant,
-    Cast,
-    Elementwise,
-    Multiply,
-    PRelu,
-    Reshape,
-)
+from .. import layer_operations as layer
+from .. import point_operations as point
 from ..operation import Shape
-from ..point_operations import Divide
 from ..recipe import INPUT, Recipe
 from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel
 from .prune import Proofs
 
 IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
-_IN_PLACE = AddConstant, Divide, Elementwise, Multiply, PRelu, Reshape
+_IN_PLACE = (
+    layer.AddConstant,
+    point.Divide,
+    layer.Elementwise,
+    layer.Multiply,
+    layer.PRelu,
+    layer.Reshape,
+)
 
 
 @dataclass(eq=False)
@@ -44,8 +43,8 @@ def wide_values(recipe: Recipe) -> frozenset[str]:
     found: set[str] = set()
     shapes = recipe.shapes()
     for operation in recipe.operations:
-        if isinstance(operation, Cast):
-            wide = operation.to == WIDE
+        if isinstance(operation, layer.Cast):
+            wide = operation.to == layer.WIDE
         else:
             wide = any(name in found for name in operation.inputs)
         if wide:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...folding.certificate import Certificate, positive_definite
+from ...folding.certificate import Certificate, ErrorBudget, proven, weakest
 from ..layer_operations import Elementwise, Pad, Permute, Reshape
 from ..operation import Operation
 from ..point_operations import Advance, Normalize, QuadraticForm, Rebase, Rescale, SumSquares
@@ -61,28 +61,13 @@ def room_each(room: float, forms: int) -> float:
     return low
 
 
-def proven(form: Tensor, other: Tensor, epsilon: float, radius: float) -> bool:
-    """Prove ``ε(Q + I/R) ± (Q̂ − Q) ⪰ 0``.
-
-    Args:
-        form: Q in float64, (n, n).
-        other: Q̂.
-        epsilon: relative error that is allowed.
-        radius: the largest norm of an input; may be infinite.
-    """
-    room = epsilon * form
-    room.diagonal().add_(0.0 if math.isinf(radius) else epsilon / radius)
-    error = other - form
-    return positive_definite(room + error) and positive_definite(room - error)
-
-
-def needed(form: Tensor, epsilon: float, radius: float) -> Tensor:
+def needed(form: Tensor, budget: ErrorBudget) -> Tensor:
     """Return which entries of a form (n, n) have to stay, a mask; the diagonal always does."""
     stays = torch.eye(len(form), dtype=torch.bool)
     found = (form != 0) | stays
-    if epsilon <= 0:
+    if budget.epsilon <= 0:
         return found
-    size = form.diagonal() + (0.0 if math.isinf(radius) else 1 / radius)
+    size = form.diagonal() + budget.inverse_radius
     scale = size.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
     score = form.abs() * scale[:, None] * scale  # a correlation, so that edges count as the middle
     scores = score[found & ~stays].sort().values
@@ -93,7 +78,7 @@ def needed(form: Tensor, epsilon: float, radius: float) -> Tensor:
         if middle == low:
             break
         mask = (found & (score > scores[middle - 1])) | stays
-        if proven(form, form.where(mask, 0.0), epsilon, radius):
+        if proven(form, form.where(mask, 0.0), budget):
             low, least = middle, mask
         else:
             high = middle
@@ -166,10 +151,10 @@ class Proofs:
         whole = torch.from_numpy(exact[inner]) * operation.weight
         for storage, share in _COMPACT.items():
             mask = np.zeros(exact.shape, bool)
-            mask[inner] = needed(whole, share * room, radius).numpy()
+            mask[inner] = needed(whole, ErrorBudget(share * room, radius)).numpy()
             stored = form(name, exact, storage, mask)
             rounded = torch.from_numpy(stored.values[inner].astype(np.float64))
-            if proven(whole, rounded * operation.weight, room, radius):
+            if proven(whole, rounded * operation.weight, ErrorBudget(room, radius)):
                 return stored, replace(given, margin=0.0)
             if storage == self.storage == "int8_t":
                 return stored, None
@@ -214,10 +199,6 @@ class Proofs:
     def weakest(self) -> Certificate | None:
         """Return the weakest proof among the parts; in int8 one that lacks it leaves none."""
         proofs = [proof for proof in self._proven if proof is not None]
-        if not proofs or (self.storage != "float" and len(proofs) < len(self._proven)):
+        if self.storage != "float" and len(proofs) < len(self._proven):
             return None
-        return Certificate(
-            max(proof.epsilon for proof in proofs),
-            min(proof.max_norm for proof in proofs),
-            min(proof.margin for proof in proofs),
-        )
+        return weakest(proofs)

@@ -10,21 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import layer_operations as layer
 from .. import places
-from ..layer_operations import (
-    AdaptiveAvgPool,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Matmul,
-    Permute,
-    Reshape,
-    SparseMatmul,
-    Upsample,
-)
+from .. import point_operations as point
 from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import BandedForm, QuadraticForm, SumSquares
 from ..recipe import Recipe
 from .program import wide_values
 
@@ -52,14 +42,14 @@ def _double(array: Any) -> Array:
     return np.asarray(array.detach().cpu().to(torch.float64).numpy())
 
 
-def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, Matmul]:
+def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, layer.Matmul]:
     """Return the products with a factor of a form, by their values; one of few rows is smaller than a form."""
     readers = Counter(name for op in recipe.operations for name in op.inputs)
-    squared = {op.inputs[0] for op in recipe.operations if isinstance(op, SumSquares)}
+    squared = {op.inputs[0] for op in recipe.operations if isinstance(op, point.SumSquares)}
     return {
         op.outputs[0]: op
         for op in recipe.operations
-        if isinstance(op, Matmul)
+        if isinstance(op, layer.Matmul)
         and op.bias is None
         and op.outputs[0] in squared
         and readers[op.outputs[0]] == 1
@@ -81,30 +71,32 @@ class _Rewriter:
 
     def rewrite(self, op: Operation) -> None:
         """Append an operation, or those that take its place."""
-        if isinstance(op, BandedForm):
+        if isinstance(op, point.BandedForm):
             self._write_out(op)
         elif op in self._factors.values():
             return
-        elif isinstance(op, SumSquares) and op.inputs[0] in self._factors:
+        elif isinstance(op, point.SumSquares) and op.inputs[0] in self._factors:
             product = self._factors[op.inputs[0]]
             factor = self.constants[product.weight]
             held = self._constant(product, "form", factor.T @ factor)
-            self.rewrite(QuadraticForm(product.inputs, op.outputs, form=held, weight=op.weight))
-        elif isinstance(op, QuadraticForm):
+            self.rewrite(
+                point.QuadraticForm(product.inputs, op.outputs, form=held, weight=op.weight)
+            )
+        elif isinstance(op, point.QuadraticForm):
             # A form is what its two halves are together; where both are equal, this is exact.
             half = self.constants[op.form]
             self.constants[op.form] = (half + half.T) / 2
             self.operations.append(op)
-        elif isinstance(op, SparseMatmul):
+        elif isinstance(op, layer.SparseMatmul):
             rows, column, value = (self.constants[name] for name in (op.rows, op.column, op.value))
             columns = self._shapes[op.inputs[0]][0]
             matrix = places.written_out(rows, column, value, columns)
             held = self._constant(op, "weight", matrix)
-            self.operations.append(Matmul(op.inputs, op.outputs, weight=held))
-        elif isinstance(op, ConvTranspose):
+            self.operations.append(layer.Matmul(op.inputs, op.outputs, weight=held))
+        elif isinstance(op, layer.ConvTranspose):
             self._convolve(op)
-        elif isinstance(op, (AdaptiveAvgPool, AvgPool)) or (
-            isinstance(op, Upsample) and not op.mode.startswith("nearest")
+        elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)) or (
+            isinstance(op, layer.Upsample) and not op.mode.startswith("nearest")
         ):
             dtype = np.float64 if op.inputs[0] in self._wide_values else np.float32
             tables = places.resampled(op, self._shapes[op.inputs[0]], dtype)
@@ -121,7 +113,7 @@ class _Rewriter:
             self.wide.add(name)
         return name
 
-    def _write_out(self, op: BandedForm) -> None:
+    def _write_out(self, op: point.BandedForm) -> None:
         """Append a band as one matrix."""
         size, width = op.size, op.width
         (total,) = self._shapes[op.inputs[0]]
@@ -132,13 +124,13 @@ class _Rewriter:
         band[rest:, rest:] += self.constants[op.last]
         if op.factor and not self._forms:
             held, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
-            self.operations.append(Matmul(op.inputs, (image,), weight=held))
-            self.operations.append(SumSquares((image,), op.outputs, weight=op.weight))
+            self.operations.append(layer.Matmul(op.inputs, (image,), weight=held))
+            self.operations.append(point.SumSquares((image,), op.outputs, weight=op.weight))
             return
         held = self._constant(op, "form", band @ band.T if op.factor else band)
-        self.rewrite(QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
+        self.rewrite(point.QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
 
-    def _convolve(self, op: ConvTranspose) -> None:
+    def _convolve(self, op: layer.ConvTranspose) -> None:
         """Append a transposed convolution as a convolution of spread entries."""
         (x,), (y,) = op.inputs, op.outputs
         shape, weight = self._shapes[x], self.constants[op.weight]
@@ -148,7 +140,7 @@ class _Rewriter:
         self._along_axes(op, spread, z)
         held, options = self._constant(op, "kernel", turned), {"stride": (1,) * axes}
         options |= {"padding": (0,) * axes, "dilation": op.dilation}
-        conv = Conv((z,), op.outputs, weight=held, bias=op.bias, groups=op.groups, **options)
+        conv = layer.Conv((z,), op.outputs, weight=held, bias=op.bias, groups=op.groups, **options)
         self.operations.append(conv)
 
     def _along_axes(
@@ -164,8 +156,8 @@ class _Rewriter:
             turn = (*order[:axis], *order[axis + 1 :], axis)
             back = tuple(np.argsort(turn).tolist())
             a, b, c = (f"{result}.{axis}{letter}" for letter in "abc")
-            steps.append(Permute((value,), (a,), order=turn))
-            steps.append(Matmul((a,), (b,), weight=held))
-            steps.append(Permute((b,), (c,), order=back))
+            steps.append(layer.Permute((value,), (a,), order=turn))
+            steps.append(layer.Matmul((a,), (b,), weight=held))
+            steps.append(layer.Permute((b,), (c,), order=back))
             value, shape = c, (*shape[:axis], len(matrix), *shape[axis + 1 :])
-        self.operations += [*steps, Reshape((value,), (result,), shape=shape)]
+        self.operations += [*steps, layer.Reshape((value,), (result,), shape=shape)]

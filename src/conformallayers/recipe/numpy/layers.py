@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,17 +15,10 @@ from .. import places
 from ..operation import Runtime
 from ..places import Array
 
+if TYPE_CHECKING:
+    from .network import Network
+
 RUN = Runtime("numpy")
-
-
-class ConstantHolder(Protocol):
-    """What a function of an operation may ask of the network that runs it."""
-
-    dtype: np.dtype[Any]
-
-    def constant(self, name: str) -> Array:
-        """Return a constant."""
-        ...
 
 
 def flat(x: Array) -> Array:
@@ -33,9 +26,7 @@ def flat(x: Array) -> Array:
     return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
-def _affine(
-    net: ConstantHolder, y: Array, weight: str | None, bias: str | None, after: int = 0
-) -> Array:
+def _affine(net: Network, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
     """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
     for name, function in ((weight, np.multiply), (bias, np.add)):
         if name is not None:
@@ -48,7 +39,7 @@ def _affine(
 
 
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, net: ConstantHolder, x: Array) -> Array:
+def _matmul(op: layer.Matmul, net: Network, x: Array) -> Array:
     weight = net.constant(op.weight)
     if weight.shape[1] <= layer.LONG_ROW:
         y = x @ weight.T
@@ -67,7 +58,7 @@ def _long_product(x: Array, weight: Array) -> Array:
 
 
 @RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, net: ConstantHolder, x: Array) -> Array:
+def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
     """Add up the entries of each row, one sample at a time; reduceat has no empty sums."""
     rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
     y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
@@ -79,7 +70,7 @@ def _sparse_matmul(op: layer.SparseMatmul, net: ConstantHolder, x: Array) -> Arr
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, net: ConstantHolder, x: Array) -> Array:
+def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
     """Multiply all windows by one matrix for each group."""
     weight, axes, batch = net.constant(op.weight), len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
@@ -97,7 +88,7 @@ def _conv(op: layer.Conv, net: ConstantHolder, x: Array) -> Array:
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, net: ConstantHolder, x: Array) -> Array:
+def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
     """Add what every place of the kernel gives, then cut the padding off."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
     inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
@@ -116,7 +107,7 @@ def _conv_transpose(op: layer.ConvTranspose, net: ConstantHolder, x: Array) -> A
     return _channels_first(y[(slice(None), slice(None), *inside)], net, op.bias)
 
 
-def _channels_first(images: Array, net: ConstantHolder, bias: str | None) -> Array:
+def _channels_first(images: Array, net: Network, bias: str | None) -> Array:
     """Return (groups, B, ..., C / groups) as (B, C, ...), with one number added to each channel."""
     groups, batch, *spatial, channels = images.shape
     y = np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
@@ -137,35 +128,33 @@ def _windows(
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, net: ConstantHolder, x: Array) -> Array:
-    total = reduce(np.add, _entries(op, x.astype(np.float64), (1,) * len(op.kernel), 0.0))
+def _avg_pool(op: layer.AvgPool, net: Network, x: Array) -> Array:
+    total = reduce(np.add, _entries(op, x.astype(np.float64), 0.0))
     divisors = places.divisors(op, x.shape[1:], total.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
 
 @RUN.runs(layer.NormPool)
-def _norm_pool(op: layer.NormPool, net: ConstantHolder, x: Array) -> Array:
+def _norm_pool(op: layer.NormPool, net: Network, x: Array) -> Array:
     means = _avg_pool(op.averages, net, np.square(x, dtype=np.float64))
     return np.asarray(np.sqrt(means * math.prod(op.kernel)), x.dtype)
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, net: ConstantHolder, x: Array) -> Array:
-    return reduce(np.maximum, _entries(op, x, op.dilation, -np.inf))
+def _max_pool(op: layer.MaxPool, net: Network, x: Array) -> Array:
+    return reduce(np.maximum, _entries(op, x, -np.inf))
 
 
-def _entries(
-    op: layer.AvgPool | layer.MaxPool, x: Array, dilation: Sequence[int], fill: float
-) -> Iterator[Array]:
+def _entries(op: layer.AvgPool | layer.MaxPool, x: Array, fill: float) -> Iterator[Array]:
     """Yield, for each place of the window, the entries of all windows: each (B, C, *positions)."""
-    (result,) = op.shapes([x.shape[1:]], lambda _: ())
-    pads = places.margins(op, x.shape[1:], result)
-    windows = _windows(_surrounded(x, pads, fill), op.kernel, op.stride, dilation)
+    dilation = [d for *_, d in op.axes(x.shape[1:])]
+    surrounded = _surrounded(x, places.margins(op, x.shape[1:]), fill)
+    windows = _windows(surrounded, op.kernel, op.stride, dilation)
     return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
 
 
 @RUN.runs(layer.AdaptiveMaxPool)
-def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: ConstantHolder, x: Array) -> Array:
+def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: Network, x: Array) -> Array:
     for axis, table, _weights in places.resampled(op, x.shape[1:], x.dtype):
         x = np.take(x, table, axis + 1).max(axis + 1)
     return x
@@ -173,7 +162,7 @@ def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: ConstantHolder, x: Array) -
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
 def _resample(
-    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: ConstantHolder, x: Array
+    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Network, x: Array
 ) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
@@ -187,7 +176,7 @@ def _resample(
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, net: ConstantHolder, x: Array) -> Array:
+def _pad(op: layer.Pad, net: Network, x: Array) -> Array:
     return _surrounded(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, net, x)
 
 
@@ -265,7 +254,7 @@ RUN[layer.PRelu] = lambda op, net, x: np.where(x > 0, x, x * net.constant(op.slo
 
 
 @RUN.runs(layer.Softmax)
-def _softmax(op: layer.Softmax, net: ConstantHolder, x: Array) -> Array:
+def _softmax(op: layer.Softmax, net: Network, x: Array) -> Array:
     axis = op.axis + 1
     x = x - x.max(axis, keepdims=True)
     powers = np.exp(x)
@@ -274,13 +263,13 @@ def _softmax(op: layer.Softmax, net: ConstantHolder, x: Array) -> Array:
 
 
 @RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, net: ConstantHolder, x: Array) -> Array:
+def _layer_norm(op: layer.LayerNorm, net: Network, x: Array) -> Array:
     y = _standardized(x, tuple(range(x.ndim - op.axes, x.ndim)), op.eps)
     return _affine(net, y, op.weight, op.bias)
 
 
 @RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, net: ConstantHolder, x: Array) -> Array:
+def _group_norm(op: layer.GroupNorm, net: Network, x: Array) -> Array:
     groups = x.reshape(len(x), op.groups, math.prod(x.shape[1:]) // op.groups)
     y = _standardized(groups, (2,), op.eps)
     return _affine(net, y.reshape(x.shape), op.weight, op.bias, x.ndim - 2)

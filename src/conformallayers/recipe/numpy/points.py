@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,7 +15,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .. import point_operations as point
 from ..places import Array
 from ..point_operations import Key
-from .layers import RUN, ConstantHolder, flat
+from .layers import RUN, flat
+
+if TYPE_CHECKING:
+    from .network import Network
 
 __all__ = ["RUN"]
 _LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
@@ -39,7 +43,7 @@ GROWTH: dict[str, Callable[[Array], Array]] = {
 
 
 @RUN.runs(point.Normalize)
-def _normalize(op: point.Normalize, net: ConstantHolder, x: Array) -> tuple[Array, Array, Array]:
+def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Array, Array]:
     peak = np.maximum(_peak(x), x.dtype.type(min(op.offset, np.finfo(x.dtype).max)))
     peak = peak + (peak == 0)
     unit, m = x / _column(peak, x), peak.astype(np.float64)
@@ -47,18 +51,18 @@ def _normalize(op: point.Normalize, net: ConstantHolder, x: Array) -> tuple[Arra
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, net: ConstantHolder, z: Array) -> Array:
+def _sum_squares(op: point.SumSquares, net: Network, z: Array) -> Array:
     return _squared_norm(z) * op.weight
 
 
 @RUN.runs(point.Dot)
-def _dot(op: point.Dot, net: ConstantHolder, a: Array, b: Array) -> Array:
+def _dot(op: point.Dot, net: Network, a: Array, b: Array) -> Array:
     return np.asarray(flat(a * b).sum(1, dtype=np.float64) * op.weight)
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, net: ConstantHolder, z: Array, m: Array, tau: Array
+    op: point.Rescale, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
     n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
     if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
@@ -71,12 +75,12 @@ def _rescale(
 
 
 @RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, net: ConstantHolder, x: Array) -> Array:
+def _quadratic_form(op: point.QuadraticForm, net: Network, x: Array) -> Array:
     return _dots(x @ net.constant(op.form), x) * op.weight
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, net: ConstantHolder, x: Array) -> Array:
+def _banded_form(op: point.BandedForm, net: Network, x: Array) -> Array:
     size, width = op.size, op.width
     windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
     windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
@@ -92,26 +96,26 @@ def _banded_form(op: point.BandedForm, net: ConstantHolder, x: Array) -> Array:
 
 
 @RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, net: ConstantHolder, x: Array) -> Array:
+def _fourier(op: point.Fourier, net: Network, x: Array) -> Array:
     spectrum = np.fft.rfftn(x, axes=tuple(range(2, x.ndim)))
     rows = spectrum.reshape(*x.shape[:2], point.frequencies(x.shape[2:]))
     return rows.astype(np.result_type(x.dtype, np.complex64), copy=False)
 
 
 @RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, net: ConstantHolder, spectrum: Array) -> Array:
+def _spectral_form(op: point.SpectralForm, net: Network, spectrum: Array) -> Array:
     image = _product(net.constant(op.symbol), spectrum)
     product = (image * spectrum.conj()).real
     return np.asarray(product.sum((1, 2), dtype=np.float64) * op.weight)
 
 
 @RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, net: ConstantHolder, spectrum: Array) -> Array:
+def _spectral_product(op: point.SpectralProduct, net: Network, spectrum: Array) -> Array:
     return _product(net.constant(op.transfer), spectrum)
 
 
 @RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, net: ConstantHolder, spectrum: Array) -> Array:
+def _inverse_fourier(op: point.InverseFourier, net: Network, spectrum: Array) -> Array:
     half = spectrum.reshape(*spectrum.shape[:2], *op.size[:-1], op.size[-1] // 2 + 1)
     image = np.fft.irfftn(half, op.size, tuple(range(2, half.ndim)))
     return image.astype(spectrum.real.dtype, copy=False)
@@ -127,9 +131,7 @@ def _product(pairs: Array, spectrum: Array) -> Array:
 
 
 @RUN.runs(point.Advance)
-def _advance(
-    op: point.Advance, net: ConstantHolder, tau: Array, m: Array, *energies: Array
-) -> Array:
+def _advance(op: point.Advance, net: Network, tau: Array, m: Array, *energies: Array) -> Array:
     n, inverse = reduce(np.add, energies), _inverse(tau)
     if op.rule == "published":
         return np.asarray(tau + m * n)
@@ -137,13 +139,13 @@ def _advance(
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, net: ConstantHolder, v: Array, tau: Array, m: Array) -> Array:
+def _divide(op: point.Divide, net: Network, v: Array, tau: Array, m: Array) -> Array:
     return _scaled(v, op.scale * _inverse(tau))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, net: ConstantHolder, z: Array, m: Array, tau: Array
+    op: point.Rebase, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array]:
     coordinate = np.minimum(m * op.coordinate * tau, _LARGEST)
     alive = np.where(np.isnan(tau), tau, tau != 0)
@@ -151,7 +153,7 @@ def _rebase(
 
 
 @RUN.runs(point.Grow)
-def _grow(op: point.Grow, net: ConstantHolder, m: Array, tau: Array, *values: Array) -> Array:
+def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) -> Array:
     count = len(op.constant_parts)
     first = 1 if count else 0
     forms, growths = iter(values[first : first + op.form_count]), values[first + op.form_count :]
@@ -176,9 +178,7 @@ def _grow(op: point.Grow, net: ConstantHolder, m: Array, tau: Array, *values: Ar
 
 
 @RUN.runs(point.Combine)
-def _combine(
-    op: point.Combine, net: ConstantHolder, v: Array, tau: Array, *growths: Array
-) -> Array:
+def _combine(op: point.Combine, net: Network, v: Array, tau: Array, *growths: Array) -> Array:
     y, inverse, alive = np.zeros_like(v[:, 0]), _inverse(tau), (tau != 0).astype(np.float64)
     for index, key in enumerate(op.linear):
         y += _scaled(v[:, index], op.scale * _along(key, inverse, growths))

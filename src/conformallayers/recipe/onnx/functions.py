@@ -77,14 +77,6 @@ def _gelu_tanh(graph: OnnxGraph, x: Value) -> Value:
     return graph.add("Div", x, _one_and_exp(graph, inside))
 
 
-def _silu(graph: OnnxGraph, x: Value) -> Value:
-    return graph.add("Div", x, _one_and_exp(graph, x))
-
-
-def _sigmoid(graph: OnnxGraph, x: Value) -> Value:
-    return graph.add("Div", 1.0, _one_and_exp(graph, x))
-
-
 def _one_and_exp(graph: OnnxGraph, x: Value) -> Value:
     """Return ``1 + exp(−x)``; the Sigmoid of ONNX Runtime in float32 is constant below −18."""
     return graph.add("Add", graph.add("Exp", graph.add("Neg", x)), 1.0)
@@ -131,9 +123,9 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "selu": lambda graph, x: _elu(graph, x, _SELU_ALPHA, _SELU_SCALE),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
-    "silu": _silu,
+    "silu": lambda graph, x: graph.add("Div", x, _one_and_exp(graph, x)),
     "mish": _mish,
-    "sigmoid": _sigmoid,
+    "sigmoid": lambda graph, x: graph.add("Div", 1.0, _one_and_exp(graph, x)),
     "tanh": lambda graph, x: graph.add("Tanh", x),
     "softplus": _softplus,
     "hardtanh": _clip,

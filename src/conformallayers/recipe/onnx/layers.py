@@ -136,7 +136,7 @@ def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0)
         y = _resample(op, graph, graph.cast(x, WIDE))
         return graph.cast(y if scale == 1.0 else graph.add("Mul", y, scale), x.dtype)
     shape = graph.result_shape(op)
-    options, _ = _pooling(op, x, shape)
+    options, _ = _pooling(op, x)
     if len(op.kernel) == 2 and x.shape[0] % _BLOCK:
         weight = np.full((x.shape[0], 1, *op.kernel), 1 / prod(op.kernel))
         y = graph.add("Conv", x, weight, shape=shape, group=x.shape[0], **options)
@@ -164,10 +164,10 @@ def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
 
 
 def _pooling(
-    op: layer.AvgPool | layer.MaxPool, x: Value, shape: Shape
+    op: layer.AvgPool | layer.MaxPool, x: Value
 ) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """Return the attributes of a pooling, and its pads."""
-    pads = [(before, max(0, after)) for before, after in places.margins(op, x.shape, shape)]
+    pads = [(before, max(0, after)) for before, after in places.margins(op, x.shape)]
     ends = [end for both in zip(*pads, strict=True) for end in both]
     return {"kernel_shape": list(op.kernel), "strides": list(op.stride), "pads": ends}, pads
 
@@ -175,7 +175,7 @@ def _pooling(
 @RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     shape = graph.result_shape(op)
-    options, pads = _pooling(op, x, shape)
+    options, pads = _pooling(op, x)
     options["dilations"] = list(op.dilation)
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime

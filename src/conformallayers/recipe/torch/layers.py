@@ -5,34 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...functional import autocasts, full_precision, norm_pool, transformed, wide_dtype
-from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..operation import Runtime
-from ..point_operations import Advance, Grow
 from . import sparse
+
+if TYPE_CHECKING:
+    from .module import RecipeModule
 
 RUN = Runtime("torch")
 _LONG_WINDOW = 1024
 _FEW_BLOCKS = 16  # numbers whose sum loses nothing to speak of
-_CONVOLVE: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_ADAPTIVE_AVG: dict[int, Any] = {
-    1: F.adaptive_avg_pool1d,
-    2: F.adaptive_avg_pool2d,
-    3: F.adaptive_avg_pool3d,
-}
-_ADAPTIVE_MAX: dict[int, Any] = {
-    1: F.adaptive_max_pool1d,
-    2: F.adaptive_max_pool2d,
-    3: F.adaptive_max_pool3d,
+# The functions of torch for one to three spatial axes.
+_BY_AXES: dict[str, dict[int, Any]] = {
+    name: {axes: getattr(F, f"{name}{axes}d") for axes in (1, 2, 3)}
+    for name in ("conv", "conv_transpose", "max_pool", "adaptive_avg_pool", "adaptive_max_pool")
 }
 _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs,
@@ -55,31 +48,8 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 }
 
 
-class Holder(Protocol):
-    """The interface of a RecipeModule that the functions of operations use."""
-
-    calls: nn.ModuleDict
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the fold."""
-        ...
-
-    def constant(self, name: str) -> Tensor:
-        """Return a constant."""
-        ...
-
-    def optional(self, name: str | None) -> Tensor | None:
-        """Return a constant, or None where an operation has none."""
-        ...
-
-    def rule(self, operation: Advance | Grow) -> Rule:
-        """Return the rule of an activation."""
-        ...
-
-
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, module: Holder, x: Tensor) -> Tensor:
+def _matmul(op: layer.Matmul, module: RecipeModule, x: Tensor) -> Tensor:
     weight, bias = module.constant(op.weight), module.optional(op.bias)
     if weight.shape[1] <= layer.LONG_ROW:
         return F.linear(x, weight, bias)
@@ -102,7 +72,7 @@ def _long_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, module: Holder, x: Tensor) -> Tensor:
+def _sparse_matmul(op: layer.SparseMatmul, module: RecipeModule, x: Tensor) -> Tensor:
     with full_precision(x):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         value = module.constant(op.value).to(exact.dtype)
@@ -111,18 +81,18 @@ def _sparse_matmul(op: layer.SparseMatmul, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, module: Holder, x: Tensor) -> Tensor:
+def _conv(op: layer.Conv, module: RecipeModule, x: Tensor) -> Tensor:
     constants = module.constant(op.weight), module.optional(op.bias)
     options = op.stride, op.padding, op.dilation, op.groups
-    y: Tensor = _CONVOLVE[len(op.stride)](x, *constants, *options)
+    y: Tensor = _BY_AXES["conv"][len(op.stride)](x, *constants, *options)
     return y
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, module: Holder, x: Tensor) -> Tensor:
+def _conv_transpose(op: layer.ConvTranspose, module: RecipeModule, x: Tensor) -> Tensor:
     constants = module.constant(op.weight), module.optional(op.bias)
     options = op.stride, op.padding, op.output_padding, op.groups, op.dilation
-    y: Tensor = _TRANSPOSE[len(op.stride)](x, *constants, *options)
+    y: Tensor = _BY_AXES["conv_transpose"][len(op.stride)](x, *constants, *options)
     return y
 
 
@@ -132,7 +102,7 @@ def _for_sums(x: Tensor, entries: int) -> Tensor:
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, module: Holder, x: Tensor) -> Tensor:
+def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
     return _averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
 
 
@@ -156,30 +126,32 @@ def _averages(op: layer.AvgPool, x: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, module: Holder, x: Tensor) -> Tensor:
+def _max_pool(op: layer.MaxPool, module: RecipeModule, x: Tensor) -> Tensor:
     options = op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode
-    pooled: Tensor = _MAX_POOL[len(op.kernel)](x, *options)
+    pooled: Tensor = _BY_AXES["max_pool"][len(op.kernel)](x, *options)
     return pooled
 
 
 @RUN.runs(layer.AdaptiveAvgPool)
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Holder, x: Tensor) -> Tensor:
+def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: RecipeModule, x: Tensor) -> Tensor:
     wide = _for_sums(x, prod(x.shape[2:]) // prod(op.size))
-    pooled: Tensor = _ADAPTIVE_AVG[len(op.size)](wide, op.size)
+    pooled: Tensor = _BY_AXES["adaptive_avg_pool"][len(op.size)](wide, op.size)
     return pooled.to(x.dtype)
 
 
-RUN[layer.AdaptiveMaxPool] = lambda op, _, x: _ADAPTIVE_MAX[len(op.size)](x, op.size)
+RUN[layer.AdaptiveMaxPool] = lambda op, _, x: _BY_AXES["adaptive_max_pool"][len(op.size)](
+    x, op.size
+)
 
 
 @RUN.runs(layer.NormPool)
-def _norm_pool(op: layer.NormPool, module: Holder, x: Tensor) -> Tensor:
+def _norm_pool(op: layer.NormPool, module: RecipeModule, x: Tensor) -> Tensor:
     wide = _for_sums(x, prod(op.kernel))
     return norm_pool(wide, op.kernel, op.stride, op.ceil_mode).to(x.dtype)
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, module: Holder, x: Tensor) -> Tensor:
+def _pad(op: layer.Pad, module: RecipeModule, x: Tensor) -> Tensor:
     pads = [end for ends in reversed(op.pads) for end in ends]
     if op.mode == "zeros":
         return F.pad(x, pads, value=op.value)
@@ -187,7 +159,7 @@ def _pad(op: layer.Pad, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.Upsample)
-def _upsample(op: layer.Upsample, module: Holder, x: Tensor) -> Tensor:
+def _upsample(op: layer.Upsample, module: RecipeModule, x: Tensor) -> Tensor:
     x = x.contiguous()  # torch copies other entries of a channels-last map
     corners = None if op.mode.startswith("nearest") else op.align_corners
     if op.scales is None:
@@ -205,7 +177,7 @@ RUN[layer.Permute] = lambda op, _, x: x.permute(0, *(axis + 1 for axis in op.ord
 
 
 @RUN.runs(layer.Cast)
-def _cast(op: layer.Cast, module: Holder, x: Tensor) -> Tensor:
+def _cast(op: layer.Cast, module: RecipeModule, x: Tensor) -> Tensor:
     if op.to == layer.WIDE:
         return x.to(wide_dtype(x.device))
     if autocasts(x):
@@ -225,7 +197,7 @@ RUN[layer.GroupNorm] = lambda op, module, x: F.group_norm(
 
 
 @RUN.runs(layer.Call)
-def _call(op: layer.Call, module: Holder, *values: Any) -> Any:
+def _call(op: layer.Call, module: RecipeModule, *values: Any) -> Any:
     # A user's module may call view, which fails on a channels-last map.
     plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]
     return module.calls[op.module](*plain)

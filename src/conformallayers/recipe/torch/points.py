@@ -6,25 +6,19 @@ sample had to be normalised; then no τ is 0.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from ...functional import (
-    full_precision,
-    guarded_ratio,
-    may_look,
-    moderate_norm,
-    normalise,
-    rescaled,
-    scale_samples,
-    squared_norm,
-    squares_fit,
-    wide_dtype,
-)
+from ... import functional
 from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
 from ..point_operations import Key
-from .layers import RUN, Holder
+from .layers import RUN
+
+if TYPE_CHECKING:
+    from .module import RecipeModule
 
 __all__ = ["RULES", "RUN"]
 
@@ -36,51 +30,51 @@ RULES: dict[str, Rule] = {
 
 @RUN.runs(point.Normalize)
 def _normalize(
-    op: point.Normalize, module: Holder, x: Tensor
+    op: point.Normalize, module: RecipeModule, x: Tensor
 ) -> tuple[Tensor, Tensor | float, Tensor]:
-    tau = moderate_norm(x, op.limits)
+    tau = functional.moderate_norm(x, op.limits)
     if tau is None:
-        return normalise(x, op.offset)
+        return functional.normalise(x, op.offset)
     return x, 1.0, tau if op.offset == 0 else tau.hypot(tau.new_tensor(op.offset))
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, module: Holder, z: Tensor) -> Tensor:
-    energy = squared_norm(z)
+def _sum_squares(op: point.SumSquares, module: RecipeModule, z: Tensor) -> Tensor:
+    energy = functional.squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rescale, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n = squared_norm(z)
+    n = functional.squared_norm(z)
     # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
-    if not (may_look(z) and squares_fit(z, n, tau)):
-        z, factor = rescaled(z)
+    if not (functional.may_look(z) and functional.squares_fit(z, n, tau)):
+        z, factor = functional.rescaled(z)
         m, tau = m / factor, tau * factor
-        n = squared_norm(z)
+        n = functional.squared_norm(z)
     return z, m, tau, n * op.weight
 
 
 @RUN.runs(point.Dot)
-def _dot(op: point.Dot, module: Holder, a: Tensor, b: Tensor) -> Tensor:
-    with full_precision(a):
+def _dot(op: point.Dot, module: RecipeModule, a: Tensor, b: Tensor) -> Tensor:
+    with functional.full_precision(a):
         a, b = _at_least_float32(a), _at_least_float32(b)
         return _wide((a * b).flatten(1).sum(1)) * op.weight
 
 
 @RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, module: Holder, x: Tensor) -> Tensor:
-    with full_precision(x):
+def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) -> Tensor:
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         form = module.constant(op.form).to(x.dtype)
         return _wide((x @ form * x).sum(1)) * op.weight
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
-    with full_precision(x):
+def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tensor:
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
         size, width = op.size, op.width
@@ -95,8 +89,8 @@ def _banded_form(op: point.BandedForm, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
-    with full_precision(x):
+def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
+    with functional.full_precision(x):
         x = _at_least_float32(x)
         if x.shape[0] == 0:  # the transform does not take an empty batch
             count = point.frequencies(x.shape[2:])
@@ -106,21 +100,21 @@ def _fourier(op: point.Fourier, module: Holder, x: Tensor) -> Tensor:
 
 
 @RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, module: Holder, spectrum: Tensor) -> Tensor:
-    with full_precision(spectrum):
+def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
+    with functional.full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
         product = torch.view_as_real(images) * torch.view_as_real(spectrum)
         return _wide(product.sum((1, 2, 3))) * op.weight
 
 
 @RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, module: Holder, spectrum: Tensor) -> Tensor:
-    with full_precision(spectrum):
+def _spectral_product(op: point.SpectralProduct, module: RecipeModule, spectrum: Tensor) -> Tensor:
+    with functional.full_precision(spectrum):
         return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
 
 
 @RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor) -> Tensor:
+def _inverse_fourier(op: point.InverseFourier, module: RecipeModule, spectrum: Tensor) -> Tensor:
     if spectrum.shape[0] == 0:
         return torch.view_as_real(spectrum).new_zeros(0, spectrum.shape[1], *op.size)
     half = (*op.size[:-1], op.size[-1] // 2 + 1)
@@ -131,7 +125,7 @@ def _inverse_fourier(op: point.InverseFourier, module: Holder, spectrum: Tensor)
 
 @RUN.runs(point.Advance)
 def _advance(
-    op: point.Advance, module: Holder, tau: Tensor, m: Tensor | float, *energies: Tensor
+    op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
     total = energies[0]
     for energy in energies[1:]:
@@ -140,28 +134,30 @@ def _advance(
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, module: Holder, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
+def _divide(
+    op: point.Divide, module: RecipeModule, v: Tensor, tau: Tensor, m: Tensor | float
+) -> Tensor:
     if isinstance(m, float):
-        return scale_samples(v, op.scale / tau)
-    return scale_samples(v, guarded_ratio(op.scale, tau))
+        return functional.scale_samples(v, op.scale / tau)
+    return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, module: Holder, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rebase, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     coordinate = (m * op.coordinate * tau).clamp_max(LARGEST)
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
-    return scale_samples(z, guarded_ratio(op.scale, tau)), coordinate, alive
+    return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
 
 
 @RUN.runs(point.Grow)
-def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
+def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
     count = len(op.constant_parts)
     first = 1 if count else 0
     forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
-    inverse = guarded_ratio(1.0, tau)
+    inverse = functional.guarded_ratio(1.0, tau)
     linear = [_along(key, inverse, growths) for key in op.linear]
     energy, used = torch.zeros_like(tau), 0
     for a in range(len(linear)):
@@ -183,14 +179,16 @@ def _grow(op: point.Grow, module: Holder, m: Tensor, tau: Tensor, *values: Tenso
 
 
 @RUN.runs(point.Combine)
-def _combine(op: point.Combine, module: Holder, v: Tensor, tau: Tensor, *growths: Tensor) -> Tensor:
-    inverse, y = guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
+def _combine(
+    op: point.Combine, module: RecipeModule, v: Tensor, tau: Tensor, *growths: Tensor
+) -> Tensor:
+    inverse, y = functional.guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
     for index, key in enumerate(op.linear):
-        y = y + scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
+        y = y + functional.scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
     if op.vectors is not None:
         alive = (tau != 0).to(tau.dtype)
         for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
-            y = y + scale_samples(vector.expand_as(y), _along(key, alive, growths))
+            y = y + functional.scale_samples(vector.expand_as(y), _along(key, alive, growths))
     return y
 
 
@@ -219,4 +217,4 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _wide(n: Tensor) -> Tensor:
-    return n.to(wide_dtype(n.device))
+    return n.to(functional.wide_dtype(n.device))

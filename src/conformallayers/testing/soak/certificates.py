@@ -23,6 +23,7 @@ from ...folding.verify import verify
 from ...nn.activations import Gnomonic, ReSPro
 from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.layers import AvgPool2d, Conv2d, Linear
+from ..oracle import matrix_of
 from .case import Case
 from .reference import Reference
 
@@ -97,14 +98,10 @@ def _chain(rng: Random) -> tuple[ConformalLayers, tuple[int, ...]]:
 
 def _near_null_space(model: ConformalLayers, shape: tuple[int, ...], most: float) -> Tensor:
     """Return samples of norm ``most``: the first layer nearly sends them to 0; and random ones."""
-    size = math.prod(shape)
-    first = next(iter(model))
-    with torch.no_grad():
-        identity = torch.eye(size, dtype=torch.float64).view(size, *shape)
-        matrix = copy.deepcopy(first).double()(identity).flatten(1).T
+    matrix = matrix_of(next(iter(model)), shape)
     _, basis = torch.linalg.eigh(matrix.T @ matrix)  # columns, the null space first
     rows = [basis.T[:2] + share * basis.T[-2:] for share in (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1)]
-    x = torch.cat([*rows, torch.randn(6, size, dtype=torch.float64)])
+    x = torch.cat([*rows, torch.randn(6, math.prod(shape), dtype=torch.float64)])
     return _within(x, most).view(-1, *shape)
 
 

@@ -313,7 +313,8 @@ def output_shape(module: nn.Module, shape: Shape) -> Shape:
         if any(isinstance(part, RadialActivation) for part in module.modules()):
             return tuple(ConformalLayers(module).trace(shape).output_shape)
         was, _ = module.training, module.eval()
-        out = module(torch.zeros(1, *shape, dtype=_dtype_of(module)))
+        dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+        out = module(torch.zeros(1, *shape, dtype=dtype))
         module.train(was)
     return tuple(out.shape[1:])
 
@@ -324,10 +325,6 @@ def _is_tie(module: nn.Module, shape: Shape) -> bool:
         return False
     pixels = torch.arange(math.prod(shape), dtype=torch.float64).view(1, *shape)
     return not torch.equal(module(pixels), module(pixels.float()).double())
-
-
-def _dtype_of(module: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters()), torch.float32)
 
 
 def samples(rng: Random, shape: Shape, dtype: torch.dtype, batch: int = 7) -> Tensor:

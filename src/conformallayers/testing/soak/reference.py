@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from ...folding.folded import Folded
 from ...folding.part import TOLERANCES
 from ...nn.container import ConformalLayers
+from ...recipe.recipe import INPUT
+from ...recipe.torch.points import RUN
 from ..oracle import Run, run_conformal
 
-_RUNS = 3
+_SEEDS = 1, 2, 3  # of the runs with noise
 _SLACK = 12.0  # how many times the loss of the layers themselves a path may lose
 
 
@@ -34,42 +38,37 @@ class Reference:
         exact, x = copy.deepcopy(model).double().eval(), x.double()
         parts: list[Tensor] = []
         run = Run()
-        with torch.no_grad():
-            self.y = _run(exact, x, run, torch.float64, parts)
-        self.dtype, self.size = dtype, _norms(self.y)
         info = torch.finfo(dtype)
         # The oracle itself computes in float64: there the noise is made larger, and its effect smaller.
         larger = 64 if dtype == torch.float64 else 1
-        noise, of_forms = (
-            torch.stack(
-                [
-                    _norms(_shaken_run(exact, x, dtype, larger, seed, forms) - self.y)
-                    for seed in range(1, _RUNS + 1)
-                ]
-            ).amax(0)
-            / larger
-            for forms in (False, True)
-        )
+        shakes = [_shaking(seed, larger * info.eps) for seed in _SEEDS]
+        with torch.no_grad():
+            self.y = _run(exact, x, run, torch.float64, parts)
+            runs = [_run(exact, shake(x), Run(shake=shake), dtype, []) for shake in shakes]
+        self.dtype, self.size = dtype, _norms(self.y)
+        noise = torch.stack([_norms(y - self.y) for y in runs]).amax(0) / larger
         # Values below `tiny` have fewer digits; `floor` is what they lose together. The cut of t at the end
         # of float64 leaves some 1e-300 of what the oracle sends to 0.
         self.floor = max(info.tiny * (1 + self.y[0].numel()) ** 0.5, 1e-300)
         self.allowed = TOLERANCES[dtype] * self.size + _SLACK * noise + self.floor
-        self.forms = _SLACK * of_forms
         self.held = (self.size == 0) | (_SLACK * noise < 0.1 * self.size)
         for lost in run.lost:
             self.held &= ~lost
         for norm in parts:
             self.held &= ((norm == 0) | (norm > self.floor / info.eps)) & (norm < info.max / 16)
 
-    def error(self, y: Tensor, extra: float = 0.0, *, forms: bool = False) -> str | None:
-        """Say how far a result is off, or None if it is right; ``extra`` adds to the tolerance.
+    def error(self, y: Tensor, extra: float = 0.0, noise: Tensor | float = 0.0) -> str | None:
+        """Say how far a result is off, or None if it is right.
 
-        ``forms`` allows what rounding costs forms of parts.
+        Args:
+            y: the result.
+            extra: adds to the relative tolerance.
+            noise: what rounding costs a fold; see :func:`noise_of`.
         """
         if tuple(y.shape) != tuple(self.y.shape):
             return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"
         off = _norms(y.double() - self.y)
-        limit = self.allowed + extra * self.size + (self.forms if forms else 0.0)
+        limit = self.allowed + extra * self.size + _SLACK * noise
         wrong = self.held & ~(off <= limit)
         if not bool(wrong.any()):
             return None
@@ -97,19 +96,29 @@ def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list
     return x
 
 
-def _shaken_run(
-    model: nn.Module, x: Tensor, dtype: torch.dtype, larger: float, seed: int, forms: bool
-) -> Tensor:
-    """Multiply every value of every feature map by 1 + larger·eps·u, u uniform in [-1, 1]."""
-    generator, eps = torch.Generator().manual_seed(seed), larger * torch.finfo(dtype).eps
+def noise_of(folded: Folded, x: Tensor) -> Tensor:
+    """Return how far the result of a fold moves where every value of its recipe is shaken in float64."""
+    runs = []
+    for seed in _SEEDS:
+        shake, values = _shaking(seed, torch.finfo(torch.float64).eps), {INPUT: x}
+        for operation in folded.recipe.operations:
+            RUN.step(operation, folded, values)
+            written = {name: values[name] for name in operation.outputs}
+            # A peak that is the plain number 1 is exact.
+            values |= {n: shake(v) for n, v in written.items() if isinstance(v, Tensor)}
+        runs.append(_norms(values[folded.recipe.output].double() - folded(x).double()))
+    return torch.stack(runs).amax(0)
+
+
+def _shaking(seed: int, eps: float) -> Callable[[Tensor], Tensor]:
+    """Return a function that multiplies every number by 1 + eps·u, u uniform in [-1, 1]."""
+    generator = torch.Generator().manual_seed(seed)
 
     def shake(x: Tensor) -> Tensor:
         noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
-        return x * (1 + eps * (2 * noise - 1))
+        return (x * (1 + eps * (2 * noise - 1))).to(x.dtype)
 
-    with torch.no_grad():
-        run = Run(shake=shake, shake_forms=shake if forms else None)
-        return _run(model, shake(x), run, dtype, [])
+    return shake
 
 
 def _norms(y: Tensor) -> Tensor:

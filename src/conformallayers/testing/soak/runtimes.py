@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from ...folding.folded import Folded
 from ...folding.strategies import STRATEGIES
 from ...recipe.c.export import export_c
 from ...recipe.onnx.export import LIMITS, open_session
+from ...session.compiled import compile_fold
 from .case import Case
 from .generator import Generator, samples
 from .reference import Reference
@@ -93,31 +92,10 @@ def _onnx(folded: Folded, folder: Path) -> Run:
     return lambda x: torch.from_numpy(run(x.numpy()))
 
 
-_MAIN = """
-#include <stdio.h>
-#include "net.h"
-int main(void)
-{
-    static float x[NET_INPUT_SIZE], y[NET_OUTPUT_SIZE];
-    while (fread(x, sizeof x, 1, stdin) == 1) {
-        net_predict(x, y);
-        fwrite(y, sizeof y, 1, stdout);
-    }
-    return 0;
-}
-"""
-
-
 def _c(folded: Folded, folder: Path) -> Run:
-    export_c(folded, folder, name="net")
-    (folder / "main.c").write_text(_MAIN)
-    command = [str(COMPILER), "-std=c99", "-O1", "main.c", "net.c", "-lm", "-o", "net"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-
-    def run(x: Tensor) -> Tensor:
-        data = x.contiguous().numpy().tobytes()
-        done = subprocess.run([folder / "net"], input=data, check=True, capture_output=True)
-        y = np.frombuffer(done.stdout, np.float32).copy()
-        return torch.from_numpy(y).view(len(x), *folded.output_shape)
-
-    return run
+    export_c(folded, folder)  # what it does not refuse must compile
+    try:
+        run = compile_fold(folded, folder)
+    except ConformalError as error:
+        raise RuntimeError(f"C of {folded.strategy}: {error}") from error
+    return lambda x: torch.from_numpy(run(x.numpy()))
