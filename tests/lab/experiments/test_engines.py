@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import warnings
 from pathlib import Path
@@ -19,11 +18,9 @@ from support import assert_says
 
 def write(path: Path, model: nn.Module, *inputs: Tensor, **options: Any) -> Path:
     pytest.importorskip("onnxruntime")
-    data = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's deprecation
-        torch.onnx.export(model.eval(), inputs, data, dynamo=False, **options)
-    path.write_bytes(data.getvalue())
+        torch.onnx.export(model.eval(), inputs, path, dynamo=False, **options)
     return path
 
 

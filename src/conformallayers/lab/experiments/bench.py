@@ -70,13 +70,15 @@ def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = 
             engines[AGAINST] = against.engine(x)
         engines |= fold_engines(modules, sessions, x)
         seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
-        compared = conformal is not None and folded is not None
+        error = None
+        if conformal is not None and folded is not None:
+            error = fold_error(conformal, folded, x[:8])
         rows.append(
             {
                 "network": subject.name,
                 "batch": batch,
                 "strategy": "" if folded is None else folded.strategy,
-                "error": fold_error(conformal, folded, x[:8]) if compared else None,
+                "error": error,
                 "accuracy": None if subject.accuracy is None else dict(subject.accuracy),
                 "times": {key: list(found.milliseconds.values()) for key, found in seconds.items()},
                 "notes": notes | reasons | unopened,

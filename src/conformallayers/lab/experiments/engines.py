@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,9 +110,10 @@ def _compiled(model: nn.Module, x: Tensor) -> Engine:
 
 
 def _onnxruntime(model: nn.Module, x: Tensor) -> Engine:
-    data = io.BytesIO()
-    torch.onnx.export(model, (x,), data, dynamo=False)  # with dynamo it needs onnxscript
-    return _fed(_opened(data.getvalue(), "bench"), x)
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
+        path = f"{folder}/relu.onnx"
+        torch.onnx.export(model, (x,), path, dynamo=False)  # with dynamo it needs onnxscript
+        return _fed(_opened(path, "bench"), x)
 
 
 def _openvino(model: nn.Module, x: Tensor) -> Engine:
@@ -208,14 +209,14 @@ class OnnxFile:
         return run
 
 
-def _opened(model: str | bytes, where: str) -> Any:
+def _opened(path: str, where: str) -> Any:
     """Open a model in ONNX Runtime on the CPU."""
     try:
         import onnxruntime
     except ImportError as error:
         raise missing_extra("onnxruntime", "onnx", where) from error
     try:
-        return inference_session(onnxruntime, model)
+        return inference_session(onnxruntime, path)
     except Exception as error:
         expected = f"a model that ONNX Runtime {onnxruntime.__version__} runs"
         remedy = "Write one with torch.onnx.export."

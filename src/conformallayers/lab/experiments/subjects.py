@@ -89,13 +89,13 @@ def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Su
     depths = tuple(depths)
     for mode in ("zeros", "circular"):
         for k in depths:
-            conformal = partial(networks.DkNetCL, k, padding_mode=mode)
+            deep = partial(networks.DkNetCL, k, padding_mode=mode)
             name = f"DkNet {k}" + (" circular" if mode == "circular" else "")
-            found.append(subject(name, conformal, partial(networks.DkNet, k)))
+            found.append(subject(name, deep, partial(networks.DkNet, k)))
     for preset in PRESETS:
         name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
-        conformal = partial(networks.StageNet, preset)
-        found.append(subject(name, conformal, partial(_twin, preset), (twin, name)))
+        staged = partial(networks.StageNet, preset)
+        found.append(subject(name, staged, partial(_twin, preset), (twin, name)))
     found.append(subject("ResNet8", None, _resnet, ("ResNet8",)))
     return found
 
