@@ -44,6 +44,7 @@ _HOMES = {
     "export_c": "recipe.c.export",
     "export_onnx": "recipe.onnx.export",
     "Session": "session.session",
+    "compare": "session.compare",
 }
 _SUBMODULES = ("functional", "networks", "testing")
 
@@ -85,6 +86,7 @@ __all__ = [
     "Split",
     "Traced",
     "__version__",
+    "compare",
     "export_c",
     "export_onnx",
     "fold",
@@ -139,6 +141,7 @@ if TYPE_CHECKING:
     from .recipe.c.files import CExport
     from .recipe.onnx.export import export_onnx
     from .registry.registry import register_homogeneous, register_linear
+    from .session.compare import compare
     from .session.session import Session
     from .testing import fold_error
 

@@ -41,10 +41,11 @@ def bench(
     *,
     options: Annotated[BenchOptions | None, FLAT] = None,
 ) -> None:
-    """Time folded networks against their layers and their ReLU counterparts in four engines.
+    """Time folded networks against their layers, in sessions, and against ReLU networks in other engines.
 
     Args:
-        networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9"; all if none is given.
+        networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9", StageNet-micro, ResNet8, or files written by
+            cl.save and run folders; all networks if none is given.
     """
     from ..lab.experiments.bench import run_bench
 

@@ -225,9 +225,9 @@ def test_other_numbers_refuse_the_export(
     change: Callable[[Any], Any], message: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(b"the file before")
-    held = exporter._session
+    held = exporter.inference_session
     exporter._newest()
-    monkeypatch.setattr(exporter, "_session", lambda *a: Wrong(held(*a), change))
+    monkeypatch.setattr(exporter, "inference_session", lambda *a: Wrong(held(*a), change))
     with pytest.raises(cl.ConformalError, match=message):
         export_onnx(network(), path)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [b"the file before"]

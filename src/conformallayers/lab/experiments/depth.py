@@ -15,6 +15,7 @@ from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
+from ...session.compare import run_layers
 from ...testing import fold_error
 from ...utils.timing import interleave
 from ..checks import require_positive
@@ -22,7 +23,6 @@ from ..report import figures
 from ..settings import torch_settings
 from .options import DepthOptions
 from .records import Measurements, Row
-from .timing import run_layers
 
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"

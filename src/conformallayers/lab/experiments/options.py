@@ -190,7 +190,10 @@ class BenchOptions:
         depths: Depths of DkNet, zero-padded and circular.
         executions: Timed calls of each engine, three per turn.
         tolerance: Also fold with this relative error of the denominator, for pixels in [0, 1].
-        threads: Threads of every engine; all cores if not given.
+        sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy, c; onnxruntime and c if none is given.
+        against: ONNX file to time beside every network, in ONNX Runtime.
+        threads: Threads of every engine but C, which has one; all cores if not given.
+        results: Folder of the results of the experiments, which have the accuracies.
         out: Folder for bench.json, bench.md and bench.png.
         keep: Keep the rows of an earlier run that this run does not measure.
     """
@@ -199,7 +202,10 @@ class BenchOptions:
     depths: tuple[int, ...] = (1, 3, 9, 13, 30)
     executions: int = 45
     tolerance: float | None = 1e-3
+    sessions: tuple[str, ...] = ()
+    against: Path | None = None
     threads: int | None = None
+    results: Path = Path("results")
     out: Path = Path("results/benchmarks")
     keep: bool = False
 

@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from ...utils.text import size
-from ..experiments import cost, paper, robustness
+from ..experiments import bench, cost, paper, robustness
 from ..experiments.records import mean_and_spread
-from ..experiments.timing import fastest_other
 
 Record = dict[str, Any]
 # What a section's part of the template reads.
@@ -138,20 +137,8 @@ def robustness_section(record: Record, folder: Path) -> Context:
 
 def bench_section(record: Record, folder: Path) -> Context:
     """Compare engines."""
-    rows = record["rows"]
-    names = list(dict.fromkeys(name for row in rows for name in row["times"]))
-    lines: list[list[object]] = []
-    for row in rows:
-        times = {name: entry[0] for name, entry in row["times"].items()}
-        other = fastest_other(times)
-        shown = [f"{times[name]:.2f}" if name in times else "" for name in names]
-        ratio = f"{times[other] / times['folded']:.2f}" if other and "folded" in times else ""
-        lines.append([row["network"], row["batch"], *shown, row["strategy"], ratio])
-    return {
-        "header": ["network", "batch", *names, "strategy", "times as fast"],
-        "lines": lines,
-        **_source(record, folder, "bench", "conformallayers bench"),
-    }
+    source = _source(record, folder, "bench", "conformallayers bench")
+    return {"table": bench.cells(record["rows"]), **source}
 
 
 def steps_section(record: Record, folder: Path) -> Context:

@@ -159,7 +159,7 @@ def _newest() -> int:
     identity = Recipe((1,), (1,), (), INPUT)
     for version in range(OPSETS[1], OPSETS[0], -1):
         try:
-            _session(runtime, onnx_model(identity, "float32", version).SerializeToString())
+            inference_session(runtime, onnx_model(identity, "float32", version).SerializeToString())
         except Exception:
             continue
         return version
@@ -183,14 +183,15 @@ def _opened(
     runtime: Any, model: str | bytes, folded: Any, threads: int | None = None
 ) -> Callable[[Any], Any]:
     try:
-        session = _session(runtime, model, threads)
+        session = inference_session(runtime, model, threads)
     except Exception as error:
-        got = f"what ONNX Runtime {runtime.__version__} does not run: {_first_line(error)}"
+        got = f"what ONNX Runtime {runtime.__version__} does not run: {first_line(error)}"
         raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
     return lambda x: session.run([OUTPUT], {INPUT: x})[0]
 
 
-def _session(runtime: Any, model: str | bytes, threads: int | None = None) -> Any:
+def inference_session(runtime: Any, model: str | bytes, threads: int | None = None) -> Any:
+    """Open a model on the CPU with the package onnxruntime; None takes as many threads as torch has."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
     options.inter_op_num_threads = 1
@@ -236,7 +237,7 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
     try:
         onnx.checker.check_model(name, full_check=True)
     except Exception as error:
-        got = f"what onnx refuses: {_first_line(error)}"
+        got = f"what onnx refuses: {first_line(error)}"
         raise refusal(_WHERE, "a valid model", got, _remedy(folded)) from error
     runtime = _runtime()
     if runtime is None:
@@ -298,7 +299,7 @@ def _remedy(folded: Any) -> str:
     return 'Fold with strategy="dense", which keeps no layers.'
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of what went wrong at the bottom, shortened."""
     while error.__cause__ is not None:
         error = error.__cause__

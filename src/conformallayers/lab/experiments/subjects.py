@@ -1,0 +1,162 @@
+"""What the benchmark measures: networks by name and files, with the accuracies that are known of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from torch import nn
+
+from ... import networks
+from ...errors import refusal
+from ...folding.folded import Folded
+from ...networks.stages import PRESETS
+from ..checks import require_choice
+from ..data.image_adapter import from_images
+from ..training.runs import RESULT
+from ..training.saved_models import CHECKPOINT, Loaded, load_model
+from .contestants import CONTESTANTS
+from .deployed import merged
+from .records import Row
+
+DATASET = "cifar10"  # of the accuracies
+FOLD, RELU = "fold", "relu"  # keys of accuracies
+_FILE = ".safetensors"
+Build = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network that is measured.
+
+    Args:
+        name: in the table, and on the command line.
+        conformal: makes the conformal network; None if there is none, or a fold alone.
+        relu: makes its ReLU counterpart, or a plain network on its own, as it is deployed.
+        folded: the fold of a file.
+        shape: of one sample.
+        accuracy: of the trained networks, by FOLD and RELU; empty: untrained, None: not known.
+    """
+
+    name: str
+    conformal: Build | None = None
+    relu: Build | None = None
+    folded: Folded | None = None
+    shape: tuple[int, ...] = networks.IMAGE_SHAPE
+    accuracy: Mapping[str, float] | None = None
+
+
+def chosen_subjects(names: Sequence[str], depths: Iterable[int], results: Path) -> list[Subject]:
+    """Return networks and files by their names; all networks if there are none.
+
+    Args:
+        names: such as ``"LeNet"``, ``"DkNet 9"``, ``"StageNet-micro"`` or the path of a file.
+        depths: of DkNet.
+        results: folder of the experiments, where accuracies are found.
+    """
+    known = {one.name: one for one in _networks(depths, _accuracies(results))}
+    found = []
+    for name in names or known:
+        if name not in known and (name.endswith(_FILE) or os.path.exists(name)):
+            found.append(_read_file(name))
+            continue
+        require_choice("bench", name, known, "Name a network; --depths adds depths of DkNet.")
+        found.append(known[name])
+    return found
+
+
+def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Subject]:
+    """Return the networks of the paper, StageNets beside their ReLU twins, and ResNet-8."""
+
+    def subject(
+        name: str, conformal: Build | None, relu: Build, trained: Sequence[str] = ()
+    ) -> Subject:
+        keys = zip((RELU, FOLD), trained, strict=False)
+        accuracy = {key: accuracies[one] for key, one in keys if one in accuracies}
+        return Subject(name, conformal, relu, accuracy=accuracy)
+
+    base = ("BaseReLUNet", "BaseReSProNet")
+    found = [
+        subject("Base", networks.BaseReSProNet, networks.BaseReLUNet, base),
+        subject("LeNet", networks.LeNetCL, networks.LeNet, ("LeNet", "LeNetCL")),
+        subject("D3ModNet", networks.D3ModNetCL, networks.D3ModNet),
+    ]
+    depths = tuple(depths)
+    for mode in ("zeros", "circular"):
+        for k in depths:
+            deep = partial(networks.DkNetCL, k, padding_mode=mode)
+            name = f"DkNet {k}" + (" circular" if mode == "circular" else "")
+            found.append(subject(name, deep, partial(networks.DkNet, k)))
+    for preset in PRESETS:
+        name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
+        staged = partial(networks.StageNet, preset)
+        found.append(subject(name, staged, partial(_twin, preset), (twin, name)))
+    found.append(subject("ResNet8", None, _resnet, ("ResNet8",)))
+    return found
+
+
+def _twin(preset: str) -> nn.Module:
+    return merged(networks.StageReLUNet(preset))
+
+
+def _resnet() -> nn.Module:
+    return merged(networks.ResNet8())
+
+
+def _accuracies(results: Path) -> dict[str, float]:
+    """Return the accuracies on CIFAR-10: those of experiment 5, and of the paper's settings for its networks."""
+    rows = _rows(results / "experiment5" / f"{DATASET}.json")
+    found = {
+        name: fmean(row["accuracy"] for row in rows if row["name"] == name)
+        for name in dict.fromkeys(row["name"] for row in rows)
+    }
+    for path in (results / "accuracy").glob(f"*-{DATASET}.json"):
+        found[path.stem.removesuffix(f"-{DATASET}")] = _read(path)["accuracy"]
+    return found
+
+
+def _read_file(name: str) -> Subject:
+    """Return the fold or the model of a file, or of a run folder."""
+    loaded = load_model(name, "bench")
+    share = _file_accuracy(loaded)
+    plain = not loaded.folds and not isinstance(loaded.module, Folded)
+    accuracy = None if share is None else {RELU if plain else FOLD: share}
+    if isinstance(loaded.module, Folded):
+        shape = loaded.module.input_shape
+        return Subject(name, folded=loaded.module, shape=shape, accuracy=accuracy)
+    if loaded.shape is None:
+        remedy = "Fold it first: conformallayers fold --input-shape 1 28 28."
+        raise refusal(f"bench {name}", "a model with an input shape", "none", remedy)
+    model = from_images(loaded.module, loaded.shape, "bench")
+    if plain:
+        return Subject(name, relu=lambda: merged(model), shape=loaded.shape, accuracy=accuracy)
+    return Subject(name, conformal=lambda: model, shape=loaded.shape, accuracy=accuracy)
+
+
+def _file_accuracy(loaded: Loaded) -> float | None:
+    """Return the accuracy of a file: from its notes, the result of its run, or the table of experiment 5 beside it."""
+    path = loaded.path
+    found = [loaded.about.get("accuracy")]
+    if path.name == CHECKPOINT:
+        found.append(_read(path.with_name(RESULT)).get("accuracy"))
+    for table in sorted(path.parent.glob("*.json")):
+        name = path.stem.removesuffix(f"-{table.stem}")
+        if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed
+            rows = [row for row in _rows(table) if row["name"] == name and row["seed"] == 0]
+            found += [row["accuracy"] for row in rows]
+    return next((share for share in found if isinstance(share, float)), None)
+
+
+def _rows(table: Path) -> list[Row]:
+    """Return the rows of a record of experiment 5, none if there is no such file."""
+    return _read(table)["rows"] if table.exists() else []
+
+
+def _read(path: Path) -> Row:
+    record: Row = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return record

@@ -1,0 +1,142 @@
+"""Time a model layer by layer and folded, in turns, beside the errors against the layers in float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import refusal
+from ..folding.folded import Folded
+from ..nn.container import layer_by_layer
+from ..testing.checks import reference, relative_error
+from ..utils.text import table
+from ..utils.timing import Timing, interleave
+from .session import ENGINES, Session
+
+LAYERS, FOLDED = "layers", "folded"
+_CALLS = 3  # timed calls per turn
+_BUDGET = 20.0  # seconds after which no further turn begins
+_WHERE = "compare(model, folded, x)"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The times of engines on one batch, and their errors; prints as a table.
+
+    Attributes:
+        batch: the number of samples.
+        timings: seconds of a batch by engine: ``median``, ``low`` and ``high`` (the quartiles).
+        errors: the largest ``‖y − ŷ‖ / ‖ŷ‖`` of a sample by engine; ŷ comes from the layers in float64.
+    """
+
+    batch: int
+    timings: Mapping[str, Timing]
+    errors: Mapping[str, float]
+
+    @property
+    def milliseconds(self) -> dict[str, float]:
+        """The median time of a batch, by engine."""
+        return {name: 1e3 * timing.median for name, timing in self.timings.items()}
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The median times over that of the layers: below 1 is faster."""
+        layers = self.timings[LAYERS].median
+        return {name: timing.median / layers for name, timing in self.timings.items()}
+
+    def __str__(self) -> str:
+        rows = [
+            (name, f"{time:.3f}", f"{self.ratios[name]:.2f}", f"{self.errors[name]:.1e}")
+            for name, time in self.milliseconds.items()
+        ]
+        return table(("engine", f"ms for a batch of {self.batch}", "time / layers", "error"), rows)
+
+    __repr__ = __str__
+
+
+def compare(
+    model: nn.Module,
+    folded: Folded,
+    x: Tensor,
+    *,
+    engines: Sequence[str] = (),
+    executions: int = 45,
+    threads: int | None = None,
+) -> Comparison:
+    """Time a model layer by layer, its fold in torch, and sessions in other engines, on one batch.
+
+    All take turns in this process, with a pause between them, so that a busy machine slows all alike. The model is
+    copied and runs in evaluation mode, each layer for itself. Slow models are called less often.
+
+    Args:
+        model: the model that was folded, on the CPU.
+        folded: the result of :func:`conformallayers.fold`.
+        x: a batch (B, *input_shape) in the dtype of the fold.
+        engines: of :class:`conformallayers.Session`: ``"onnxruntime"``, ``"torch"``, ``"numpy"``, ``"c"``.
+        executions: timed calls of each, three per turn.
+        threads: of ONNX Runtime; None takes as many as torch has.
+
+    Returns:
+        A :class:`Comparison` with the engines ``"layers"`` and ``"folded"`` and those that were named; prints as a table.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Conv2d(4, 4, 3), cl.ReSPro())
+        >>> folded, x = cl.fold(model, (1, 8, 8)), torch.rand(3, 1, 8, 8)
+        >>> result = cl.compare(model, folded, x, engines=["numpy"], executions=3)
+        >>> list(result.milliseconds), result.ratios["layers"], max(result.errors.values()) < 5e-6
+        (['layers', 'folded', 'numpy'], 1.0, True)
+    """
+    _check(model, folded, x, engines, executions)
+    layers = copy.deepcopy(model).eval()
+    parameters = (p.dtype for p in layers.parameters() if p.is_floating_point())
+    runs: dict[str, Callable[[], Tensor]] = {
+        LAYERS: partial(run_layers, layers, x.to(next(parameters, x.dtype))),
+        FOLDED: partial(run_layers, folded, x),
+    }
+    for name in engines:
+        runs[name] = partial(Session(folded, engine=name, threads=threads), x)
+    expected = reference(model, x)
+    errors = {name: relative_error(run(), expected) for name, run in runs.items()}
+    rounds = math.ceil(executions / _CALLS)
+    timings = interleave(runs, rounds=rounds, calls=_CALLS, budget=_BUDGET)
+    return Comparison(len(x), timings, errors)
+
+
+def run_layers(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
+    with torch.inference_mode(), layer_by_layer():
+        y: Tensor = model(x)
+    return y
+
+
+def _check(
+    model: object, folded: object, x: object, engines: Sequence[str], executions: object
+) -> None:
+    """Refuse arguments that cannot be timed or compared."""
+    order = "The order is compare(model, folded, x)."
+    if not isinstance(model, nn.Module) or isinstance(model, Folded):
+        raise refusal(_WHERE, "the model first", f"a {type(model).__name__}", order)
+    if not isinstance(folded, Folded):
+        remedy = f"Fold it: cl.fold(model, input_shape). {order}"
+        raise refusal(_WHERE, "a Folded second", type(folded).__name__, remedy)
+    if not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
+        got = "an empty one" if isinstance(x, Tensor) else type(x).__name__
+        raise refusal(_WHERE, "a batch of samples, a tensor", got, "Use torch.as_tensor(x).")
+    places = {str(t.device) for t in (x, folded.anchor, *model.parameters(), *model.buffers())}
+    if places != {"cpu"}:
+        got, remedy = f"tensors on {', '.join(sorted(places))}", "Move them with .cpu()."
+        raise refusal(_WHERE, "everything on the CPU, whose time is measured", got, remedy)
+    if isinstance(engines, str) or any(name not in ENGINES for name in engines):
+        expected, remedy = f"a list of {', '.join(ENGINES)}", 'For one: engines=["c"].'
+        raise refusal("compare(engines=...)", expected, repr(engines), remedy)
+    if isinstance(executions, bool) or not isinstance(executions, int) or executions < 1:
+        remedy = "It is the number of timed calls."
+        raise refusal("compare(executions=...)", "a whole number > 0", repr(executions), remedy)
+    run_layers(folded, x)  # which refuses other shapes and dtypes
