@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.pruners import HyperbandPruner
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import MaxTrialsCallback, Study
@@ -205,7 +205,7 @@ def _drop_cut_line(journal: Path) -> None:
         lock.release()
 
 
-class _Sampler(BaseSampler):
+class _Sampler(TPESampler):
     """TPE whose random numbers depend only on the seed and the number of the trial.
 
     A resumed study therefore draws the same trials as an uninterrupted one, and processes that
@@ -213,23 +213,13 @@ class _Sampler(BaseSampler):
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._seed = seed
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         numbers = np.random.SeedSequence([self._seed, trial.number])
-        self._tpe = TPESampler(seed=int(numbers.generate_state(1)[0]))
-        self._tpe.before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Row:
-        return self._tpe.infer_relative_search_space(study, trial)
-
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Row) -> Row:
-        return self._tpe.sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
-    ) -> Any:
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        super().__init__(seed=int(numbers.generate_state(1)[0]))
+        super().before_trial(study, trial)
 
 
 def _summary(study: Study) -> Row:
