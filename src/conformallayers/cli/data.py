@@ -2,13 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import App
 
 from ..errors import refusal
 from ..lab.experiments.options import DataOptions
-from .models import FLAT
+from .models import Flat
 
 data = App(name="data", help="List, check and download the image data sets.")
 
@@ -28,11 +27,7 @@ def list_(*, data_root: Path | None = None) -> None:
 
 
 @data.command
-def check(
-    names: tuple[str, ...] = (),
-    *,
-    options: Annotated[DataOptions | None, FLAT] = None,
-) -> None:
+def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> None:
     """Check every file; exit with 1 if a file is bad, or if a named data set is missing.
 
     Args:
