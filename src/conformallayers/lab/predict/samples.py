@@ -89,23 +89,12 @@ def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
 
 
 def _in_folder(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    stack = [(path, sorted_entries(path))]
-    while stack:
-        folder, entries = stack[-1]
-        try:
-            name, is_folder = next(entries)
-        except StopIteration:
-            stack.pop()
-            continue
-        except OSError as error:
-            stack.pop()
-            yield Broken(folder, error.strerror or type(error).__name__)
-            continue
-        below = os.path.join(folder, name)
-        if is_folder:
-            stack.append((below, sorted_entries(below)))
-        else:
-            yield from _in_file(below, shape)
+    try:
+        for name, is_folder in sorted_entries(path):
+            below = os.path.join(path, name)
+            yield from (_in_folder if is_folder else _in_file)(below, shape)
+    except OSError as error:
+        yield Broken(path, error.strerror or type(error).__name__)
 
 
 def sorted_entries(folder: str, most: int = _NAMES) -> Iterator[tuple[str, bool]]:
