@@ -149,7 +149,19 @@ def export(model: Path, *, format: str, out: Path, options: Flat[ExportOptions] 
     else:
         folded, labels = _folded(loaded, "export", folding)
     folded.labels, folded.about = labels, dict(loaded.about) or None
-    {"c": _write_c, "onnx": _write_onnx, "numpy": _write_numpy}[format](folded, out, options)
+    if format == "numpy":
+        _write_numpy(folded, out)
+    elif format == "onnx":
+        from ..recipe.onnx.export import export_onnx
+
+        export_onnx(folded, out, opset=options.opset)
+        _print_written(out)
+    else:
+        from ..recipe.c.export import export_c
+
+        samples = None if options.samples is None else _samples(options.samples, folded)
+        dtype = options.dtype or "float32"
+        print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
 
 
 def predict(
@@ -214,22 +226,7 @@ def _folded(
     return folded, checked_labels(labels, outputs, where)
 
 
-def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..recipe.c.export import export_c
-
-    samples = None if options.samples is None else _samples(options.samples, folded)
-    dtype = options.dtype or "float32"
-    print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
-
-
-def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..recipe.onnx.export import export_onnx
-
-    export_onnx(folded, out, opset=options.opset)
-    _print_written(out)
-
-
-def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
+def _write_numpy(folded: "Folded", out: Path) -> None:
     """Save the fold, and compare conformallayers.numpy with torch before the file is in place."""
     import numpy as np
     import torch

@@ -134,6 +134,10 @@ def _part_row(part: Part, labels: Tensor) -> Row:
 
 
 def _form_row(form: Form) -> Row:
+    images: Row = {}
+    if form.eigenimages.dim() == 4:
+        images["eigenimage_frequencies"] = _numbers(frequencies(form.eigenimages))
+        images["eigenimage_grey_shares"] = _numbers(_grey_shares(form.eigenimages))
     return {
         "layers": list(form.layers),
         "rule": form.rule.name,
@@ -142,15 +146,8 @@ def _form_row(form: Form) -> Row:
         "top_shares": {str(count): form.share(count) for count in _TOP},
         "reach": form.reach,
         "falloff": None if form.falloff is None else _numbers(form.falloff),
-        **(_image_rows(form.eigenimages) if form.eigenimages.dim() == 4 else {}),
+        **images,
         "eigenvalues": _numbers(form.eigenvalues),
-    }
-
-
-def _image_rows(images: Tensor) -> Row:
-    return {
-        "eigenimage_frequencies": _numbers(frequencies(images)),
-        "eigenimage_grey_shares": _numbers(_grey_shares(images)),
     }
 
 
