@@ -11,8 +11,8 @@ from ..lab.experiments.options import (
     BenchOptions,
     CellOptions,
     CostOptions,
-    DataOptions,
     DepthOptions,
+    InspectOptions,
     RobustnessOptions,
     SweepOptions,
 )
@@ -125,31 +125,16 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> 
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
 
-def inspect(
-    run: Path,
-    *,
-    dataset: str | None = None,
-    samples: int | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    threads: int | None = None,
-    data: Flat[DataOptions] = None,
-) -> None:
+def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptions] = None) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
         run: Run folder, or checkpoint.
         dataset: Data set whose test images are used; the one it was trained on if not given.
-        samples: Number of test images; 1000 if not given, or all if there are fewer.
-        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
-        resume: Keep a finished folder, if the checkpoint and the options are the same.
-        threads: Threads of torch; its own default if not given.
     """
     from ..lab.experiments.inspect_runs import run_inspect
 
-    run_inspect(
-        run, dataset, samples=samples, out=out, resume=resume, threads=threads, **given(data)
-    )
+    run_inspect(run, dataset, **given(options))
 
 
 def report(*, results: Path = Path("results"), out: Path | None = None) -> None:

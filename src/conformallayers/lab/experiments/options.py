@@ -232,3 +232,20 @@ class SweepOptions(DataOptions):
     study: str | None = None
     storage: str | None = None
     out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(DataOptions):
+    """Options of the inspection of a trained network.
+
+    Args:
+        samples: Number of test images; 1000 if not given, or all if there are fewer.
+        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
+        resume: Keep a finished folder, if the checkpoint and the options are the same.
+        threads: Threads of torch; its own default if not given.
+    """
+
+    samples: int | None = None
+    out: Path | None = None
+    resume: bool = False
+    threads: int | None = None
