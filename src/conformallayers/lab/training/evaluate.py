@@ -42,10 +42,10 @@ def accuracy(
         ranks: the processes that share the images.
     """
     ranks = ranks or Ranks()
-    shares = {"rank": ranks.rank, "world_size": ranks.world_size}
+    where: Any = {"device": device, "rank": ranks.rank, "world_size": ranks.world_size}
     right = 0
     with torch.inference_mode():
-        for x, y in Batches(images, labels, _BATCH, stored=stored, device=device, **shares):
+        for x, y in Batches(images, labels, _BATCH, stored=stored, **where):
             scores = model(x)
             if len(y) and int(y.max()) >= scores.shape[1]:
                 expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
