@@ -86,12 +86,14 @@ def _resources() -> Iterator[None]:
     stand_in.resource_filename = lambda name, file: str(
         importlib.resources.files(name.partition(".")[0]) / file
     )
-    added = sys.modules.setdefault("pkg_resources", stand_in) is stand_in
+    before = sys.modules.get("pkg_resources")
+    sys.modules["pkg_resources"] = stand_in
     try:
         yield
     finally:
-        if added:
-            del sys.modules["pkg_resources"]
+        del sys.modules["pkg_resources"]
+        if before is not None:
+            sys.modules["pkg_resources"] = before
 
 
 _todays_numpy = partial(mock.patch.object, np, "float_", np.float64, create=True)
