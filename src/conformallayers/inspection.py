@@ -211,23 +211,15 @@ def inspect(
     return Inspection(tuple(parts))
 
 
-def _nodes(graph: StageGraph) -> list[GraphNode]:
+def _stages(graph: StageGraph) -> list[tuple[GraphNode, Stage]]:
     """Return the stages that are looked at: those with weights or activations, or the only one."""
-    found = [node for node in graph.nodes if isinstance(node.action, Stage)]
-    if graph.single is not None:
-        return found
-    return [node for node in found if not _stage(node).moves_only]
-
-
-def _stage(node: GraphNode) -> Stage:
-    if not isinstance(node.action, Stage):
-        raise TypeError("a map or a join")
-    return node.action
+    found = [(node, node.action) for node in graph.nodes if isinstance(node.action, Stage)]
+    return [pair for pair in found if graph.single is not None or not pair[1].moves_only]
 
 
 def _check(path: str, graph: StageGraph) -> None:
     """Refuse a network whose denominators are no sums of forms that can be written out."""
-    for number, stage in enumerate(map(_stage, _nodes(graph)), 1):
+    for number, (_, stage) in enumerate(_stages(graph), 1):
         where = f"inspect({_label(path, graph, number) or 'model'})"
         if stage.affine:
             got = "branches that pass activations" if stage.branched else "biases inside"
@@ -247,8 +239,8 @@ def _label(path: str, graph: StageGraph, number: int) -> str:
 
 def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
     """Yield every stage of a network, without its terms."""
-    for number, node in enumerate(_nodes(graph), 1):
-        stage, chain = _stage(node), _stage(node).chain
+    for number, (node, stage) in enumerate(_stages(graph), 1):
+        chain = stage.chain
         values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
         found = zip(chain.groups, values, strict=True)
         forms = tuple(_form(chain, group, form, top) for group, form in found)
@@ -313,7 +305,7 @@ def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[lis
     for module in frozen.modules():
         if isinstance(module, ConformalLayers):
             module.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
-    found: list[list[list[_Row]]] = [[[] for _ in _nodes(graph)] for graph in graphs]
+    found: list[list[list[_Row]]] = [[[] for _ in _stages(graph)] for graph in graphs]
     for chunk in data.split(_CHUNK):
         entered.clear()
         with layer_by_layer():
@@ -323,18 +315,18 @@ def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[lis
                 rows.append(row)
     return [
         [
-            Terms(_names(graph, node), *(torch.cat(column) for column in zip(*rows, strict=True)))
-            for node, rows in zip(_nodes(graph), stages, strict=True)
+            Terms(_names(graph, stage), *(torch.cat(column) for column in zip(*rows, strict=True)))
+            for (_, stage), rows in zip(_stages(graph), stages, strict=True)
         ]
         for graph, stages in zip(graphs, found, strict=True)
     ]
 
 
-def _names(graph: StageGraph, node: GraphNode) -> tuple[str, ...]:
+def _names(graph: StageGraph, stage: Stage) -> tuple[str, ...]:
     first = "t"
     if graph.single is not None:
         first = "√(‖x‖² + c²)" if graph.embedding.offset else "‖x‖"
-    return (first, *(site.path for site in _stage(node).sites))
+    return (first, *(site.path for site in stage.sites))
 
 
 def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
@@ -345,7 +337,8 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
     if zero:
         got, remedy = f"{zero} of zeros, whose denominator is 0", "Leave them out."
         raise refusal("inspect(data=...)", "samples with a norm", got, remedy)
-    start, looked_at = (scale_samples(x, 1 / t), t), _nodes(graph)
+    start = scale_samples(x, 1 / t), t
+    looked_at = [id(node) for node, _ in _stages(graph)]
     values: list[tuple[Tensor, Tensor]] = []  # points and their coordinates
     for node in graph.nodes:
         sources = [start if source < 0 else values[source] for source in node.sources]
@@ -353,7 +346,7 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
         if isinstance(action, Stage):
             row, after = _recurrence(action, point, t)
             values.append(after)
-            if any(node is other for other in looked_at):
+            if id(node) in looked_at:
                 yield row
         elif isinstance(action, HomogeneousMap):
             values.append((action.module(point), t))
@@ -375,7 +368,7 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
             z = operator.apply(z)
         z = z if stage.constant is None else z + stage.constant
         rules = (site.rule for site in stage.sites)
-        steps = [(_same, weight, rule) for weight, rule in zip(weights, rules, strict=True)]
+        steps = [(lambda z: z, weight, rule) for weight, rule in zip(weights, rules, strict=True)]
     for apply, weight, rule in steps:
         z = apply(z)
         energies.append(weight * z.flatten(1).square().sum(1))
@@ -394,10 +387,6 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
         torch.stack(gains, 1) if gains else empty,
     )
     return row, (scale_samples(z, float(end.rho) / tau), t * float(end.sigma) * tau)
-
-
-def _same(z: Tensor) -> Tensor:
-    return z
 
 
 def _terms_text(terms: Terms) -> str:

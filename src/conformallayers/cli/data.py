@@ -2,13 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import App
 
 from ..errors import refusal
+from ..lab.data import files
 from ..lab.experiments.options import DataOptions
-from .models import FLAT
+from .models import Flat
 
 data = App(name="data", help="List, check and download the image data sets.")
 
@@ -20,19 +20,12 @@ def list_(*, data_root: Path | None = None) -> None:
     Args:
         data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
     """
-    from ..lab.data.files import data_root as root_of
-    from ..lab.data.files import found_where
-
-    for name, place in found_where(root_of(data_root)).items():
+    for name, place in files.found_where(files.data_root(data_root)).items():
         print(f"{name:14} {place or 'not found'}")
 
 
 @data.command
-def check(
-    names: tuple[str, ...] = (),
-    *,
-    options: Annotated[DataOptions | None, FLAT] = None,
-) -> None:
+def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> None:
     """Check every file; exit with 1 if a file is bad, or if a named data set is missing.
 
     Args:
@@ -40,15 +33,13 @@ def check(
         options.verify: Compare checksums; if not, check the format only.
     """
     from ..lab.data.datasets import check as check_set
-    from ..lab.data.files import data_root as root_of
-    from ..lab.data.files import found_where
 
     options = options or DataOptions()
-    root = root_of(options.data_root)
+    root = files.data_root(options.data_root)
     if options.data_root is not None and not root.is_dir():
         remedy = "conformallayers data get NAME fetches a set into one."
         raise refusal("data check --data-root", "a folder", str(root), remedy)
-    found = [name for name, place in found_where(root).items() if place]
+    found = [name for name, place in files.found_where(root).items() if place]
     bad = 0
     for name in names or found:
         for path, fault in check_set(name, root, verify=options.verify):
@@ -70,10 +61,9 @@ def get(
         data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
     """
     from ..lab.data.fetch import get as get_set
-    from ..lab.data.files import data_root as root_of
 
     for name in names:
-        written = get_set(name, root_of(data_root), source)
+        written = get_set(name, files.data_root(data_root), source)
         for path in written:
             print(f"wrote {path}")
         if not written:

@@ -1,7 +1,6 @@
 """conformallayers demo, bench, experiment, sweep, inspect and report."""
 
 from pathlib import Path
-from typing import Annotated
 
 from cyclopts import App
 from cyclopts.types import NonNegativeInt, PositiveInt
@@ -12,13 +11,13 @@ from ..lab.experiments.options import (
     BenchOptions,
     CellOptions,
     CostOptions,
-    DataOptions,
     DepthOptions,
+    InspectOptions,
     RobustnessOptions,
     SweepOptions,
 )
 from ..lab.experiments.paper import ABLATION, ABLATION_CELL
-from .models import FLAT, given
+from .models import Flat, given
 
 experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
 
@@ -36,11 +35,7 @@ def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativ
     run_demo(out, DemoConfig(epochs=epochs, seed=seed))
 
 
-def bench(
-    networks: tuple[str, ...] = (),
-    *,
-    options: Annotated[BenchOptions | None, FLAT] = None,
-) -> None:
+def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None) -> None:
     """Time folded networks against their layers, in sessions, and against ReLU networks in other engines.
 
     Args:
@@ -53,19 +48,19 @@ def bench(
 
 
 @experiment.command(name="1")
-def linear_baseline(*, options: Annotated[AccuracyOptions | None, FLAT] = None) -> None:
+def linear_baseline(*, options: Flat[AccuracyOptions] = None) -> None:
     """Train the nine cells of Table I: one convolution without activation, with ReLU, with ReSPro."""
     _train_cells(1, options)
 
 
 @experiment.command(name="2")
-def lenet(*, options: Annotated[AccuracyOptions | None, FLAT] = None) -> None:
+def lenet(*, options: Flat[AccuracyOptions] = None) -> None:
     """Train the six cells of Table II: LeNet and LeNetCL."""
     _train_cells(2, options)
 
 
 @experiment.command
-def ablation(*, options: Annotated[CellOptions | None, FLAT] = None) -> None:
+def ablation(*, options: Flat[CellOptions] = None) -> None:
     """Train LeNetCL on Fashion-MNIST with either form, each α, and with or without a gain."""
     cells, variants = (ABLATION_CELL,), tuple(ABLATION.values())
     _train_cells(2, AccuracyOptions(cells=cells, variant=variants, **given(options)))
@@ -80,7 +75,7 @@ def _train_cells(number: int, options: AccuracyOptions | None) -> None:
 
 
 @experiment.command(name="3")
-def depth(*, options: Annotated[DepthOptions | None, FLAT] = None) -> None:
+def depth(*, options: Flat[DepthOptions] = None) -> None:
     """Time inference against depth: DkNet, and DkNetCL layer by layer and folded."""
     from ..lab.experiments.depth import run_depth
 
@@ -88,7 +83,7 @@ def depth(*, options: Annotated[DepthOptions | None, FLAT] = None) -> None:
 
 
 @experiment.command(name="4")
-def batch_size(*, options: Annotated[BatchOptions | None, FLAT] = None) -> None:
+def batch_size(*, options: Flat[BatchOptions] = None) -> None:
     """Measure time and memory against batch size: D3ModNet, and all paths of D3ModNetCL."""
     from ..lab.experiments.batchsize import run_batches
 
@@ -96,7 +91,7 @@ def batch_size(*, options: Annotated[BatchOptions | None, FLAT] = None) -> None:
 
 
 @experiment.command(name="5")
-def cost(*, options: Annotated[CostOptions | None, FLAT] = None) -> None:
+def cost(*, options: Flat[CostOptions] = None) -> None:
     """Train networks with stages, their ReLU twins and others, and compare accuracy with cost."""
     from ..lab.experiments.cost import run_cost
     from ..utils.memory import keep_freed_memory
@@ -106,16 +101,14 @@ def cost(*, options: Annotated[CostOptions | None, FLAT] = None) -> None:
 
 
 @experiment.command(name="6")
-def robustness(*, options: Annotated[RobustnessOptions | None, FLAT] = None) -> None:
+def robustness(*, options: Flat[RobustnessOptions] = None) -> None:
     """Measure the networks of experiment 5 on corrupted images."""
     from ..lab.experiments.robustness import run_robustness
 
     run_robustness(**given(options))
 
 
-def sweep(
-    network: str, dataset: str, *, options: Annotated[SweepOptions | None, FLAT] = None
-) -> None:
+def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> None:
     """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
 
     Args:
@@ -133,31 +126,16 @@ def sweep(
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
 
-def inspect(
-    run: Path,
-    *,
-    dataset: str | None = None,
-    samples: int | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    threads: int | None = None,
-    data: Annotated[DataOptions | None, FLAT] = None,
-) -> None:
+def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptions] = None) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
         run: Run folder, or checkpoint.
         dataset: Data set whose test images are used; the one it was trained on if not given.
-        samples: Number of test images; 1000 if not given, or all if there are fewer.
-        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
-        resume: Keep a finished folder, if the checkpoint and the options are the same.
-        threads: Threads of torch; its own default if not given.
     """
     from ..lab.experiments.inspect_runs import run_inspect
 
-    run_inspect(
-        run, dataset, samples=samples, out=out, resume=resume, threads=threads, **given(data)
-    )
+    run_inspect(run, dataset, **given(options))
 
 
 def report(*, results: Path = Path("results"), out: Path | None = None) -> None:

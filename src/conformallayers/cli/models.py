@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ..folding.folded import Folded
     from ..lab.training.saved_models import Loaded
 
-FLAT = Parameter(name="*")  # the fields of a class are options of the command
+T = TypeVar("T")
+Flat = Annotated[T | None, Parameter(name="*")]  # the fields of a class are options of the command
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _FORMATS = ("c", "onnx", "numpy")
 
@@ -44,7 +45,7 @@ def evaluate(
     dataset: str | None = None,
     threads: PositiveInt | None = None,
     device: str = "cpu",
-    options: Annotated[DataOptions | None, FLAT] = None,
+    options: Flat[DataOptions] = None,
 ) -> None:
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
@@ -107,12 +108,7 @@ class ExportOptions(FoldOptions):
     opset: int | None = None
 
 
-def fold(
-    model: Path,
-    *,
-    out: Path,
-    options: Annotated[FoldOptions | None, FLAT] = None,
-) -> None:
+def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
@@ -129,13 +125,7 @@ def fold(
     _print_written(out)
 
 
-def export(
-    model: Path,
-    *,
-    format: str,
-    out: Path,
-    options: Annotated[ExportOptions | None, FLAT] = None,
-) -> None:
+def export(model: Path, *, format: str, out: Path, options: Flat[ExportOptions] = None) -> None:
     """Export a network to C, ONNX, or numpy.
 
     Args:
@@ -159,14 +149,26 @@ def export(
     else:
         folded, labels = _folded(loaded, "export", folding)
     folded.labels, folded.about = labels, dict(loaded.about) or None
-    {"c": _write_c, "onnx": _write_onnx, "numpy": _write_numpy}[format](folded, out, options)
+    if format == "numpy":
+        _write_numpy(folded, out)
+    elif format == "onnx":
+        from ..recipe.onnx.export import export_onnx
+
+        export_onnx(folded, out, opset=options.opset)
+        _print_written(out)
+    else:
+        from ..recipe.c.export import export_c
+
+        samples = None if options.samples is None else _samples(options.samples, folded)
+        dtype = options.dtype or "float32"
+        print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
 
 
 def predict(
     model: Path,
     paths: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)],
     *,
-    options: Annotated[PredictOptions | None, FLAT] = None,
+    options: Flat[PredictOptions] = None,
 ) -> None:
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 
@@ -224,22 +226,7 @@ def _folded(
     return folded, checked_labels(labels, outputs, where)
 
 
-def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..recipe.c.export import export_c
-
-    samples = None if options.samples is None else _samples(options.samples, folded)
-    dtype = options.dtype or "float32"
-    print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
-
-
-def _write_onnx(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    from ..recipe.onnx.export import export_onnx
-
-    export_onnx(folded, out, opset=options.opset)
-    _print_written(out)
-
-
-def _write_numpy(folded: "Folded", out: Path, options: ExportOptions) -> None:
+def _write_numpy(folded: "Folded", out: Path) -> None:
     """Save the fold, and compare conformallayers.numpy with torch before the file is in place."""
     import numpy as np
     import torch

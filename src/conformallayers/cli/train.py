@@ -2,11 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..lab.experiments.options import DataOptions
 from ..lab.training.config import TrainConfig
-from .models import FLAT, given, print_accuracies
+from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:
     Options = dict[str, Any]
@@ -21,10 +21,10 @@ def train(
     network: str,
     dataset: str,
     *,
-    options: Annotated[Options | None, FLAT] = None,
+    options: Flat[Options] = None,
     out: Path | None = None,
     resume: bool = False,
-    data: Annotated[DataOptions | None, FLAT] = None,
+    data: Flat[DataOptions] = None,
 ) -> None:
     """Train a network, and measure it folded and layer by layer.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from ..errors import ConformalError, missing_extra, refusal
+from ..errors import missing_extra, refusal
 from ..registry.registry import has_hooks
 from ..utils.files import kind_of_file, replace_files
 from .card import model_card
@@ -273,21 +273,18 @@ def _build(
 
 def _load_weights(network: nn.Module, path: str, where: str, device: str, convert: bool) -> None:
     """Load a file into a network on the meta device; check names, shapes and dtypes first."""
-    from safetensors import safe_open
+    from safetensors.torch import load_file
 
     expected = _tensor_types(network)
     remedy = f"Save it again with save_pretrained, or copy {WEIGHTS} again."
     try:
-        with safe_open(path, "pt", device=device) as file:
-            shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if shapes != {name: shape for name, (shape, _) in expected.items()}:
-                raise refusal(where, "the weights of its arguments", "others", remedy)
-            state = {name: file.get_tensor(name) for name in shapes}
-    except ConformalError:
-        raise
+        state = load_file(path, device)
     except Exception as error:
         got = f"a file that fails ({error})"
         raise refusal(where, f"weights in {WEIGHTS}", got, remedy) from error
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    if shapes != {name: shape for name, (shape, _) in expected.items()}:
+        raise refusal(where, "the weights of its arguments", "others", remedy)
     for name, (_, dtype) in expected.items():
         if state[name].dtype != dtype and not convert:
             got = f"{name} of {state[name].dtype}"

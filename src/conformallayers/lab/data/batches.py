@@ -106,6 +106,7 @@ class Batches:
         seed, epoch: determine the order, and the flips and shifts.
         flips: mirror a random half of the images left to right.
         shift: the largest random shift along each axis, in pixels of 32.
+        stored: keep the shape of the images, (B, C, H, W), instead of enlarging them.
         device: of the batches.
         rank, world_size: of the process, and the number of processes that share every batch.
 
@@ -127,6 +128,7 @@ class Batches:
     epoch: int = 0
     flips: bool = False
     shift: int = 0
+    stored: bool = False
     device: torch.device | str = "cpu"
     rank: int = 0
     world_size: int = 1
@@ -172,7 +174,7 @@ class Batches:
             if moves is not None:
                 flipped, down, right = moves[:, rows].to(self.device)
                 images = flip_and_shift(_enlarge(images), flipped > 0, down, right)
-            yield as_input(images), labels
+            yield (images.float().div_(255) if self.stored else as_input(images)), labels
 
     def _order(self) -> Tensor | None:
         if not self.shuffle:

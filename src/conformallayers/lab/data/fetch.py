@@ -15,7 +15,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ...errors import ConformalError, refusal
 from ...utils.files import replace_file
 from . import files
-from .catalogue import WITHOUT_FILES, Layout
+from .catalogue import Layout
+from .datasets import check
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -30,21 +31,16 @@ class _Download(NamedTuple):
 
 
 def get(name: str, root: Path, source: str | None, console: Console | None = None) -> list[Path]:
-    """Fetch a data set; files that exist and are correct are kept.
+    """Fetch a data set and return the written files; files that exist and are correct are kept.
 
     Args:
-        name: of the data set.
-        root: the data root.
+        name, root: of the data set, and the data root.
         source: a folder with the files in a known layout, or the address of a folder on the web
             that starts with http:// or https://.
         console: where to show progress; None takes the terminal.
-
-    Returns:
-        The files that were written.
     """
     layouts = files.layouts_of(name)
-    place = None if name in WITHOUT_FILES else files.locate(name, root)
-    if name in WITHOUT_FILES or (place is not None and not place.missing and not _wrong(place)):
+    if all(verdict.fault is None for verdict in check(name, root)):
         return []
     if source is None:
         wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"
@@ -58,9 +54,10 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
         for choices in _downloads(name, root, source):
             if not any(_correct(layout, target) for layout, target, _ in choices):
                 written.append(_fetch(choices, progress))
-    for path in _wrong(files.require(name, root)):
-        got = "another one, which is read before the one that was fetched"
-        raise refusal(str(path), "the file of this name", got, "Move it away.")
+    for path, fault in check(name, root):
+        if fault is not None:
+            got = "another one, which is read before the one that was fetched"
+            raise refusal(path, "the file of this name", got, "Move it away.")
     return written
 
 
@@ -97,8 +94,8 @@ def _fetch(choices: list[_Download], progress: Progress) -> Path:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with stream:
-            check = partial(_verify, layout, called=target.name)
-            replace_file(target, _chunks(stream, target.name, progress), check)
+            verify = partial(_verify, layout, called=target.name)
+            replace_file(target, _chunks(stream, target.name, progress), verify)
         return target
     remedy = "Name the address of the folder that holds the files."
     raise refusal("data get --source", "files at that address", "; ".join(reasons), remedy)
@@ -115,11 +112,6 @@ def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
     except (OSError, HTTPException) as error:
         remedy = "Run the command again; finished files are kept."
         raise refusal(f"data get, {name}", "the whole file", str(error), remedy) from error
-
-
-def _wrong(place: files.Place) -> list[Path]:
-    """Return the files of a place that differ from the known ones."""
-    return [path for path in place.paths if not _correct(place.layout, path)]
 
 
 def _correct(layout: Layout, path: Path) -> bool:

@@ -63,14 +63,13 @@ def places(name: str, root: Path) -> list[Place]:
     for layout in layouts_of(name):
         folders = [root / folder for folder in layout.folders]
         for folder in folders:
-            spelt = {
-                name: [folder / spelling for spelling in layout.spellings(name)]
-                for name in layout.checksums
-            }
-            found = {
-                n: next((p for p in paths if os.path.isfile(p)), None) for n, paths in spelt.items()
-            }
-            places.append(Place(layout, folder, {n: path for n, path in found.items() if path}))
+            found: dict[str, Path] = {}
+            for file in layout.checksums:
+                spelt = [folder / spelling for spelling in layout.spellings(file)]
+                paths = [path for path in spelt if os.path.isfile(path)]
+                if paths:
+                    found[file] = paths[0]
+            places.append(Place(layout, folder, found))
         for archive in [folder / layout.archive for folder in folders[-2:] if layout.archive]:
             there = dict.fromkeys(layout.checksums, archive) if os.path.isfile(archive) else {}
             places.append(Place(layout, archive, there))

@@ -15,12 +15,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import Tensor, nn
 
 import conformallayers as cl
 
 from ...utils.files import write_json
+from ...utils.text import table
 from ...utils.timing import interleave
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
@@ -145,15 +145,9 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> dict[str,
 
 
 def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> dict[str, Any]:
-    """Run the demo and write its folder: figures and ``metrics.json``.
+    """Run the demo, write figures and ``metrics.json`` into a folder, and return its metrics.
 
-    Args:
-        out: the folder; created if it does not exist.
-        config: of the network and its training.
-        console: to print to; None takes the terminal.
-
-    Returns:
-        The contents of ``metrics.json``.
+    A console of None is the terminal.
     """
     console = console or Console()
     started = time.monotonic()
@@ -182,7 +176,7 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
         }
         write_json(folder / "metrics.json", metrics)
         names = sorted(path.name for path in folder.iterdir())
-    console.print(_summary(metrics))
+    console.print(f"\n{_summary(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Wrote {', '.join(names)} to {out}/", highlight=False, soft_wrap=True)
     return metrics
 
@@ -223,21 +217,16 @@ def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Pa
         figures.save(figure, folder, name)
 
 
-def _summary(metrics: dict[str, Any]) -> Table:
-    table = Table(title=f"On {metrics['samples']['test']} test images", title_justify="left")
-    table.add_column("")
-    for name in ("layer by layer", "folded", "ratio", "with ReLU"):
-        table.add_column(name, justify="right")
+def _summary(metrics: dict[str, Any]) -> str:
     shares = metrics["accuracy"]
-    table.add_row("accuracy", f"{100 * shares['layers']:.2f} %", f"{100 * shares['folded']:.2f} %")
+    rows = [["accuracy", *(f"{100 * shares[path]:.2f} %" for path in ("layers", "folded")), "", ""]]
     for batch, times in metrics["seconds_per_image"].items():
         layers, folded, relu = (f"{1e6 * times[p]:.1f} µs" for p in ("layers", "folded", "relu"))
         ratio = f"{times['ratio']:.1f}"
-        table.add_row(f"time per image, batch {batch}", layers, folded, ratio, relu)
-    table.add_section()
+        rows.append([f"time per image, batch {batch}", layers, folded, ratio, relu])
     for kind in ("relative", "absolute"):
-        table.add_row(
-            f"largest {kind} difference", "", f"{metrics[f'largest_{kind}_difference']:.1e}"
-        )
-    table.caption = "with ReLU: the time of the same stack with ReLU for ReSPro, untrained"
-    return table
+        difference = f"{metrics[f'largest_{kind}_difference']:.1e}"
+        rows.append([f"largest {kind} difference", "", difference, "", ""])
+    header = [f"on {metrics['samples']['test']} test images"]
+    header += ["layer by layer", "folded", "ratio", "with ReLU, untrained"]
+    return table(header, rows)

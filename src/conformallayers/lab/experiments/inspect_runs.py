@@ -27,6 +27,7 @@ from ..training import checkpoint
 from ..training.config import TrainConfig
 from ..training.saved_models import locate
 from .insights import inspection_figures
+from .options import InspectOptions
 from .records import Row, kept, provenance, staged_folder
 
 RECORD = "inspect.json"
@@ -39,13 +40,8 @@ def run_inspect(
     run: str | os.PathLike[str],
     dataset: str | Dataset | None = None,
     *,
-    samples: int | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    threads: int | None = None,
-    data_root: Path | None = None,
-    verify: bool = True,
     say: Callable[[str], object] = print,
+    **options: Any,
 ) -> Row:
     """Inspect a checkpoint on the first test images of a data set; write a folder, return its record.
 
@@ -54,36 +50,33 @@ def run_inspect(
     Args:
         run: the folder of a run, or a checkpoint.
         dataset: a name or a data set; None means that of the training.
-        samples: number of images; None means 1000, or all if there are fewer.
-        out: the folder; None means ``results/inspect/`` and the name of the run's folder.
-        resume: keep a folder that has the record of the same checkpoint and options.
-        threads: threads of torch; None leaves the number unchanged.
-        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         say: receives the lines of output.
+        **options: fields of :class:`conformallayers.lab.experiments.options.InspectOptions`.
     """
+    chosen = InspectOptions(**options)
     path = locate(run, "inspect")
-    out = out or Path("results/inspect") / path.absolute().parent.name
+    out = chosen.out or Path("results/inspect") / path.absolute().parent.name
     require_folder("inspect --out", out)
     stored = checkpoint.load(path)
     config, model = checkpoint.trained(stored)
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
-    options: Row = {"dataset": name, "samples": samples, "checkpoint": md5(path.read_bytes())}
-    record = kept(out / RECORD, options, resume)
+    shown: Row = {"dataset": name, "samples": chosen.samples}
+    kept_options = {**shown, "checkpoint": md5(path.read_bytes())}
+    record = kept(out / RECORD, kept_options, chosen.resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
-        dataset = load(name, data_root, verify=verify)
-    count = _sample_count(samples, len(dataset.test_labels))
-    with torch_settings(threads):
+        dataset = load(name, chosen.data_root, verify=chosen.verify)
+    count = _sample_count(chosen.samples, len(dataset.test_labels))
+    with torch_settings(chosen.threads):
         x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
         found = inspect(model, IMAGE_SHAPE, x)
         untrained = inspect(_initial(config), IMAGE_SHAPE, x)
         say(str(found))
-        shown = {"dataset": name, "samples": samples, "threads": threads}
         record = {
-            **provenance(command_line(["inspect", str(run)], shown)),
-            "options": options,
+            **provenance(command_line(["inspect", str(run)], {**shown, "threads": chosen.threads})),
+            "options": kept_options,
             "images": count,
             "network": config.network,
             "epoch": stored.state.epoch,
@@ -134,6 +127,10 @@ def _part_row(part: Part, labels: Tensor) -> Row:
 
 
 def _form_row(form: Form) -> Row:
+    images: Row = {}
+    if form.eigenimages.dim() == 4:
+        images["eigenimage_frequencies"] = _numbers(frequencies(form.eigenimages))
+        images["eigenimage_grey_shares"] = _numbers(_grey_shares(form.eigenimages))
     return {
         "layers": list(form.layers),
         "rule": form.rule.name,
@@ -142,15 +139,8 @@ def _form_row(form: Form) -> Row:
         "top_shares": {str(count): form.share(count) for count in _TOP},
         "reach": form.reach,
         "falloff": None if form.falloff is None else _numbers(form.falloff),
-        **(_image_rows(form.eigenimages) if form.eigenimages.dim() == 4 else {}),
+        **images,
         "eigenvalues": _numbers(form.eigenvalues),
-    }
-
-
-def _image_rows(images: Tensor) -> Row:
-    return {
-        "eigenimage_frequencies": _numbers(frequencies(images)),
-        "eigenimage_grey_shares": _numbers(_grey_shares(images)),
     }
 
 

@@ -116,68 +116,65 @@ class BatchOptions(TimeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions(DataOptions):
-    """Options of experiment 5.
+class ContestantOptions(DataOptions):
+    """Options of the experiments that compare trained networks.
 
     Args:
         dataset: Name of the data set.
-        only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; all if none is given.
-        seeds: Seeds of the runs; 0, 1 and 2 if none is given, 0 alone where a run takes half an hour.
+        only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; those of the experiment if none is given.
         epochs: Passes over the training images; those of StageNet's recipe if not given.
-        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
-        measure: Train nothing; time what is trained, in ONNX Runtime with one thread.
-        executions: Timed calls of each network.
-        threads: Threads of torch in training; its own default if not given.
-        device: Device to train on.
+        threads: Threads of torch; its own default if not given.
         resume: Keep the rows that are there.
         runs: Folder of training runs; finished ones are taken over.
-        out: Folder for rows, table and figure.
     """
 
     dataset: str = "cifar10"
     only: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
     epochs: int | None = None
+    threads: int | None = None
+    resume: bool = True
+    runs: Path = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions(ContestantOptions):
+    """Options of experiment 5.
+
+    Args:
+        seeds: Seeds of the runs; 0, 1 and 2 if none is given, 0 alone where a run takes half an hour.
+        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
+        measure: Train nothing; time what is trained, in ONNX Runtime with one thread.
+        executions: Timed calls of each network.
+        device: Device to train on.
+        out: Folder for rows, table and figure.
+    """
+
+    seeds: tuple[int, ...] = ()
     ablation: bool = False
     measure: bool = False
     executions: int = 60
-    threads: int | None = None
     device: str = "cpu"
-    resume: bool = True
-    runs: Path = Path("runs")
     out: Path = Path("results/experiment5")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustnessOptions(DataOptions):
+class RobustnessOptions(ContestantOptions):
     """Options of experiment 6.
 
     Args:
-        dataset: Name of the data set.
-        only: Names of networks, as in experiment 5.
         corruptions: Names of corruptions, and scaled; all if none is given.
         strengths: Strengths from 1 to 5.
         images: Use the first test images only; all if not given.
         seeds: Seeds of the runs.
         seed: Seed of the corruptions.
-        epochs: Epochs of the runs; those of StageNet's recipe if not given.
-        threads: Threads of torch; its own default if not given.
-        resume: Keep the rows that are there.
-        runs: Folder of the training runs.
         out: Folder for rows, table and figure.
     """
 
-    dataset: str = "cifar10"
-    only: tuple[str, ...] = ()
     corruptions: tuple[str, ...] = ()
     strengths: tuple[int, ...] = (1, 2, 3, 4, 5)
     images: int | None = None
     seeds: tuple[int, ...] = (0,)
     seed: int = 0
-    epochs: int | None = None
-    threads: int | None = None
-    resume: bool = True
-    runs: Path = Path("runs")
     out: Path = Path("results/experiment6")
 
 
@@ -241,3 +238,20 @@ class SweepOptions(DataOptions):
     study: str | None = None
     storage: str | None = None
     out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(DataOptions):
+    """Options of the inspection of a trained network.
+
+    Args:
+        samples: Number of test images; 1000 if not given, or all if there are fewer.
+        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
+        resume: Keep a finished folder, if the checkpoint and the options are the same.
+        threads: Threads of torch; its own default if not given.
+    """
+
+    samples: int | None = None
+    out: Path | None = None
+    resume: bool = False
+    threads: int | None = None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.pruners import HyperbandPruner
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import MaxTrialsCallback, Study
@@ -21,7 +20,7 @@ from ...errors import ConformalError, refusal
 from ..checks import command_line, make_folder, require_positive, require_same
 from ..data.datasets import Dataset, load
 from ..report import figures
-from ..training.config import TrainConfig, make_config
+from ..training.config import make_config
 from ..training.train import epoch_rows
 from . import paper
 from .coordinates import parallel_coordinates
@@ -57,7 +56,7 @@ def run_sweep(
     if chosen.max_epochs > most:
         remedy = "The paper's search space ends there."
         raise refusal("sweep --max-epochs", f"at most {most}", str(chosen.max_epochs), remedy)
-    search = _Search.of(network, dataset, chosen)
+    search = _Search(network, dataset, chosen)
 
     def after(study: Study, trial: FrozenTrial) -> None:
         say(_line(trial))
@@ -76,42 +75,36 @@ def run_sweep(
     return search.conclude()
 
 
-@dataclass(frozen=True)
 class _Search:
     """A study, the images its trials use, and the folder it writes to."""
 
-    study: Study
-    config: TrainConfig
-    options: SweepOptions
-    train_set: Dataset
-    held_out: Dataset
-    source: Row
-    out: Path
-
-    @classmethod
-    def of(cls, network: str, dataset: str | Dataset, options: SweepOptions) -> _Search:
-        """Load the data and create the study, or open the existing one."""
+    def __init__(self, network: str, dataset: str | Dataset, options: SweepOptions) -> None:
         name = dataset if isinstance(dataset, str) else dataset.name
         usual = f"{network}-{name}"
         study = options.study or usual
-        out = options.out or Path("results/sweep") / study
         kept = {key: getattr(options, key) for key in _STUDY_OPTIONS}
         fixed = {key: getattr(options, key) for key in ("alpha", "projective", "seed", "threads")}
-        config = make_config(network=network, dataset=name, epochs=options.max_epochs, **fixed)
+        self.options, self.out = options, options.out or Path("results/sweep") / study
+        self.config = make_config(network=network, dataset=name, epochs=options.max_epochs, **fixed)
         if isinstance(dataset, str):
             dataset = load(dataset, options.data_root, verify=options.verify)
-        train_set, held_out = dataset.split(options.validation)
+        self.train_set, self.held_out = dataset.split(options.validation)
         if options.subset is not None:
-            train_set = train_set.subset(options.subset)
+            self.train_set = self.train_set.subset(options.subset)
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is not a failed trial
         names = {"network": network, "dataset": name}
-        opened = _open_study(study, options.storage, out, {**names, **kept})
+        self.study = _open_study(study, options.storage, self.out, {**names, **kept})
         shown = {"trials": options.trials, **kept, "study": study if study != usual else None}
-        source = provenance(command_line(["sweep", network, name], shown))
-        counts = {"train": len(train_set.train_labels), "validation": len(held_out.test_labels)}
-        source |= {**names, "options": kept, "images": counts}
-        return cls(opened, config, options, train_set, held_out, source, out)
+        self.source = {
+            **provenance(command_line(["sweep", network, name], shown)),
+            **names,
+            "options": kept,
+            "images": {
+                "train": len(self.train_set.train_labels),
+                "validation": len(self.held_out.test_labels),
+            },
+        }
 
     @property
     def done(self) -> int:
@@ -205,7 +198,7 @@ def _drop_cut_line(journal: Path) -> None:
         lock.release()
 
 
-class _Sampler(BaseSampler):
+class _Sampler(TPESampler):
     """TPE whose random numbers depend only on the seed and the number of the trial.
 
     A resumed study therefore draws the same trials as an uninterrupted one, and processes that
@@ -213,23 +206,13 @@ class _Sampler(BaseSampler):
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._seed = seed
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         numbers = np.random.SeedSequence([self._seed, trial.number])
-        self._tpe = TPESampler(seed=int(numbers.generate_state(1)[0]))
-        self._tpe.before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Row:
-        return self._tpe.infer_relative_search_space(study, trial)
-
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: Row) -> Row:
-        return self._tpe.sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
-    ) -> Any:
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        super().__init__(seed=int(numbers.generate_state(1)[0]))
+        super().before_trial(study, trial)
 
 
 def _summary(study: Study) -> Row:

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TextIO
 
@@ -88,16 +88,16 @@ class Writer:
         elif self._format == "csv":
             rows = csv.writer(self._stream, lineterminator="\n")
             if not self._begun:
-                rows.writerow(self._header())
-            rows.writerows([_csv_text(p.name), *_csv_cells(p)] for p in predictions)
+                ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
+                rows.writerow(["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)])
+            for found in predictions:
+                values = (value for choice in found.choices for value in astuple(choice))
+                rows.writerow(map(_csv_text, (found.name, *values)))
         else:
-            for prediction in predictions:
-                self._stream.write(_json(prediction) + "\n")
+            for found in predictions:
+                top = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in found.choices]
+                self._stream.write(json.dumps({"path": found.name, "top": top}) + "\n")
         self._begun = True
-
-    def _header(self) -> list[str]:
-        ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
-        return ["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)]
 
     def _table(self, predictions: Sequence[Prediction]) -> None:
         rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
@@ -112,29 +112,21 @@ class Writer:
             self._stream.write("  ".join(cells).rstrip() + "\n")
 
 
-def _csv_cells(prediction: Prediction) -> Iterator[str]:
-    for choice in prediction.choices:
-        for value in astuple(choice):
-            yield f"{value:.6g}" if isinstance(value, float) else _csv_text(str(value))
-
-
-def _csv_text(text: str) -> str:
-    """Put an apostrophe before text that a spreadsheet would run as a formula.
+def _csv_text(value: str | float) -> str:
+    """Write a cell; an apostrophe stands before text that a spreadsheet would run as a formula.
 
     Examples:
-        >>> _csv_text("=1+1"), _csv_text("-1"), _csv_text("cat")
-        ("'=1+1", '-1', 'cat')
+        >>> _csv_text("=1+1"), _csv_text("-1"), _csv_text("cat"), _csv_text(-1e-9)
+        ("'=1+1", '-1', 'cat', '-1e-09')
     """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
     return f"'{text}" if _FORMULA.match(text) and not _NO_FORMULA.fullmatch(text) else text
 
 
 def _cell(choice: Choice) -> str:
     return f"{printable(choice.label)} {100 * choice.probability:.1f} % ({choice.score:.2f})"
-
-
-def _json(prediction: Prediction) -> str:
-    choices = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in prediction.choices]
-    return json.dumps({"path": prediction.name, "top": choices})
 
 
 def printable(text: str) -> str:

@@ -6,6 +6,7 @@ import heapq
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
@@ -89,7 +90,9 @@ def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
 
 
 def _in_folder(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    stack = [(path, sorted_entries(path))]
+    stack = [
+        (path, sorted_entries(path))
+    ]  # no recursion: paths may have more levels than Python allows
     while stack:
         folder, entries = stack[-1]
         try:
@@ -154,17 +157,14 @@ def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample
 def _listed_paths(
     head: bytes, stream: BinaryIO, shape: tuple[int, ...]
 ) -> Iterator[Sample | Broken]:
-    lines = (head + stream.readline(_LINE)).splitlines(keepends=True)
-    while lines:
-        for line in lines:
-            if len(line) >= _LINE or b"\0" in line:
-                yield Broken(STANDARD_INPUT, "neither an array, an image, nor a list of paths")
-                return
-            path = os.fsdecode(line.rstrip(b"\r\n"))
-            if path:
-                yield from _in_path(path, shape)
-        line = stream.readline(_LINE)
-        lines = [line] if line else []
+    first = (head + stream.readline(_LINE)).splitlines(keepends=True)
+    for line in chain(first, iter(lambda: stream.readline(_LINE), b"")):
+        if len(line) >= _LINE or b"\0" in line:
+            yield Broken(STANDARD_INPUT, "neither an array, an image, nor a list of paths")
+            return
+        path = os.fsdecode(line.rstrip(b"\r\n"))
+        if path:
+            yield from _in_path(path, shape)
 
 
 def _piped_rows(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:

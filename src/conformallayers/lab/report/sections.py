@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,10 +23,6 @@ CELL_KEYS = (
     *("alpha", "projective", "seed", "seconds", "command"),
 )
 _TABLE_TITLES = {1: "Table I: one convolution", 2: "Table II: LeNet"}
-_SETTINGS_HEADER = (
-    *("network", "set", "accuracy", "epochs", "batch", "rate", "optimiser", "schedule"),
-    *("α", "stride", "seed", "seconds", "commit", "command"),
-)
 _HYPERPARAMETERS = ("batch_size", "epochs", "learning_rate", "optimizer")
 _STEP_COLUMNS = {
     "ReLU, ms": "relu_ms",
@@ -44,8 +41,8 @@ def accuracy_section(records: Sequence[Record]) -> Context:
     return {
         "tables": [_accuracy_table(number, records) for number in paper.NETWORKS],
         "ablation": _ablation_lines(records),
-        "settings_header": _SETTINGS_HEADER,
-        "settings": [_settings_line(record) for record in records],
+        "settings_header": list(_SETTINGS),
+        "settings": [[value(record) for value in _SETTINGS.values()] for record in records],
     }
 
 
@@ -222,26 +219,6 @@ def _ablation_lines(records: Sequence[Record]) -> list[list[str]]:
     ]
 
 
-def _settings_line(record: Record) -> list[object]:
-    """Return a record's values in the order of the settings' header."""
-    return [
-        record["network"],
-        _title(record["dataset"]),
-        _percent(record["accuracy"]),
-        record["epochs"],
-        record["batch_size"],
-        _number(record["learning_rate"]),
-        record["optimizer"],
-        record.get("schedule", ""),
-        f"{record['alpha'] or ''}{' projective' if record['projective'] else ''}",
-        record.get("pool_stride") or "",
-        record["seed"],
-        f"{record['seconds']:.0f}",
-        short_commit(record.get("commit")),
-        record["command"],
-    ]
-
-
 def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
     return [name, *(_number(setting[key]) for key in _HYPERPARAMETERS), _percent(accuracy)]
 
@@ -289,3 +266,22 @@ def _percent(share: float) -> str:
 
 def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# The columns of the settings: each title with the value of a record.
+_SETTINGS: dict[str, Callable[[Record], object]] = {
+    "network": itemgetter("network"),
+    "set": lambda record: _title(record["dataset"]),
+    "accuracy": lambda record: _percent(record["accuracy"]),
+    "epochs": itemgetter("epochs"),
+    "batch": itemgetter("batch_size"),
+    "rate": lambda record: _number(record["learning_rate"]),
+    "optimiser": itemgetter("optimizer"),
+    "schedule": lambda record: record.get("schedule", ""),
+    "α": lambda record: f"{record['alpha'] or ''}{' projective' * record['projective']}",
+    "stride": lambda record: record.get("pool_stride") or "",
+    "seed": itemgetter("seed"),
+    "seconds": lambda record: f"{record['seconds']:.0f}",
+    "commit": lambda record: short_commit(record.get("commit")),
+    "command": itemgetter("command"),
+}

@@ -30,24 +30,28 @@ def accuracy(
     labels: Tensor,
     device: str = "cpu",
     ranks: Ranks | None = None,
+    stored: bool = False,
 ) -> float:
     """Return the share of correctly classified images, of all ranks together.
 
     Args:
-        model: (B, 3, 32, 32) → (B, classes).
+        model: (B, 3, 32, 32) → (B, classes); with ``stored`` it takes images in their own shape.
         images: (N, C, H, W), unsigned bytes.
         labels: (N,).
         device: of the model.
         ranks: the processes that share the images.
     """
     ranks = ranks or Ranks()
-    batches = Batches(
-        images, labels, _BATCH, device=device, rank=ranks.rank, world_size=ranks.world_size
-    )
+    where: Any = {"device": device, "rank": ranks.rank, "world_size": ranks.world_size}
     right = 0
     with torch.inference_mode():
-        for x, y in batches:
-            right += _count_right(model(x), y)
+        for x, y in Batches(images, labels, _BATCH, stored=stored, **where):
+            scores = model(x)
+            if len(y) and int(y.max()) >= scores.shape[1]:
+                expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
+                remedy = "Name the data set that the network was trained on."
+                raise refusal("evaluate --dataset", expected, str(int(y.max())), remedy)
+            right += int((scores.argmax(1) == y).sum())
     return ranks.sum(right, device=device)[0] / len(labels)
 
 
@@ -122,31 +126,10 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
         result: Tensor = module((white * x).to(module.dtype))
         return result
 
-    if module.input_shape == IMAGE_SHAPE:
-        share = accuracy(run, images, labels, device)
-    elif module.input_shape == tuple(images.shape[1:]):
-        share = _as_stored(run, images, labels, device)
-    else:
-        expected = f"a fold for {shape_text(tuple(images.shape[1:]))} or {shape_text(IMAGE_SHAPE)}"
+    shape = tuple(images.shape[1:])
+    if module.input_shape not in (IMAGE_SHAPE, shape):
+        expected = f"a fold for {shape_text(shape)} or {shape_text(IMAGE_SHAPE)}"
         got, remedy = shape_text(module.input_shape), "Fold it for these images."
         raise refusal(f"evaluate {model.path}", expected, got, remedy)
+    share = accuracy(run, images, labels, device, stored=module.input_shape == shape)
     return {"layers": None, "folded": share, "strategy": module.strategy}
-
-
-def _as_stored(
-    run: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, device: str
-) -> float:
-    """Return the accuracy of a fold that takes images in their stored shape."""
-    right = 0
-    with torch.inference_mode():
-        for x, y in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
-            right += _count_right(run(x.to(device, torch.float32).div_(255)), y.to(device))
-    return right / len(labels)
-
-
-def _count_right(scores: Tensor, labels: Tensor) -> int:
-    if len(labels) and int(labels.max()) >= scores.shape[1]:
-        expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
-        remedy = "Name the data set that the network was trained on."
-        raise refusal("evaluate --dataset", expected, str(int(labels.max())), remedy)
-    return int((scores.argmax(1) == labels).sum())
