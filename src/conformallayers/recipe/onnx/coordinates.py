@@ -243,4 +243,5 @@ def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
 
 
 def _averages(graph: OnnxGraph, pool: RmsPool, x: Value) -> Value:
-    return RUN[layer.AvgPool](pool.averages, graph, x)
+    means: Value = RUN[layer.AvgPool](pool.averages, graph, x)
+    return means
