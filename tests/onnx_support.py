@@ -54,8 +54,8 @@ def session(recipe: Recipe, dtype: torch.dtype, opset: int = 20) -> Callable[[Te
     return lambda x: torch.from_numpy(held.run(["y"], {"x": x.numpy()})[0])
 
 
-def node_kinds(recipe: Recipe, dtype: torch.dtype = torch.float32) -> list[str]:
-    return [node.op_type for node in onnx_model(recipe, dtype, 20).graph.node]
+def node_kinds(recipe: Recipe, dtype: torch.dtype = torch.float32, opset: int = 20) -> list[str]:
+    return [node.op_type for node in onnx_model(recipe, dtype, opset).graph.node]
 
 
 def error(recipe: Recipe, x: Tensor) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
+from torch import Tensor, nn
 
 from ...errors import ConformalError, refusal
 from ...folding.files import save
@@ -33,10 +34,12 @@ from .contestants import CONTESTANTS, Contestant, Runs, config_of, identity, nam
 from .deployed import (
     deployed,
     has_conformal_layers,
+    merged,
     multiply_adds,
     weights,
     without_centre,
 )
+from .engines import Engine, relu_engines
 from .options import CostOptions
 from .records import Measurements, Row, kept, mean_and_spread, provenance, write_record
 
@@ -183,15 +186,16 @@ def _measure_times(
     runs, rounds = Runs(chosen.runs), math.ceil(chosen.executions / _CALLS)
     names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
     with torch_settings(1):
-        sessions = {}
-        for one in named(_WHERE, list(names)):
-            network = without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
-            folded = deployed(network)
-            sessions[one.name] = open_session(folded, threads=1)
-            check_engine(_WHERE, one.name, sessions[one.name], folded, "Report it.")
+        networks = {
+            one.name: without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
+            for one in named(_WHERE, list(names))
+        }
         for batch in BATCHES:
-            x = torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
-            engines = {key: partial(run, x.numpy() - 0.5) for key, run in sessions.items()}
+            x = (
+                torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
+                - 0.5
+            )
+            engines = {key: _engine(key, network, x) for key, network in networks.items()}
             times = interleave(engines, rounds=rounds, calls=_CALLS)
             for key, timing in times.items():
                 ratio = round(timing.median / times[OPPONENT].median, 3)
@@ -204,6 +208,19 @@ def _measure_times(
     write_record(chosen.out, name, record, record["rows"])
     write_summary(chosen.out, chosen.dataset)
     return record
+
+
+def _engine(name: str, network: nn.Module, x: Tensor) -> Engine:
+    """Return a network in ONNX Runtime, exported by the exporter that is made for it: ours, or torch's own."""
+    if has_conformal_layers(network):
+        folded = deployed(network)
+        run = open_session(folded, threads=1)
+        check_engine(_WHERE, name, run, folded, "Report it.")
+        return partial(run, x.numpy())
+    engines, notes = relu_engines(merged(network), x, ["onnx"])
+    if not engines:
+        raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
+    return engines["onnx"]
 
 
 def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:

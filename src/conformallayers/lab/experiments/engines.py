@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,9 +111,13 @@ def _compiled(model: nn.Module, x: Tensor) -> Engine:
 
 
 def _onnxruntime(model: nn.Module, x: Tensor) -> Engine:
-    with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="conformallayers-") as folder,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the other exporter, which torch prefers, needs onnxscript
         path = f"{folder}/relu.onnx"
-        torch.onnx.export(model, (x,), path, dynamo=False)  # with dynamo it needs onnxscript
+        torch.onnx.export(model, (x,), path, dynamo=False)
         return _fed(_opened(path, "bench"), x)
 
 

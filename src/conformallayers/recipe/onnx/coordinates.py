@@ -4,6 +4,7 @@ With an offset t is never 0, and without biases a zero sample stays 0 whatever i
 is divided by t at once, ``x̂ = x/t`` with m = t and τ = 1. m is kept as its inverse and τ as a fraction, so
 that published activations only add energies to the numerator: ``τ + m·n = (r + n)/r`` with ``r = 1/m``.
 Without an offset samples of norms below the normal numbers of the dtype count as if they had the least of them.
+With an offset that is not small one node normalises samples of numbers up to 1e32.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
 from .merge import ROW, RmsPool, pooling_of, rounded
-from .points import RUN, reduced, weighted
+from .points import LONG, RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
 _ROWS = 2**10  # numbers that are added in lanes in float32
+_NARROWED = 2.0**-50  # times a sample, its squares do not overflow up to 1e32
+_LEAST_EPSILON = 1e-33  # beside which squares that are too small do not count
+_RMS_OPSET = 23  # the first with RMSNormalization
 _MODERATE = 1e-12, 1e12  # weights and factors that keep scalars in the range of float32
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
 _OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
@@ -133,6 +137,19 @@ def _scalar(graph: OnnxGraph, x: Value) -> Value:
 
 @DIRECT.runs(point.Normalize)
 def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Peak, Tau]:
+    def inverse() -> Value:
+        return graph.add("Pow", _square_of_t(op, graph, x), -0.5)
+
+    peak, count = Peak(lambda: _scalar(graph, inverse())), prod(x.shape)
+    epsilon = op.offset**2 / count * _NARROWED**2
+    if graph.opset < _RMS_OPSET or count > LONG or not _LEAST_EPSILON < epsilon < 1:
+        return graph.scale(x, inverse()), peak, Tau()
+    scale = np.full(x.shape, count**-0.5)
+    narrowed = graph.add("Mul", x, _NARROWED)
+    return graph.add("RMSNormalization", narrowed, scale, axis=1, epsilon=epsilon), peak, Tau()
+
+
+def _square_of_t(op: point.Normalize, graph: OnnxGraph, x: Value) -> Value:
     rank = len(x.shape)
     squares = graph.cast(x, WIDE)
     if rank > 1:  # ONNX Runtime adds the numbers of a row one by one, several rows at a time
@@ -140,12 +157,8 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
         squares = graph.reduce("ReduceSumSquare", squares, [rank], keepdims=True, shape=rows)
     total = graph.reduce_sample("ReduceSum" if rank > 1 else "ReduceSumSquare", squares)
     if op.offset:
-        total = graph.add("Add", total, op.offset**2)
-    else:
-        total = graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
-    inverse = graph.add("Pow", total, -0.5)
-    unit = graph.scale(x, inverse)
-    return unit, Peak(lambda: _scalar(graph, inverse)), Tau()
+        return graph.add("Add", total, op.offset**2)
+    return graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
 
 
 @DIRECT.runs(point.SumSquares)

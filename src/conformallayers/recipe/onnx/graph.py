@@ -37,11 +37,14 @@ class OnnxGraph:
     Args:
         recipe: its constants are arrays of numpy, or tensors of torch.
         dtype: of the fold.
+        opset: version of the operators.
         divided: whether every point is divided by a τ that is NaN where the sample is.
     """
 
-    def __init__(self, recipe: Recipe, dtype: np.dtype[Any], *, divided: bool = True) -> None:
-        self.recipe, self.dtype = recipe, dtype
+    def __init__(
+        self, recipe: Recipe, dtype: np.dtype[Any], opset: int, *, divided: bool = True
+    ) -> None:
+        self.recipe, self.dtype, self.opset = recipe, dtype, opset
         self._shapes = recipe.shapes()
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
         self.nodes: list[Any] = []
