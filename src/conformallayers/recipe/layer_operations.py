@@ -243,6 +243,10 @@ class Pad(Operation):
     mode: str = setting("mode", word("zeros", "reflect", "replicate", "circular"), "zeros")
     value: float = setting("value", number, 0.0)
 
+    @property
+    def homogeneous(self) -> bool:
+        return self.value == 0 or self.mode != "zeros"
+
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
         expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
@@ -302,6 +306,7 @@ class Multiply(_Broadcast):
 class AddConstant(_Broadcast):
     """Add a constant that broadcasts to the sample."""
 
+    homogeneous = False
     value: str = constant("value")
 
 
@@ -388,6 +393,10 @@ class Elementwise(Operation):
     function: str = setting("function", word(*FUNCTIONS))
     parameters: tuple[float, ...] = setting("parameters", several(number), ())
 
+    @property
+    def homogeneous(self) -> bool:
+        return self.function in ("relu", "leaky_relu", "abs")
+
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         given = len(self.parameters)
         expect(given == FUNCTIONS[self.function], f"{self.function} with {given} numbers")
@@ -401,6 +410,8 @@ class Softmax(Operation):
     axis: int = setting("axis", whole(0))
     log: bool = setting("log", flag, False)
 
+    homogeneous = False
+
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.axis < len(x), f"axis {self.axis} of {x}")
         return x
@@ -411,6 +422,8 @@ class _Norm(Operation):
     eps: float = setting("eps", number)
     weight: str | None = constant("weight", optional=True)
     bias: str | None = constant("bias", optional=True)
+
+    homogeneous = False
 
     def _expect_constants(self, expected: Shape, constant: ShapeOf) -> None:
         for stored, array in self.constants():

@@ -195,7 +195,7 @@ def _points(rule: str, *, limits: bool, rescale: bool = False, offset: float = 0
         )
     else:
         n = builder.add(point.SumSquares, z, name="n", weight=0.3)
-    more = builder.add(point.SumSquares, unit, name="n")
+    more = builder.add(point.SumSquares, z if rescale else unit, name="n")
     tau = builder.add(point.Advance, tau, m, n, more, name="tau", rule=rule)
     tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
