@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,19 @@ torch.set_num_threads(1)
 os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
 _CACHE = tempfile.TemporaryDirectory(prefix="conformallayers-cache-")  # nothing is left behind
 os.environ.setdefault("CONFORMALLAYERS_CACHE", _CACHE.name)
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all cases of a sampled test as slow, but for one of n."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker("slow")
+            seen[name] += 1
 
 
 @pytest.fixture

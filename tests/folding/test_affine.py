@@ -27,6 +27,7 @@ def stack(places: str, projective: bool, act: type = cl.ReSPro) -> cl.ConformalL
 
 @both_forms
 @pytest.mark.parametrize("places", ["b...", "...b", "b..b", ".b..", "..b.", ".bb.", "bbbb"])
+@pytest.mark.sampled(2)
 def test_a_bias_anywhere(places: str, projective: bool) -> None:
     for dtype in DTYPES:
         model = stack(places, projective).to(dtype).eval()

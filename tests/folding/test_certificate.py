@@ -105,6 +105,7 @@ def written_out(folded: RecipeModule, shape: tuple[int, ...]) -> torch.Tensor:
         ErrorBudget(1e-4, requested=True),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_worst_input_stays_within_the_bound(strategy: str, slack: ErrorBudget) -> None:
     torch.manual_seed(0)
     shape = (3, 10, 10)

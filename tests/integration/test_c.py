@@ -45,6 +45,7 @@ def geometries() -> Mapping[str, tuple[nn.Module, tuple[int, ...]]]:
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", [*NETS, *geometries()])
+@pytest.mark.sampled(2)
 def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None:
     if name in NETS:
         model, shape = net(name), SHAPE

@@ -58,6 +58,7 @@ def expected_of(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("name", DEEP)
+@pytest.mark.sampled(3)
 def test_any_depth_by_layers(name: str) -> None:
     model = orthogonal(*DEEP[name])
     x = samples(SHAPE, torch.float32).requires_grad_()
@@ -80,6 +81,7 @@ def test_any_depth_by_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEEP)
+@pytest.mark.sampled(3)
 def test_any_depth_folded(name: str) -> None:
     model = orthogonal(*DEEP[name]).eval()
     x = samples(SHAPE, torch.float32)

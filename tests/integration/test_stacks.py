@@ -102,6 +102,7 @@ def random_stack(style: str, seed: int) -> tuple[cl.ConformalLayers, tuple[int, 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.sampled(2)
 def test_random_stacks(style: str, seed: int) -> None:
     source, shape = random_stack(style, seed)
     for dtype in DTYPES:
@@ -239,6 +240,7 @@ def deep(projective: bool, dtype: torch.dtype) -> cl.ConformalLayers:
 
 
 @both_forms
+@pytest.mark.sampled(2)
 def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
     model = deep(projective, torch.float64)
     x = samples((4, 6), torch.float64).requires_grad_()
@@ -257,6 +259,7 @@ def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
 
 
 @both_forms
+@pytest.mark.sampled(2)
 def test_a_hundred_layers_stay_in_range_in_float32(projective: bool) -> None:
     model = deep(projective, torch.float32)
     x = samples((4, 6), torch.float32).requires_grad_()

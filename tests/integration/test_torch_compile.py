@@ -53,6 +53,7 @@ def test_compiled_training_with_gradients() -> None:
 
 @compiles
 @pytest.mark.usefixtures("dynamo")
+@pytest.mark.slow
 def test_compiled_training_advances_spectral_norms() -> None:
     model, plain = circular_net("spectral"), circular_net("spectral")
     compiled = torch.compile(model, backend="aot_eager")
@@ -95,6 +96,7 @@ def test_inductor_trains_and_runs_folds() -> None:
 
 @compiles
 @pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.sampled(2)
 def test_export_with_dynamic_batch(strict: bool) -> None:
     model = circular_net()
     options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "strict": strict}

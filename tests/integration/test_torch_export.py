@@ -67,6 +67,7 @@ SOME = [
 
 @compiles
 @pytest.mark.parametrize(("name", "strategy"), SOME)
+@pytest.mark.sampled(3)
 def test_every_strategy_exports(name: str, strategy: str) -> None:
     folded = cl.fold(net(name), SHAPE, strategy=strategy)
     agree(exported(folded).module(), folded, 1e-6)

@@ -81,6 +81,7 @@ def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(2)
 def test_random_networks_agree_with_the_oracle(seed: int) -> None:
     model = made(seed)
     x = samples(SHAPE, torch.float64, 4, seed)
@@ -262,6 +263,7 @@ def test_the_state_of_a_fold_holds_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["dense", "layers"])
+@pytest.mark.sampled(2)
 def test_folds_with_branches_export_and_compile(strategy: str) -> None:
     model = made(3, torch.float32)
     folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)

@@ -82,6 +82,7 @@ def has_everything(turn: int, forms: Forms) -> bool:
 
 
 @pytest.mark.parametrize(("turn", "case", "forms"), rows())
+@pytest.mark.sampled(3)
 def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) -> None:
     source = stack(case, forms, turn)
     # Both dtypes once for each row; the other form and the other package take them in turn.
@@ -219,6 +220,7 @@ STEADY = [case for case in LINEAR_CASES if "Norm" not in case.name]  # whose mat
 
 
 @pytest.mark.parametrize("case", STEADY[::7], ids=lambda case: case.name)
+@pytest.mark.sampled(3)
 def test_spectral_nears_the_norm_from_below(case: Case) -> None:
     layer = randomise(case.build(), 5).double()
     model = cl.ConformalLayers(layer, cl.ReSPro("spectral", dtype=torch.float64))

@@ -27,6 +27,7 @@ STACKS = {
 
 @pytest.mark.parametrize("projective", [False, True])
 @pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.sampled(3)
 def test_all_strategies_agree(kind: str, projective: bool) -> None:
     shape = (3, 11, 9)
     expected = {"dense", "banded", "sparse", "layers"}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformallayers.lab.experiments import inference
 
 
+@pytest.mark.slow
 def test_process_of_its_own_weighs_the_batch_alone() -> None:
     row = inference.measure_alone(inference.LAYERS, 200, executions=2, seconds=9.0, threads=1)
     assert row["executions"] == 2

@@ -53,6 +53,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert row["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_refused_in_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -145,6 +145,7 @@ def test_every_layer_in_double(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_programs_take_every_sample_and_step_beside_no_memory(tmp_path: Path) -> None:
     command = [str(COMPILER), *FLAGS, *SANITIZED]
     names = [*POINTS, *(n for n in WRITTEN if "2d stride and padding" in n or "pad 2d" in n)]

@@ -26,6 +26,7 @@ def positive(depth: int, channels: int, kernel: int, gain: float = 1.0) -> cl.Co
 @pytest.mark.parametrize(
     ("depth", "channels", "kernel", "gain"), [(20, 8, 3, 1.0), (6, 8, 1, 1e3), (60, 4, 1, 1.0)]
 )
+@pytest.mark.sampled(4)
 def test_no_sample_is_helped_by_its_neighbour(
     depth: int, channels: int, kernel: int, gain: float, strategy: str, norm: float
 ) -> None:
