@@ -230,3 +230,16 @@ def test_norms_outside_of_points(size: float) -> None:
     builder = RecipeBuilder((1, 4, 4))
     recipe = builder.recipe(builder.add(layer.NormPool, INPUT, **TWOS))
     assert error(recipe, size * samples((1, 4, 4), torch.float32, 3)) <= 5e-6
+
+
+@pytest.mark.parametrize("number", [0.25, 1e-20, 0.0, -2.0])
+def test_a_positive_number_goes_into_the_weights_behind_it(number: float) -> None:
+    builder, z, m, tau = embedded((2, 6, 7))
+    z = builder.add(layer.Conv, z, weight=normal(builder, "first", 8, 2, 3, 3), **ONES)
+    z = builder.add(layer.Multiply, z, factor=builder.constant("number", torch.tensor(number)))
+    y = builder.add(point.Divide, z, tau, m, scale=1.0)
+    y = builder.add(layer.Conv, y, weight=normal(builder, "second", 3, 8, 3, 3), **ONES)
+    recipe = builder.recipe(y)
+    left = [op for op in merged(recipe).operations if isinstance(op, layer.Multiply)]
+    assert len(left) == (number != 0.25)
+    assert error(recipe, samples((2, 6, 7), torch.float32, 4)) <= 5e-6

@@ -145,6 +145,8 @@ class _Merger:
             if isinstance(new, point.Divide) and new.scale == 1 and self._is_point(op.inputs[1]):
                 self.names[out] = new.inputs[0]
                 return
+        elif isinstance(op, layer.Multiply) and self._leaves_out(op, factor):
+            return
         elif (pool := self.pools.get(out)) is not None:
             (source,) = pool.inputs
             norms = np.concatenate([np.full(n, norm) for n, norm in pool.sections])
@@ -205,6 +207,17 @@ class _Merger:
             if isinstance(op, point.Divide) and not self.takes_factor(op.outputs[0], False):
                 return op.scale if _moderate(op.scale) else 1.0
         return 1.0
+
+    def _leaves_out(self, op: layer.Multiply, factor: Array) -> bool:
+        """Let the weights behind a positive number multiply by it instead, if they can."""
+        number = _double(self.constants[op.factor])
+        out = op.outputs[0]
+        if number.size > 1 or not _moderate(number.item()) or out == self.recipe.output:
+            return False
+        if not self.takes_factor(out, factor.ndim > 0):
+            return False
+        self.names[out], self.factors[out] = self.name(op.inputs[0]), factor / number.item()
+        return True
 
     def _add_bias(self, op: layer.AddConstant, factor: Array) -> bool:
         """Add a constant to the bias of a product that nothing else reads, if it is behind one."""
