@@ -17,8 +17,8 @@ _STEP, _TERMS, _REACH = 0.5, 26, 6.0  # of the sines that make the error functio
 
 
 def relu(graph: OnnxGraph, x: Value) -> Value:
-    """Return x, and 0 where it is negative; ONNX Runtime's Max keeps NaN, its Relu may not."""
-    return graph.add("Max", x, 0.0)
+    """Return x, and 0 where it is negative: ONNX Runtime merges it with the product before it, and keeps NaN."""
+    return graph.add("Relu", x)
 
 
 def leaky(graph: OnnxGraph, x: Value, slope: float | Array) -> Value:

@@ -280,11 +280,10 @@ def _standardized(graph: OnnxGraph, x: Value, axes: int, eps: float) -> Value:
 
 @RUN.runs(layer.Elementwise)
 def _elementwise(op: layer.Elementwise, graph: OnnxGraph, x: Value) -> Value:
-    if graph.loses_nan(op) and x.dtype != WIDE:  # operators that ONNX Runtime merges with a Conv
-        if op.function == "relu":
-            return graph.add("Relu", x)
-        if op.function == "leaky_relu":
-            return graph.add("LeakyRelu", x, alpha=op.parameters[0])
+    if graph.loses_nan(op) and x.dtype != WIDE and op.function == "leaky_relu":
+        return graph.add(
+            "LeakyRelu", x, alpha=op.parameters[0]
+        )  # ONNX Runtime merges it with a Conv
     return FUNCTIONS[op.function](graph, x, *op.parameters)
 
 
