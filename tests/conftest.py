@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -26,15 +26,11 @@ os.environ.setdefault("CONFORMALLAYERS_CACHE", _CACHE.name)
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all cases of a sampled test as slow, but for one of n."""
-    seen: Counter[str] = Counter()
+    """Mark all cases of a sampled test as slow, but for one of n by their names, so that no option is left out."""
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is not None:
-            name = item.nodeid.partition("[")[0]
-            if seen[name] % mark.args[0]:
-                item.add_marker("slow")
-            seen[name] += 1
+        if mark is not None and sha256(item.nodeid.encode()).digest()[0] % mark.args[0]:
+            item.add_marker("slow")
 
 
 @pytest.fixture

@@ -69,6 +69,5 @@ def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
         ),
     ],
 )
-@pytest.mark.sampled(2)
 def test_memory_beyond_input_and_output(name: str, strategy: str, batch: int, side: int) -> None:
     assert beyond(name, strategy, batch, side) < LIMIT

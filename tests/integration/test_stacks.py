@@ -240,7 +240,6 @@ def deep(projective: bool, dtype: torch.dtype) -> cl.ConformalLayers:
 
 
 @both_forms
-@pytest.mark.sampled(2)
 def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
     model = deep(projective, torch.float64)
     x = samples((4, 6), torch.float64).requires_grad_()
@@ -259,7 +258,6 @@ def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
 
 
 @both_forms
-@pytest.mark.sampled(2)
 def test_a_hundred_layers_stay_in_range_in_float32(projective: bool) -> None:
     model = deep(projective, torch.float32)
     x = samples((4, 6), torch.float32).requires_grad_()

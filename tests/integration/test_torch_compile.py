@@ -96,7 +96,6 @@ def test_inductor_trains_and_runs_folds() -> None:
 
 @compiles
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.sampled(2)
 def test_export_with_dynamic_batch(strict: bool) -> None:
     model = circular_net()
     options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "strict": strict}

@@ -263,7 +263,6 @@ def test_the_state_of_a_fold_holds_all_of_it() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["dense", "layers"])
-@pytest.mark.sampled(2)
 def test_folds_with_branches_export_and_compile(strategy: str) -> None:
     model = made(3, torch.float32)
     folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)

@@ -20,6 +20,7 @@ import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe import file as limits
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.document import describe
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from nets import SHAPE, folds
@@ -378,3 +379,43 @@ def test_peaks_and_spectra_go_where_they_belong(
     change({item["operation"]: item for item in file.operations})
     file.write()
     refused(path, "makes no network")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (layer.AddConstant, {"value": "one"}),
+        (layer.Matmul, {"weight": "square", "bias": "one"}),
+        (layer.Elementwise, {"function": "tanh"}),
+        (layer.Pad, {"pads": ((0, 0),), "value": 2.0}),
+        (layer.Softmax, {"axis": 0}),
+        (layer.LayerNorm, {"axes": 1, "eps": 1e-5}),
+    ],
+)
+@pytest.mark.parametrize("rebased", [False, True])
+def test_points_take_constants_when_they_are_divided(
+    kind: Any, settings: dict[str, Any], rebased: bool, path: Path
+) -> None:
+    builder = RecipeBuilder((3,))
+    names = "unit", "peak", "tau"
+    constants = {"one": torch.ones(3), "square": torch.eye(3)}
+    z, m, tau = builder.add_many(point.Normalize, INPUT, names=names)
+    if rebased:
+        options = {"scale": 1.0, "coordinate": 1.0}
+        z, m, tau = builder.add_many(point.Rebase, z, m, tau, names=names, **options)
+    for name in set(settings.values()) & set(constants):
+        builder.constant(name, constants[name])
+    z = builder.add(kind, z, **settings)
+    folded = Folded(
+        builder.recipe(builder.add(point.Divide, z, tau, m, scale=1.0)), torch.float32, {}
+    )
+    if rebased:
+        cl.save(folded, path)
+        return
+    with pytest.raises(cl.ConformalError, match=rf"{kind.kind}, which no factor passes"):
+        cl.save(folded, path)
+
+
+def test_points_are_relative_to_one_peak() -> None:
+    path = Path(__file__).parents[1] / "data" / "refused" / "two-peaks.safetensors"
+    refused(path, "advance reads values that are relative to two peaks")

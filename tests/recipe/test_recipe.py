@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing.recipes import RECIPE_CASES
 
@@ -201,47 +199,3 @@ def test_every_recipe_prints_each_operation() -> None:
         for line, operation in zip(lines[1:-1], recipe.operations, strict=True):
             assert f"= {operation.kind}(" in line
         assert lines[-1] == f"return {recipe.output}"
-
-
-def points(shape: tuple[int, ...]) -> tuple[RecipeBuilder, str, str, str]:
-    builder = RecipeBuilder(shape)
-    return builder, *builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (layer.AddConstant, {"value": "one"}),
-        (layer.Matmul, {"weight": "square", "bias": "one"}),
-        (layer.Elementwise, {"function": "tanh"}),
-        (layer.Pad, {"pads": ((0, 0),), "value": 2.0}),
-        (layer.Softmax, {"axis": 0}),
-        (layer.LayerNorm, {"axes": 1, "eps": 1e-5}),
-    ],
-)
-def test_points_that_are_not_divided_take_no_constants(
-    kind: type[Operation], settings: dict[str, Any]
-) -> None:
-    builder, z, peak, tau = points((3,))
-    builder.constant("one", np.ones(3))
-    builder.constant("square", np.ones((3, 3)))
-    z = builder.add(kind, z, **settings)
-    recipe = builder.recipe(builder.add(point.Divide, z, tau, peak, scale=1.0))
-    with pytest.raises(ValueError, match=rf"^{kind.kind} of points"):
-        recipe.check_points()
-
-
-def test_points_meet_their_own_peak_alone() -> None:
-    builder, z, peak, tau = points((3,))
-    with pytest.raises(ValueError, match=r"^an output that is relative"):
-        builder.recipe(z).check_points()
-    builder.recipe(builder.add(point.Divide, z, tau, peak, scale=1.0)).check_points()
-    _, other, _ = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    mixed = builder.recipe(builder.add(point.Divide, z, tau, other, scale=1.0))
-    with pytest.raises(ValueError, match=r"^divide of points"):
-        mixed.check_points()
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=[case.name for case in RECIPE_CASES])
-def test_recipes_do_not_depend_on_the_normalisation(recipe: Recipe) -> None:
-    recipe.check_points()

@@ -63,7 +63,6 @@ def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Re
         frozenset(_names(document["wide"])),
     )
     recipe.shapes()
-    recipe.check_points()
     used = {array for operation in recipe.operations for _, array in operation.constants()}
     if used != set(constants) or not recipe.wide <= used:
         raise ValueError("constants that no operation reads")

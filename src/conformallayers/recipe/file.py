@@ -190,19 +190,31 @@ def _check_scales(recipe: Recipe) -> None:
     """Refuse operations that mix values of different scales.
 
     Between its ``normalize`` and its division a part computes up to a factor, the peak, that each runtime
-    may choose; other values would not be scaled with it.
+    may choose; other values would not be scaled with it, nor would constants, until a ``rebase`` divides by it.
     """
     parts: dict[str, int | None] = {INPUT: None}  # the part that a value belongs to
+    peaks: dict[str, str | None] = {INPUT: None}  # the peak that a value is relative to
     for index, operation in enumerate(recipe.operations):
         found = {parts[name] for name in operation.inputs}
+        near = {peaks[name] for name in operation.inputs}
         expect(len(found) == 1, f"{operation.kind} reads values of different scales")
-        (part,) = found
+        (part,), peak = found, next(iter(near))
+        if near != {None}:
+            expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
+            of_points = isinstance(operation, (*_WRITES, point.Divide, point.Combine))
+            keeps = of_points or layer.is_homogeneous(operation)
+            expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")
         if isinstance(operation, point.Normalize):
             expect(part is None, "a part inside of another")
             part = index
         elif isinstance(operation, (point.Combine, point.Divide)):
-            part = None
+            part = peak = None
+        if isinstance(operation, (point.Normalize, point.Rescale)):
+            peak = operation.outputs[1]
+        elif isinstance(operation, point.Rebase):
+            peak = None
         parts.update(dict.fromkeys(operation.outputs, part))
+        peaks.update(dict.fromkeys(operation.outputs, peak))
     expect(parts[recipe.output] is None, "an output without its scale")
 
 

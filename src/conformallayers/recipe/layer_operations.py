@@ -243,10 +243,6 @@ class Pad(Operation):
     mode: str = setting("mode", word("zeros", "reflect", "replicate", "circular"), "zeros")
     value: float = setting("value", number, 0.0)
 
-    @property
-    def homogeneous(self) -> bool:
-        return self.value == 0 or self.mode != "zeros"
-
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
         expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
@@ -306,7 +302,6 @@ class Multiply(_Broadcast):
 class AddConstant(_Broadcast):
     """Add a constant that broadcasts to the sample."""
 
-    homogeneous = False
     value: str = constant("value")
 
 
@@ -393,10 +388,6 @@ class Elementwise(Operation):
     function: str = setting("function", word(*FUNCTIONS))
     parameters: tuple[float, ...] = setting("parameters", several(number), ())
 
-    @property
-    def homogeneous(self) -> bool:
-        return self.function in ("relu", "leaky_relu", "abs")
-
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         given = len(self.parameters)
         expect(given == FUNCTIONS[self.function], f"{self.function} with {given} numbers")
@@ -410,8 +401,6 @@ class Softmax(Operation):
     axis: int = setting("axis", whole(0))
     log: bool = setting("log", flag, False)
 
-    homogeneous = False
-
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.axis < len(x), f"axis {self.axis} of {x}")
         return x
@@ -422,8 +411,6 @@ class _Norm(Operation):
     eps: float = setting("eps", number)
     weight: str | None = constant("weight", optional=True)
     bias: str | None = constant("bias", optional=True)
-
-    homogeneous = False
 
     def _expect_constants(self, expected: Shape, constant: ShapeOf) -> None:
         for stored, array in self.constants():
@@ -482,3 +469,20 @@ def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
     expect(1 <= len(x) - 1 <= 3, f"one to three spatial axes, not {x}")
     for values in settings:
         expect(len(values) == len(x) - 1, f"{values} for the axes of {x}")
+
+
+_HOMOGENEOUS = (
+    *(SparseMatmul, _Pool, NormPool, _AdaptivePool, Upsample, Multiply, PRelu, Add, Concatenate),
+    *(Slice, Reshape, Permute, Cast, Call),
+)
+
+
+def is_homogeneous(op: Operation) -> bool:
+    """Tell whether a positive factor of all inputs is one of the output; others may not read points before a division."""
+    if isinstance(op, (Matmul, _Convolution)):
+        return op.bias is None
+    if isinstance(op, Elementwise):
+        return op.function in ("relu", "leaky_relu", "abs")
+    if isinstance(op, Pad):
+        return op.mode != "zeros" or op.value == 0
+    return isinstance(op, _HOMOGENEOUS)

@@ -47,11 +47,6 @@ class Operation:
         """Return the shape of the only output of the only input, as :meth:`shapes` does."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
-    @property
-    def homogeneous(self) -> bool:
-        """Whether a positive factor of all inputs is a factor of the output."""
-        return getattr(self, "bias", None) is None
-
     def index_constants(self) -> tuple[str, ...]:
         """Return the names of constants that are int32 indices."""
         return ()

@@ -15,7 +15,6 @@ from ..errors import shape_text
 from . import layer_operations, point_operations
 from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape
-from .point_operations import Combine, Divide, Normalize, Rebase, Rescale
 
 INPUT = "x"  # the name of the value that a recipe starts with
 
@@ -88,26 +87,6 @@ class Recipe:
         for operation in self.operations:
             given = [shapes[name] for name in operation.inputs]
             operation.check_values(given, self.constants.__getitem__)
-
-    def check_points(self) -> None:
-        """Raise ValueError where a result would depend on how a runtime normalises samples.
-
-        Until they are divided, points are relative to their peak, which may be any number. So only operations that a
-        factor passes may read them, and only with numbers that are relative to the same peak.
-        """
-        peaks: dict[str, str] = {}  # of values that are relative to one
-        for op in self.operations:
-            found = {peaks.get(name) for name in op.inputs}
-            ends = isinstance(op, (Divide, Rebase, Combine))
-            if found != {None} and (len(found) > 1 or not (ends or op.homogeneous)):
-                raise ValueError(f"{op.kind} of points that are relative and of other numbers")
-            (peak,) = found
-            if isinstance(op, (Normalize, Rescale)):
-                peak = op.outputs[1]
-            if peak is not None and not ends:
-                peaks.update(dict.fromkeys(op.outputs, peak))
-        if self.output in peaks:
-            raise ValueError("an output that is relative to a peak")
 
     def last_uses(self) -> list[tuple[str, ...]]:
         """Return, for each operation, the values that nobody reads behind it."""

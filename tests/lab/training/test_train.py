@@ -210,7 +210,6 @@ main()
     ],
     ids=["killed in an epoch", "killed between files", "interrupted", "terminated"],
 )
-@pytest.mark.sampled(2)
 def test_stopped_and_resumed_run_ends_in_the_same_bits(
     blow: signal.Signals,
     middle: bool,

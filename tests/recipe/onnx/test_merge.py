@@ -53,7 +53,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
     "two stages": (micro, 23, 27),
     "two stages, without RMSNormalization": (micro, 22, 32),
     "two stages, published": (lambda: micro(projective=False), 23, 41),
-    "two stages, no offset": (lambda: micro(offset=None, unit="norm"), 23, 65),
+    "two stages, no offset": (lambda: micro(offset=None, unit="norm"), 23, 75),
     "two stages, small offset": (lambda: micro(offset=1e-3, unit="norm"), 23, 32),
 }
 
@@ -213,16 +213,38 @@ def test_energies_of_pooled_maps_come_from_means_of_squares(
 
 
 @pytest.mark.parametrize("size", [1e-35, 1e-30, 1e-20, 1.0, 1e30])
-def test_norms_of_small_points_beside_an_offset(size: float) -> None:
+@pytest.mark.parametrize("bias", [None, 0.0, 0.5])
+@pytest.mark.parametrize("opset", [20, 25])
+@pytest.mark.parametrize("offset", [1.0, 50.0])
+def test_norms_of_small_points_beside_an_offset(
+    size: float, bias: float | None, opset: int, offset: float
+) -> None:
     torch.manual_seed(2)
+    last = cl.Conv2d(8, 4, 2, bias=bias is not None)
+    if last.bias is not None:
+        nn.init.constant_(last.bias, bias or 0.0)
     model = cl.ConformalLayers(
         *(cl.Conv2d(1, 8, 3), cl.ReSPro(projective=True)),
-        *(cl.Split([4, 4], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), cl.Conv2d(8, 4, 2), cl.Flatten()),
-        offset=1.0,
+        *(cl.Split([4, 4], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), last, cl.Flatten()),
+        offset=offset,
     )
     folded = cl.fold(model, (1, 8, 8))
     x = size * samples((1, 8, 8), torch.float32, 3)
-    assert relative_error(session(folded.recipe, torch.float32)(x), folded(x).detach()) <= 5e-6
+    y = session(folded.recipe, torch.float32, opset)(x)
+    assert relative_error(y, folded(x).detach()) <= 5e-6
+
+
+@pytest.mark.parametrize("tiny", [slice(0, 2), slice(2, 4), slice(0, 4)], ids=str)
+def test_channels_with_tiny_weights(tiny: slice) -> None:
+    torch.manual_seed(3)
+    model = cl.ConformalLayers(
+        *(cl.Conv2d(1, 4, 3), cl.ReSPro(1.0, projective=True)),
+        *(cl.Split([2, 2], [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]), cl.Conv2d(4, 3, 2)),
+    )
+    model[0].weight.data[tiny] *= 1e-22
+    model[3].weight.data[:, tiny] /= 1e-22
+    folded = cl.fold(model, (1, 8, 8), strategy="conv")
+    assert error(folded.recipe, samples((1, 8, 8), torch.float32, 3)) <= 5e-6
 
 
 @pytest.mark.parametrize("size", [1e-35, 1e-20, 1.0, 1e20, 1e37])

@@ -24,8 +24,8 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
-from .merge import ROW, RmsPool, pooling_of, rounded
-from .points import LONG, RUN, reduced, weighted
+from .merge import RmsPool, is_shifted_behind, pooling_of, rounded
+from .points import LONG, ROW, RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
@@ -115,12 +115,17 @@ class Tau:
         return above if self.divisor is None else graph.add("Div", above, self.divisor)
 
 
+def _is_published(recipe: Recipe) -> bool:
+    """Tell whether some activation reads m."""
+    advances = (op for op in recipe.operations if isinstance(op, point.Advance))
+    return any(op.rule == "published" for op in advances)
+
+
 def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
     """Return float64 where scalars could leave the range of float32: behind published activations."""
-    operations = graph.recipe.operations
-    published = any(isinstance(op, point.Advance) and op.rule == "published" for op in operations)
+    published = _is_published(graph.recipe)
     factors = [1.0]
-    for op in operations:
+    for op in graph.recipe.operations:
         if isinstance(op, point.Rebase):
             factors += [op.scale, np.inf if published else 1.0]
         elif isinstance(op, (point.SumSquares, point.Divide)):
@@ -142,7 +147,8 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
 
     peak, count = Peak(lambda: _scalar(graph, inverse())), prod(x.shape)
     epsilon = op.offset**2 / count * _NARROWED**2
-    if graph.opset < _RMS_OPSET or count > LONG or not _LEAST_EPSILON < epsilon < 1:
+    usual = _LEAST_EPSILON < epsilon < 1 and is_shifted_behind(graph.recipe, op.outputs[0])
+    if graph.opset < _RMS_OPSET or count > LONG or not usual or _is_published(graph.recipe):
         return graph.scale(x, inverse()), peak, Tau()
     scale = np.full(x.shape, count**-0.5)
     narrowed = graph.add("Mul", x, _NARROWED)

@@ -86,10 +86,8 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
     direct = is_direct(recipe, working)
     if direct:
         recipe = merged(recipe)
-    graph, runtime = (
-        OnnxGraph(recipe, working, opset, divided=not direct),
-        DIRECT if direct else RUN,
-    )
+    graph = OnnxGraph(recipe, working, opset, divided=not direct)
+    runtime = DIRECT if direct else RUN
     values = {INPUT: graph.input}
     for operation in recipe.operations:
         runtime.check(operation, _WHERE, _REMEDY)

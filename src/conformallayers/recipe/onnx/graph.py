@@ -66,11 +66,6 @@ class OnnxGraph:
         """Tell whether an operation may lose a NaN: its result is divided by τ, which is NaN as well."""
         return operation.inputs[0] in self._undivided
 
-    def is_normalised(self, operation: Operation) -> bool:
-        """Tell whether an operation reads points that are of the size of 1: those without an offset."""
-        first = (op for op in self.recipe.operations if isinstance(op, Normalize))
-        return operation.inputs[0] in between(self.recipe) and not any(op.offset for op in first)
-
     def writes(self, value: Value) -> str | None:
         """Return the operator that gives a value; None for the input."""
         found = (node.op_type for node in self.nodes if value.name in node.output)

@@ -151,16 +151,13 @@ def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0)
 @RUN.runs(layer.NormPool)
 def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
     # ONNX Runtime's own LpPool takes powers one by one, and counts windows that are cut off otherwise.
-    unit, peak = x, None
-    if not graph.is_normalised(
-        op
-    ):  # no norm of a window counts that is far below the peak of its sample
-        peak = graph.reduce_sample("ReduceMax", graph.add("Abs", x))
-        peak = graph.add("Max", peak, float(np.finfo(x.dtype).tiny))
-        unit = graph.add("Div", x, peak)
+    # The peak of a sample keeps its squares in range; no norm of a window counts that is far below it.
+    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", x))
+    peak = graph.add("Max", peak, float(np.finfo(x.dtype).tiny))
+    unit = graph.add("Div", x, peak)
     squares = graph.add("Mul", unit, unit)
     roots = graph.add("Sqrt", _avg_pool(op.averages, graph, squares, float(prod(op.kernel))))
-    return roots if peak is None else graph.add("Mul", roots, peak)
+    return graph.add("Mul", roots, peak)
 
 
 def _pooling(

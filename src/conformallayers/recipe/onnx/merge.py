@@ -21,12 +21,14 @@ from .. import point_operations as point
 from ..operation import Operation, Shape, ShapeOf
 from ..places import Array
 from ..recipe import Recipe
+from .points import ROW
 
 _PASS = (
     *(layer.Slice, layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool),
     *(layer.AddConstant, layer.Multiply, layer.Permute),
 )
-ROW = 2**8  # numbers that are added one by one in float32
+_LEAST_SHIFT = 1e-6  # the norm of a constant that counts
+_LEAST_WEIGHT = 1e-12  # of a channel whose squares stay in range
 _MODERATE = 1e-12, 1e12  # factors that leave all weights in the range of float32
 
 
@@ -61,6 +63,21 @@ def pooling_of(operations: Iterable[Operation], value: str) -> RmsPool | None:
     """Return the pooling that squares a map, if there is one."""
     found = (op for op in operations if isinstance(op, RmsPool) and op.inputs == (value,))
     return next(found, None)
+
+
+def is_shifted_behind(recipe: Recipe, value: str) -> bool:
+    """Tell whether a constant is added behind a value, beside which very small numbers do not count."""
+    reached = {value}
+    for op in recipe.operations:
+        if reached.isdisjoint(op.inputs):
+            continue
+        if isinstance(op, (layer.LayerNorm, layer.GroupNorm)):
+            return False  # small numbers become ordinary ones
+        reached.update(op.outputs)
+        added = op.value if isinstance(op, layer.AddConstant) else getattr(op, "bias", None)
+        if added is not None and np.linalg.norm(_double(recipe.constants[added])) > _LEAST_SHIFT:
+            return True
+    return False
 
 
 def merged(recipe: Recipe) -> Recipe:
@@ -237,13 +254,22 @@ class _Merger:
         self.names[op.outputs[0]], self.factors[op.outputs[0]] = value, factor
         return True
 
-    def _may_be_tiny(self, op: Operation) -> bool:
-        """Tell whether squares of all numbers may be too small: beside an offset, if no bias comes behind."""
-        behind = self.recipe.operations[self.recipe.operations.index(op) :]
-        biased = any(isinstance(later, point.Rebase) for later in behind)
-        return not biased and any(
-            isinstance(first, point.Normalize) and first.offset for first in self.recipe.operations
-        )
+    def _may_be_tiny(self, source: str, out: str) -> bool:
+        """Tell whether squares may be too small though their roots count.
+
+        So are all of them beside an offset if no constant comes behind, and those of channels with tiny weights.
+        """
+        first = (op for op in self.recipe.operations if isinstance(op, point.Normalize))
+        if any(op.offset for op in first) and not is_shifted_behind(self.recipe, out):
+            return True
+        made, rows = self.writer.get(source), slice(None)
+        if isinstance(made, layer.Slice) and made.axis == 0:
+            made, rows = self.writer.get(made.inputs[0]), slice(made.start, made.stop)
+        if not isinstance(made, (layer.Conv, layer.Matmul)):
+            return False
+        weight = _double(self.constants[made.weight])[rows]
+        sizes = np.abs(weight.reshape(len(weight), -1)).max(1)
+        return bool(((sizes > 0) & (sizes < _LEAST_WEIGHT)).any())
 
     def _constant(self, name: str, array: Array) -> str:
         self.constants[name] = array.astype(np.float32)
@@ -279,7 +305,7 @@ class _Merger:
         fits = at == shape[0] and not any(window.padding) and bool((divisors == whole).all())
         if not fits or not self.takes_factor(op.outputs[0], len(sections) > 1):
             return None
-        if self._may_be_tiny(op):
+        if self._may_be_tiny(source, op.outputs[0]):
             return None
         return RmsPool((source,), op.outputs, averages=window, sections=tuple(sections))
 
