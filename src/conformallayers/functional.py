@@ -264,20 +264,52 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
     """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
-    return scale_samples(z, rho * _inverse(tau))
+    if isinstance(rho, Tensor) or transformed():
+        return scale_samples(z, rho * _inverse(tau))
+    result: Tensor = _Dehomogenize.apply(z, tau, rho)  # type: ignore[no-untyped-call]
+    return result
+
+
+def activate(
+    z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return z itself, ``r·τ + gain·‖z‖²/r`` and ``‖z‖²``, where r = α/α is 1 and carries the gradient of α.
+
+    Use the returned z afterwards, as that of :func:`energy`.
+    """
+    if transformed():
+        n = squared_norm(z)
+        return z, _denominator(tau, gain, n, alpha), n
+    result: tuple[Tensor, Tensor, Tensor] = _Activate.apply(z, tau, gain, alpha)  # type: ignore[no-untyped-call]
+    return result
 
 
 def activate_and_dehomogenize(
-    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar
+    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar, alpha: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once."""
+    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once.
+
+    The gradient of α is that of :func:`activate`.
+    """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
     if transformed():
         n = squared_norm(z)
-        return scale_samples(z, rho * _inverse(tau + gain * n)), n
-    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
+        return scale_samples(z, rho * _inverse(_denominator(tau, gain, n, alpha))), n
+    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho, alpha)  # type: ignore[no-untyped-call]
     return result
+
+
+def unity(alpha: Tensor) -> Tensor:
+    """Return α/α = 1, with the gradient of its numerator."""
+    return alpha / alpha.detach()
+
+
+def _denominator(tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None) -> Tensor:
+    if alpha is None:
+        return tau + gain * n
+    one = unity(alpha)
+    return tau * one + gain * n / one
 
 
 def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
@@ -322,7 +354,25 @@ def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
 
 def positive(alpha: Scalar) -> Scalar:
     """Replace a bound of 0 (zero weights) by 1; the output is 0 either way."""
-    return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0
+    if not isinstance(alpha, Tensor):
+        return alpha or 1.0
+    if may_look(alpha):
+        return alpha if alpha.item() != 0 else alpha + 1
+    return alpha + (alpha == 0)
+
+
+def constant(alpha: Scalar) -> Scalar:
+    """Return the value of a scalar without its gradient: a number where values may be read."""
+    if not isinstance(alpha, Tensor):
+        return alpha
+    return alpha.item() if may_look(alpha) else alpha.detach()
+
+
+def product(a: Scalar, b: Scalar) -> Scalar:
+    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1."""
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -389,37 +439,111 @@ class _Energy(torch.autograd.Function):
         return _combine(g, None, z, 2 * g_n)
 
 
-class _ActivateAndDehomogenize(torch.autograd.Function):
-    """(z, τ, gain, ρ) ↦ (ρ z / D, ‖z‖²) with D = τ + gain·‖z‖²; 0 where D = 0."""
+class _Activate(torch.autograd.Function):
+    """(z, τ, gain, α) ↦ (z, r·τ + gain·‖z‖²/r, ‖z‖²) with r = α/α, in one pass over z each way."""
 
     generate_vmap_rule = True
 
     @staticmethod
     @signed
-    def forward(z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n = norm(z).square()
+        return z.view_as(z), torch.addcmul(tau, gain, n), n
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(
+        ctx: Any, g: Tensor | None, g_tau: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        z, tau, gain, alpha, n = ctx.saved_tensors
+        if g_tau is None:
+            return g, None, None, None
+        if torch.is_grad_enabled():
+            n = squared_norm(z)  # with its derivative
+        g = torch.zeros_like(z) if g is None else g
+        g_z = _combine(g, None, z, 2 * g_tau * gain)
+        g_gain = g_tau * n if ctx.needs_input_grad[2] else None
+        return g_z, g_tau, g_gain, _alpha_gradient(g_tau, tau, gain, n, alpha)
+
+
+def _alpha_gradient(
+    g: Tensor, tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None
+) -> Tensor | None:
+    """Return the gradient of α in ``r·τ + gain·n/r``."""
+    if alpha is None:
+        return None
+    return (g * torch.addcmul(tau, gain, n, value=-1)).sum() / alpha
+
+
+class _Dehomogenize(torch.autograd.Function):
+    """(z, τ, ρ) ↦ ρ z / τ, and 0 where τ = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(z: Tensor, tau: Tensor, rho: float) -> Tensor:
+        return scale_samples(z, rho * _inverse(tau))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])
+        ctx.rho = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        y, tau = ctx.saved_tensors
+        inverse = _inverse(tau)
+        g_tau = -_inner(g, y).to(tau.dtype) * inverse if ctx.needs_input_grad[1] else None
+        return scale_samples(g, ctx.rho * inverse), g_tau, None
+
+
+def _inner(g: Tensor, y: Tensor) -> Tensor:
+    """Return the inner product of each sample of g and y, shape (B,)."""
+    return (g * y).sum(_features(y), dtype=_at_least_float32(y.dtype))
+
+
+class _ActivateAndDehomogenize(torch.autograd.Function):
+    """(z, τ, gain, ρ, α) ↦ (ρ z / D, ‖z‖²) with D = r·τ + gain·‖z‖²/r, r = α/α; 0 where D = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(
+        z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor, alpha: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         n = norm(z).square()
         return scale_samples(z, rho * _inverse(tau + gain * n)), n
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         # Save y instead of z: the next layer saves y anyway, so z can be freed.
         ctx.save_for_backward(output[0], *inputs[1:], output[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, tau, gain, rho, n = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor | None, ...]:
+        y, tau, gain, rho, alpha, n = ctx.saved_tensors
         inverse = _inverse(tau + gain * n)
         factor = rho * inverse  # y = factor · z
         # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
         back = _inverse(factor)
         slope, offset = -2 * gain * inverse * back, 2 * g_n * back
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g):
-            s = (g * y).sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
+            s = _inner(g, y).to(tau.dtype)
             g_z = _combine(g, factor, y, slope * s + offset)
         else:
             g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
-        return g_z, g_d, g_d * n, s.sum() * _inverse(rho)
+        g_rho = s.sum() * _inverse(rho) if ctx.needs_input_grad[3] else None
+        return g_z, g_d, g_d * n, g_rho, _alpha_gradient(g_d, tau, gain, n, alpha)
 
 
 def _combine_in_chunks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .functional import Scalar
+from .functional import Scalar, product
 
 
 class Scaling:
@@ -61,22 +61,17 @@ class Scaling:
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
-        return _product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
+        return product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
 
     def take(self) -> Scalar | None:
         """Return the pending factor of z, or None."""
         if self._last is None:
             return None
         (double, on_points), self._last = self._last, None
-        balance, rho = _product(self._balance, double), _product(self._rho, double)
+        balance, rho = product(self._balance, double), product(self._rho, double)
         factor = rho if on_points else balance**0.5
         if on_points:
             self._balance, self._rho = balance / factor**2, 1.0
         else:
             self._balance, self._rho = 1.0, rho / factor
         return factor
-
-
-def _product(a: Scalar, b: Scalar) -> Scalar:
-    """Return ``a · b``, without an operation on tensors if a is the plain number 1."""
-    return b if isinstance(a, float) and a == 1.0 else a * b
