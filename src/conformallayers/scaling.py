@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .functional import Scalar, product
+from torch import Tensor
+
+from .functional import Scalar, may_look
 
 
 class Scaling:
@@ -75,3 +77,26 @@ class Scaling:
         else:
             self._balance, self._rho = 1.0, rho / factor
         return factor
+
+
+def positive(alpha: Scalar) -> Scalar:
+    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way."""
+    if not isinstance(alpha, Tensor):
+        return alpha or 1.0
+    if may_look(alpha):
+        return alpha if alpha.item() != 0 else alpha + 1
+    return alpha + (alpha == 0)
+
+
+def constant(alpha: Scalar) -> Scalar:
+    """Return the value of a scalar without its gradient: a number where values may be read."""
+    if not isinstance(alpha, Tensor):
+        return alpha
+    return alpha.item() if may_look(alpha) else alpha.detach()
+
+
+def product(a: Scalar, b: Scalar) -> Scalar:
+    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1."""
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b

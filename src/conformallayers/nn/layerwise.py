@@ -19,15 +19,12 @@ from ..functional import (
     Scalar,
     activate,
     activate_and_dehomogenize,
-    constant,
     dehomogenize,
     energy,
     guarded_ratio,
     may_look,
     norm_unit,
     normalise,
-    positive,
-    product,
     rescaled,
     squares_fit,
     transformed,
@@ -38,15 +35,16 @@ from ..registry.registry import (
     bias_is_redundant,
     branches,
     has_batch_statistics,
+    has_global_hooks,
     is_affine,
     modules_in,
     run,
     spec_of,
 )
-from ..scaling import Scaling
+from ..scaling import Scaling, constant, positive, product
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
-from .branches import Composite, Flow, Join, joined_bound
-from .collapse import collapsible, run_collapsed
+from .branches import Composite, Flow, Join, below, joined_bound
+from .collapse import collapsible, may_collapse, run_collapsed
 from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
@@ -105,7 +103,8 @@ class Points:
     """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
 
     ``age`` counts the activations since the norm of z was last known to be moderate. ``coordinate`` is equal
-    for values that have passed the same activations, and so have the same t.
+    for values that have passed the same activations, and so have the same t. With ``divided`` τ is known to
+    be 1 for all samples, and ρ is 1 until the next activation.
     """
 
     z: Tensor
@@ -115,6 +114,7 @@ class Points:
     segment: LinearSegment
     age: int = 0
     coordinate: int = 0
+    divided: bool = False
 
     def fork(self) -> Points:
         """Return a copy for a branch; tensors are shared."""
@@ -123,11 +123,13 @@ class Points:
 
     def rebase(self) -> Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
-        m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
-        tau = self.tau.detach()
-        alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
-        z = dehomogenize(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate)
+        m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
+        alive = self.tau.detach().clamp_max(1).ceil()  # NaN stays
+        z = self.dehomogenize()
+        nonzero = may_look(alive) and alive.numel() > 0 and bool(alive.min() == 1)
+        return Points(
+            z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate, nonzero
+        )
 
     def rescaled(self) -> Points:
         """Return the same points with norms of z near 1.
@@ -136,7 +138,8 @@ class Points:
         preserve the norm, and after a bias when large inputs have made the points tiny.
         """
         z, factor = rescaled(self.z)
-        return replace(self, z=z, m=self.m / factor, tau=self.tau * factor, age=-1)
+        m, tau = self.m / factor, self.tau * factor
+        return replace(self, z=z, m=m, tau=tau, age=-1, divided=False)
 
     def fits(self, n: Tensor) -> bool:
         """Check that the squares of z, whose sums are n, are in the range of the dtype."""
@@ -146,6 +149,8 @@ class Points:
 
     def dehomogenize(self) -> Tensor:
         """Return the points ``x / t``."""
+        if self.divided:
+            return self.z
         return dehomogenize(self.z, self.scaling.rho, self.tau)
 
 
@@ -168,8 +173,9 @@ class Activation:
 
     def gain(self, value: Points) -> Tensor:
         """Return the factors of ``‖z‖²`` in τ, one for each sample."""
-        published = self.rule == PUBLISHED
-        return value.m * self.weight if published else guarded_ratio(self.weight, value.tau)
+        if self.rule == PUBLISHED:
+            return value.m * self.weight
+        return value.tau * self.weight if value.divided else guarded_ratio(self.weight, value.tau)
 
     def advance(self, value: Points) -> tuple[Tensor, Tensor, Tensor]:
         """Return z, to use afterwards, the next τ, and ``‖z‖²``."""
@@ -201,10 +207,11 @@ class LayerFlow(Flow[Points]):
         bias: Tensor | None = None  # left out of the layer before
         index = 0
         while index < len(pairs):
-            many = self._run_collapsed([module for _, module in pairs[index:]], value)
-            if many:
-                index += many
-                continue
+            if self.collapse and may_collapse(pairs[index][1]):
+                many = self._run_collapsed([module for _, module in pairs[index:]], value)
+                if many:
+                    index += many
+                    continue
             path, module = pairs[index]
             index += 1
             following = pairs[index][1] if index < len(pairs) else None
@@ -214,12 +221,12 @@ class LayerFlow(Flow[Points]):
                 _add_to_running_mean(module, bias)
             bias = module.bias if redundant else None  # type: ignore[assignment]
             if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
-                value.tau = value.tau + 0 * bias.sum()
+                value.tau, value.divided = value.tau + 0 * bias.sum(), False
         return value
 
     def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
         """Run the leading convolutions as one if that is cheaper; return their number."""
-        shapes = collapsible(modules, value.z) if self.collapse else []
+        shapes = collapsible(modules, value.z)
         if shapes:
             leading = modules[: len(shapes)]
             every = zip(leading, shapes, strict=True)
@@ -228,6 +235,23 @@ class LayerFlow(Flow[Points]):
             ]
             value.z = run_collapsed(leading, value.z, value.scaling.take())
         return len(shapes)
+
+    def split(self, path: str, groups: Sequence[Any], value: Points) -> list[Points]:
+        """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
+        if has_global_hooks():
+            return super().split(path, groups, value)
+        sample, parts = tuple(value.z.shape[1:]), []
+        for index, module in enumerate(groups):
+            spec = spec_of("", module)
+            check_input(below(path, f"channels.{index}"), module, spec, tuple(value.z.shape))
+            part = value.fork()
+            part.segment.layers.append((module, spec, sample))
+            parts.append(part)
+        for part, z in zip(
+            parts, value.z.split([m.stop - m.start for m in groups], 1), strict=True
+        ):
+            part.z = z
+        return parts
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
         """Add or concatenate points; the result has the coordinate of the first."""
@@ -290,7 +314,15 @@ class LayerFlow(Flow[Points]):
             z, tau, n = activation.advance(value)
         segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
         coordinate, age = self._new_coordinate(), value.age + 1
-        return replace(value, z=z, tau=tau, segment=segment, coordinate=coordinate, age=age)
+        return replace(
+            value,
+            z=z,
+            tau=tau,
+            segment=segment,
+            coordinate=coordinate,
+            age=age,
+            divided=False,
+        )
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
         """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""

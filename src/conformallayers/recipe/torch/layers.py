@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...functional import autocasts, full_precision, norm_pool, transformed, wide_dtype
+from ...functional import autocasts, full_precision, transformed, wide_dtype
 from ...nn.activations import Rule
+from ...pooling import norm_pool
 from .. import layer_operations as layer
 from ..operation import Runtime
 from ..point_operations import Advance, Grow
