@@ -190,12 +190,40 @@ def test_first_and_second_derivatives(shape):
         (CF.energy, (z,)),
         (CF.project, (z, tau)),
         (CF.activate_and_dehomogenize, (z, tau, gain, rho)),
+        (lambda *inputs: CF.activate(*inputs)[:2], (z, tau, gain)),
+        (lambda z, tau: CF.dehomogenize(z, 0.6, tau), (z, tau)),
         (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
         (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
     ]
     for function, inputs in cases:
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_alpha_has_a_gradient_where_scalings_have_none(divides):
+    z = normal(3, 2, 2, seed=5).requires_grad_()
+    tau, gain = (normal(3, seed=seed).abs().requires_grad_() for seed in (6, 7))
+    alpha = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    inputs = z, tau, gain, alpha
+
+    def ours():
+        if divides:
+            return CF.activate_and_dehomogenize(z, tau, gain, 0.6, alpha)[0]
+        return CF.activate(*inputs)[1]
+
+    def plain():
+        next_tau = tau * alpha / 1.7 + gain * z.square().sum((1, 2)) * 1.7 / alpha
+        return 0.6 * z / next_tau[:, None, None] if divides else next_tau
+
+    def derivatives(y):
+        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    plainly = torch.autograd.grad(ours().square().sum(), inputs)
+    wanted = derivatives(plain())
+    for actual, expected in zip((*derivatives(ours()), *plainly), (*wanted, *wanted), strict=False):
+        np.testing.assert_allclose(actual.detach(), expected.detach(), rtol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", WIDE)

@@ -262,8 +262,7 @@ def unity(alpha: Tensor) -> Tensor:
 def _denominator(tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None) -> Tensor:
     if alpha is None:
         return tau + gain * n
-    one = unity(alpha)
-    return tau * one + gain * n / one
+    return tau * unity(alpha) + gain * n / unity(alpha)
 
 
 def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
@@ -391,19 +390,27 @@ class _Activate(torch.autograd.Function):
             return g, None, None, None
         if torch.is_grad_enabled():
             n = squared_norm(z)  # with its derivative
+        tau, gain = _scaled(tau, gain, alpha)
         g = torch.zeros_like(z) if g is None else g
         g_z = _combine(g, None, z, 2 * g_tau * gain)
-        g_gain = g_tau * n if ctx.needs_input_grad[2] else None
-        return g_z, g_tau, g_gain, _alpha_gradient(g_tau, tau, gain, n, alpha)
+        return g_z, *_gradients(g_tau, tau, gain, n, alpha)
 
 
-def _alpha_gradient(
+def _scaled(tau: Tensor, gain: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return r·τ and gain/r, which are τ and gain where no derivative of theirs is wanted."""
+    if alpha is None or not torch.is_grad_enabled():
+        return tau, gain
+    return tau * unity(alpha), gain / unity(alpha)
+
+
+def _gradients(
     g: Tensor, tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None
-) -> Tensor | None:
-    """Return the gradient of α in ``r·τ + gain·n/r``."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of τ, gain and α in ``r·τ + gain·n/r``, given :func:`_scaled` τ and gain."""
     if alpha is None:
-        return None
-    return (g * torch.addcmul(tau, gain, n, value=-1)).sum() / alpha
+        return g, g * n, None
+    g_alpha = (g * torch.addcmul(tau, gain, n, value=-1)).sum() / alpha
+    return *_scaled(g, g * n, alpha), g_alpha
 
 
 class _Dehomogenize(torch.autograd.Function):
@@ -455,6 +462,7 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor | None, ...]:
         y, tau, gain, rho, alpha, n = ctx.saved_tensors
+        tau, gain = _scaled(tau, gain, alpha)
         inverse = guarded_inverse(tau + gain * n)
         factor = rho * inverse  # y = factor · z
         # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
@@ -468,7 +476,8 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
             g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
         g_rho = s.sum() * guarded_inverse(rho) if ctx.needs_input_grad[3] else None
-        return g_z, g_d, g_d * n, g_rho, _alpha_gradient(g_d, tau, gain, n, alpha)
+        g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha)
+        return g_z, g_tau, g_gain, g_rho, g_alpha
 
 
 def _combine_in_chunks(
@@ -476,8 +485,7 @@ def _combine_in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a chunk of samples at a time.
 
-    Both results read g and y; for a chunk the second read hits the cache. The products are written to the
-    memory of the result: allocating more costs more than the arithmetic.
+    The second read of a chunk hits the cache, and its products take the memory of the result.
     """
     size = max(1, _CHUNK // max(1, y[:1].numel()))
     result, dots = torch.empty_like(y), torch.empty_like(p)

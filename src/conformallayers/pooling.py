@@ -125,8 +125,8 @@ class _Windows:
     def spread(self, g: Tensor) -> Tensor:
         """Give each pixel the sum of its windows' numbers, (B, C, H', W') → (B, C, H, W)."""
         if self.small:
-            rows = g.reshape(-1, math.prod(self.counts))
-            return (rows @ _matrix(self, g.dtype).t()).view(*g.shape[:2], *self.sizes)
+            maps = g.reshape(-1, math.prod(self.counts))
+            return (maps @ _matrix(self, g.dtype).t()).view(*g.shape[:2], *self.sizes)
         (rows, columns), (height, width) = self.counts, self.kernel
         tiles = g.view(*g.shape, 1, 1).expand(*g.shape, height, width).transpose(3, 4)
         tiles = tiles.reshape(*g.shape[:2], rows * height, columns * width)
