@@ -161,11 +161,11 @@ class _Windows:
 @lru_cache(maxsize=128)
 def _matrix(windows: _Windows, dtype: torch.dtype) -> Tensor:
     """Return the matrix of zeros and ones, pixels × windows, that adds up windows."""
-    whole = torch.ones(1, 1, dtype=dtype)
     with torch.inference_mode(False), torch.no_grad():
+        whole = torch.ones(1, 1, dtype=dtype, device="cpu")
         for size, kernel, stride in zip(windows.sizes, windows.kernel, windows.stride, strict=True):
-            pixel = torch.arange(size).unsqueeze(1)
-            start = stride * torch.arange((size - kernel) // stride + 1)
+            pixel = torch.arange(size, device="cpu").unsqueeze(1)
+            start = stride * torch.arange((size - kernel) // stride + 1, device="cpu")
             whole = torch.kron(whole, ((start <= pixel) & (pixel < start + kernel)).to(dtype))
     return whole
 

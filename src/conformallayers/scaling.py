@@ -80,7 +80,13 @@ class Scaling:
 
 
 def positive(alpha: Scalar) -> Scalar:
-    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way."""
+    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way.
+
+    Examples:
+        >>> import torch
+        >>> positive(0.0), positive(torch.tensor(0.0)), positive(torch.tensor(2.0))
+        (1.0, tensor(1.), tensor(2.))
+    """
     if not isinstance(alpha, Tensor):
         return alpha or 1.0
     if may_look(alpha):
@@ -89,14 +95,25 @@ def positive(alpha: Scalar) -> Scalar:
 
 
 def constant(alpha: Scalar) -> Scalar:
-    """Return the value of a scalar without its gradient: a number where values may be read."""
+    """Return the value of a scalar without its gradient: a number where values may be read.
+
+    Examples:
+        >>> import torch
+        >>> constant(torch.tensor(2.0, requires_grad=True))
+        2.0
+    """
     if not isinstance(alpha, Tensor):
         return alpha
     return alpha.item() if may_look(alpha) else alpha.detach()
 
 
 def product(a: Scalar, b: Scalar) -> Scalar:
-    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1."""
+    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1.
+
+    Examples:
+        >>> product(2.0, 3.0), product(2.5, 1.0)
+        (6.0, 2.5)
+    """
     if isinstance(a, float) and a == 1.0:
         return b
     return a if isinstance(b, float) and b == 1.0 else a * b
