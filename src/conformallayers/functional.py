@@ -210,7 +210,7 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
 
     Use the returned z afterwards: both gradients are then summed in one pass over the feature map.
     """
-    if transformed():  # a custom function has no derivative in forward mode
+    if transformed() or not z.requires_grad:  # a custom function has no derivative in forward mode
         return z, squared_norm(z)
     result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
     return result

@@ -28,7 +28,7 @@ _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
 # derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
 _SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
-_SMALL = 2**13  # entries of a matrix whose product is cheaper than adding slices
+_SMALL = 10**4  # entries of a matrix whose product is cheaper than adding slices
 Sizes = tuple[int, ...]  # one number per axis
 
 

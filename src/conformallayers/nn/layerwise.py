@@ -124,9 +124,11 @@ class Points:
     def rebase(self) -> Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
         m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
-        alive = self.tau.detach().clamp_max(1).ceil()  # NaN stays
+        tau = self.tau.detach()
+        looks = may_look(tau) and tau.numel() > 0
+        nonzero = looks and tau.min().item() > 0  # False for NaN
+        alive = torch.ones_like(tau) if nonzero else tau.clamp_max(1).ceil()  # NaN stays
         z = self.dehomogenize()
-        nonzero = may_look(alive) and alive.numel() > 0 and bool(alive.min() == 1)
         return Points(
             z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate, nonzero
         )
