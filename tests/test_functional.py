@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 import conformallayers as cl
 from conformallayers import functional as CF
@@ -192,12 +190,40 @@ def test_first_and_second_derivatives(shape):
         (CF.energy, (z,)),
         (CF.project, (z, tau)),
         (CF.activate_and_dehomogenize, (z, tau, gain, rho)),
+        (lambda *inputs: CF.activate(*inputs)[:2], (z, tau, gain)),
+        (lambda z, tau: CF.dehomogenize(z, 0.6, tau), (z, tau)),
         (lambda z, t, a: CF.respro(z, t, a), (z, tau, rho)),
         (lambda z, t, a: CF.respro(z, t, a, projective=True), (z, tau, rho)),
     ]
     for function, inputs in cases:
         assert torch.autograd.gradcheck(function, inputs)
         assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("divides", [False, True])
+def test_alpha_has_a_gradient_where_scalings_have_none(divides):
+    z = normal(3, 2, 2, seed=5).requires_grad_()
+    tau, gain = (normal(3, seed=seed).abs().requires_grad_() for seed in (6, 7))
+    alpha = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    inputs = z, tau, gain, alpha
+
+    def ours():
+        if divides:
+            return CF.activate_and_dehomogenize(z, tau, gain, 0.6, alpha)[0]
+        return CF.activate(*inputs)[1]
+
+    def plain():
+        next_tau = tau * alpha / 1.7 + gain * z.square().sum((1, 2)) * 1.7 / alpha
+        return 0.6 * z / next_tau[:, None, None] if divides else next_tau
+
+    def derivatives(y):
+        first = torch.autograd.grad(y.square().sum(), inputs, create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    plainly = torch.autograd.grad(ours().square().sum(), inputs)
+    wanted = derivatives(plain())
+    for actual, expected in zip((*derivatives(ours()), *plainly), (*wanted, *wanted), strict=False):
+        np.testing.assert_allclose(actual.detach(), expected.detach(), rtol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", WIDE)
@@ -360,69 +386,3 @@ def test_direction_of_the_output_is_linear_in_the_input(projective, dtype):
     # One scalar a sample, even in x, and not the same for all samples.
     assert factors[3] == pytest.approx(factors[0], rel=5 * RTOL[dtype])
     assert factors[1] != pytest.approx(factors[0], rel=1e-3)
-
-
-@pytest.mark.parametrize("ceil_mode", [False, True])
-@pytest.mark.parametrize("axes", [1, 2, 3])
-def test_norm_pool_is_that_of_torch(axes: int, ceil_mode: bool) -> None:
-    x = torch.randn(2, 3, *(7, 6, 5)[:axes], dtype=torch.float64, requires_grad=True)
-    kernel, stride = (3, 2, 2)[:axes], (2, 3, 1)[:axes]
-    sizes = (kernel[0], stride[0]) if axes == 1 else (kernel, stride)
-    pool = getattr(nn, f"LPPool{axes}d")(2, *sizes, ceil_mode)
-    assert torch.allclose(CF.norm_pool(x, kernel, stride, ceil_mode), pool(x), rtol=1e-14)
-    assert torch.autograd.gradcheck(lambda x: CF.norm_pool(x, kernel, stride, ceil_mode), x)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_norm_pool_pools_once_though_some_windows_are_zero(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pools = []
-
-    def counted(*arguments: object) -> Tensor:
-        pools.append(1)
-        return F.avg_pool2d(*arguments)
-
-    monkeypatch.setitem(CF._AVG_POOL, 2, counted)
-    x = torch.randn(2, 3, 8, 8, dtype=dtype).relu()
-    x[..., :3, :] = 0  # a black border
-    x.requires_grad_()
-    y = CF.norm_pool(x, (3, 3), (1, 1))
-    assert len(pools) == 1
-    assert not bool(y[..., 0, :].any())
-    torch.testing.assert_close(y, nn.LPPool2d(2, 3, 1)(x))
-    (g,) = torch.autograd.grad(y.sum(), x)
-    assert bool(g.isfinite().all())
-    assert not bool(g[x == 0].any())
-    tiny = x.detach().clone()
-    tiny[0, 0, 0, 0] = 1e-30 if dtype != torch.float64 else 1e-300  # one window is no longer zero
-    y = CF.norm_pool(tiny, (3, 3), (1, 1))
-    assert len(pools) == 5
-    assert y[0, 0, 0, 0] == tiny[0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "sizes"),
-    [
-        (torch.float32, (1e-38, 1e-30, 1e-19, 1e-16, 1e16, 1e19, 1e30, 1e38)),
-        (torch.float64, (1e-300, 1e-200, 1e-150, 1e150, 1e200, 1e300)),
-        (torch.bfloat16, (1e-30, 1e30)),
-        (torch.float16, (1e-3, 300.0)),
-    ],
-)
-def test_norm_pool_of_windows_whose_squares_leave_the_range(
-    dtype: torch.dtype, sizes: tuple[float, ...]
-) -> None:
-    eps = torch.finfo(dtype).eps
-    for size in sizes:
-        other = 1000.0 if size < 1 else 0.001
-        x = torch.tensor([[[0.6 * size, 0.8 * size, 0.0, 0.0, other, 0.0]]], dtype=dtype)
-        x.requires_grad_()
-        y = CF.norm_pool(x, (2,), (2,))
-        assert y.dtype == dtype
-        assert y[0, 0, 0].item() == pytest.approx(size, rel=8 * eps)
-        assert y[0, 0, 1:].tolist() == [0.0, x[0, 0, 4].item()]
-        (g,) = torch.autograd.grad(y.sum(), x)
-        assert g[0, 0].tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0, 1.0, 0.0], rel=16 * eps)
-    strange = torch.tensor([[[math.nan, 1.0, math.inf, 1.0, 1.0, 0.0]]], dtype=dtype)
-    assert CF.norm_pool(strange, (2,), (2,))[0, 0].isfinite().tolist() == [False, False, True]

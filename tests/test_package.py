@@ -23,6 +23,7 @@ ORDER = (
     "errors",
     "utils",
     "functional",
+    "pooling",
     "scaling",
     "recipe.fields",
     "recipe.operation",

@@ -15,17 +15,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 T = TypeVar("T")
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
 _LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
-_AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-# limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
-# derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
-_SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
-Sizes = tuple[int, ...]  # one number per axis
 
 
 def embed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +37,7 @@ def embed(x: Tensor) -> tuple[Tensor, Tensor]:
         tensor([5., 0.])
     """
     _, m, tau = normalise(x)
-    return x, (m * tau).to(_at_least_float32(x.dtype))
+    return x, (m * tau).to(at_least_float32(x.dtype))
 
 
 def respro(
@@ -66,7 +60,7 @@ def respro(
         tensor([[1., 0.]])
     """
     x, n = energy(x)
-    n = n.to(torch.promote_types(t.dtype, _at_least_float32(x.dtype)))
+    n = n.to(torch.promote_types(t.dtype, at_least_float32(x.dtype)))
     n = guarded_ratio(n, t) if projective else n
     return x, t * (alpha / 2) + n / (2 * alpha)
 
@@ -78,7 +72,7 @@ def project(x: Tensor, t: Tensor) -> Tensor:
         x: coefficients, shape (B, ...).
         t: homogeneous coordinates, shape (B,).
     """
-    return scale_samples(x, _inverse(t))
+    return scale_samples(x, guarded_inverse(t))
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -111,7 +105,7 @@ def normalise(x: Tensor, offset: Scalar = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     if plain:
         return unit, m, norm(unit)
     unit, n = energy(unit)  # has a second derivative at 0, unlike the norm
-    return unit, m, _root(n + (offset / m).square())
+    return unit, m, guarded_root(n + (offset / m).square())
 
 
 def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
@@ -174,15 +168,16 @@ def norm(z: Tensor) -> Tensor:
     A sum of many squares loses digits, most of all where they are equal, so that a long sample is cut
     into blocks.
     """
-    dtype, wide = _at_least_float32(z.dtype), wide_dtype(z.device)
+    dtype, wide = at_least_float32(z.dtype), wide_dtype(z.device)
     count = math.prod(z.shape[1:])
     if count <= _LONG:
         short: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
         return short.to(wide)
     if z.dim() == 4 and not transformed() and z.is_contiguous(memory_format=torch.channels_last):
         z = z.permute(0, 2, 3, 1)  # rows of memory
-    rows, whole = z.flatten(1), count - count % _BLOCK
-    blocks = rows[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK))
+    block = next((size for size in range(_BLOCK, _BLOCK // 4, -1) if count % size == 0), _BLOCK)
+    rows, whole = z.flatten(1), count - count % block
+    blocks = rows[:, :whole].unflatten(1, (whole // block, block))
     norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
     if whole < count:
         rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
@@ -204,48 +199,7 @@ def squared_norm(z: Tensor) -> Tensor:
     return norm(z).square()
 
 
-def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) -> Tensor:
-    """Return the Euclidean norm of every window, as ``nn.LPPool*d`` with p = 2 has it.
-
-    The gradient is 0 where a window is 0, and a window whose squares would leave the range of the dtype
-    is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one. x
-    has the shape (B, C, ...), kernel and stride one number for each of the last axes.
-
-    Examples:
-        >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
-        tensor([[[5., 0.]]])
-    """
-    wide = x.to(_at_least_float32(x.dtype))
-    limit, *exponents = _SQUARES[wide.dtype]
-    low, high = 2.0**-limit, 2.0**limit
-
-    def squares(scaled: Tensor) -> Tensor:
-        mean: Tensor = _AVG_POOL[len(kernel)](scaled.square(), kernel, stride, 0, ceil_mode)
-        return mean * math.prod(kernel)
-
-    total = squares(wide)
-    if may_look(x) and total.numel():
-        least, most = (float(end) for end in torch.aminmax(total.detach()))
-        if low < least and most < high:
-            return total.sqrt().to(x.dtype)
-        if most < high and not _any_within(wide.detach(), 2.0 ** (-limit // 2)):
-            return _root(total).to(x.dtype)
-    # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
-    small, large, end = total < low, total > high, 2.0 ** (limit // 2)
-    result = _root(squares(wide.clamp(-end, end)), ~(small | large))
-    for exponent, taken in zip(exponents, (small, large), strict=True):
-        scaled = wide * 2.0**exponent if exponent < 0 else (wide * 2.0**exponent).clamp(-end, end)
-        result = result + _root(squares(scaled), taken) * 2.0**-exponent
-    return result.to(x.dtype)
-
-
-def _any_within(x: Tensor, bound: float) -> bool:
-    """Check for numbers, other than zeros, of at most this magnitude."""
-    size = x.abs()
-    return bool(size.masked_fill_(size == 0, math.inf).min() <= bound)
-
-
-def _root(n: Tensor, taken: Tensor | bool = True) -> Tensor:
+def guarded_root(n: Tensor, taken: Tensor | bool = True) -> Tensor:
     """Return √n with gradient 0 where n = 0, and 0 where it is not taken."""
     alive = (n != 0) & taken
     return torch.where(alive, torch.where(alive, n, 1.0).sqrt(), 0.0)
@@ -256,7 +210,7 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
 
     Use the returned z afterwards: both gradients are then summed in one pass over the feature map.
     """
-    if transformed():  # a custom function has no derivative in forward mode
+    if transformed() or not z.requires_grad:  # a custom function has no derivative in forward mode
         return z, squared_norm(z)
     result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
     return result
@@ -264,20 +218,51 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
     """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
-    return scale_samples(z, rho * _inverse(tau))
+    if isinstance(rho, Tensor) or transformed():
+        return scale_samples(z, rho * guarded_inverse(tau))
+    result: Tensor = _Dehomogenize.apply(z, tau, rho)  # type: ignore[no-untyped-call]
+    return result
+
+
+def activate(
+    z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return z itself, ``r·τ + gain·‖z‖²/r`` and ``‖z‖²``, where r = α/α is 1 and carries the gradient of α.
+
+    Use the returned z afterwards, as that of :func:`energy`.
+    """
+    if transformed():
+        n = squared_norm(z)
+        return z, _denominator(tau, gain, n, alpha), n
+    result: tuple[Tensor, Tensor, Tensor] = _Activate.apply(z, tau, gain, alpha)  # type: ignore[no-untyped-call]
+    return result
 
 
 def activate_and_dehomogenize(
-    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar
+    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar, alpha: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once."""
+    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once.
+
+    The gradient of α is that of :func:`activate`.
+    """
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
     if transformed():
         n = squared_norm(z)
-        return scale_samples(z, rho * _inverse(tau + gain * n)), n
-    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho)  # type: ignore[no-untyped-call]
+        return scale_samples(z, rho * guarded_inverse(_denominator(tau, gain, n, alpha))), n
+    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho, alpha)  # type: ignore[no-untyped-call]
     return result
+
+
+def unity(alpha: Tensor) -> Tensor:
+    """Return α/α = 1, with the gradient of its numerator."""
+    return alpha / alpha.detach()
+
+
+def _denominator(tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None) -> Tensor:
+    if alpha is None:
+        return tau + gain * n
+    return tau * unity(alpha) + gain * n / unity(alpha)
 
 
 def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
@@ -290,7 +275,7 @@ def scale_samples(z: Tensor, factor: Tensor) -> Tensor:
 
 def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
     """Return ``n / τ``, and 0 where τ = 0, since a zero sample has no energy."""
-    return n * _inverse(tau)
+    return n * guarded_inverse(tau)
 
 
 def transformed(g: Tensor | None = None) -> bool:
@@ -320,12 +305,8 @@ def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def positive(alpha: Scalar) -> Scalar:
-    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way."""
-    return alpha + (alpha == 0) if isinstance(alpha, Tensor) else alpha or 1.0
-
-
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype, or float32 if it is narrower."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -337,30 +318,22 @@ def _features(z: Tensor) -> tuple[int, ...]:
     return tuple(range(1, z.dim()))
 
 
-def _inverse(t: Tensor) -> Tensor:
+def guarded_inverse(t: Tensor) -> Tensor:
     """Return 1/t, and 0 with zero gradient where t = 0; NaN stays NaN."""
     zero = t == 0
     return ~zero / (t + zero)
 
 
-def _combine(
-    g: Tensor, p: Tensor | None, z: Tensor, q: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z.
+def _combine(g: Tensor, p: Tensor | None, z: Tensor, q: Tensor) -> Tensor:
+    """Return ``p·g + q·z`` with per-sample factors p (None: 1) and q, in the dtype of z."""
+    dtype = at_least_float32(z.dtype)
+    g = g.to(dtype) if p is None else g.to(dtype) * _per_sample(p, z)
+    return torch.addcmul(g, z.to(dtype), _per_sample(q, z)).to(z.dtype)
 
-    ``out`` is a tensor like z to write to: allocating memory costs more than the arithmetic.
-    """
-    dtype = _at_least_float32(z.dtype)
-    q = q.to(dtype).view(-1, *[1] * (z.dim() - 1))
-    if p is None:
-        total = torch.addcmul(g.to(dtype), z.to(dtype), q)
-    else:
-        p = p.to(dtype).view(-1, *[1] * (z.dim() - 1))
-        if out is not None and out.dtype == dtype:
-            total = torch.mul(g.to(dtype), p, out=out).addcmul_(z.to(dtype), q)
-        else:
-            total = torch.addcmul(g.to(dtype) * p, z.to(dtype), q)
-    return total.to(z.dtype)
+
+def _per_sample(q: Tensor, z: Tensor) -> Tensor:
+    """Return factors (B,) in the dtype of computations with z, broadcast over its features."""
+    return q.to(at_least_float32(z.dtype)).view(-1, *[1] * (z.dim() - 1))
 
 
 def signed(function: Callable[..., T]) -> Callable[..., T]:
@@ -389,37 +362,122 @@ class _Energy(torch.autograd.Function):
         return _combine(g, None, z, 2 * g_n)
 
 
-class _ActivateAndDehomogenize(torch.autograd.Function):
-    """(z, τ, gain, ρ) ↦ (ρ z / D, ‖z‖²) with D = τ + gain·‖z‖²; 0 where D = 0."""
+class _Activate(torch.autograd.Function):
+    """(z, τ, gain, α) ↦ (z, r·τ + gain·‖z‖²/r, ‖z‖²) with r = α/α, in one pass over z each way."""
 
     generate_vmap_rule = True
 
     @staticmethod
     @signed
-    def forward(z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         n = norm(z).square()
-        return scale_samples(z, rho * _inverse(tau + gain * n)), n
+        return z.view_as(z), torch.addcmul(tau, gain, n), n
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[2])
+
+    @staticmethod
+    def backward(
+        ctx: Any, g: Tensor | None, g_tau: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
+        z, tau, gain, alpha, n = ctx.saved_tensors
+        if g_tau is None:
+            return g, None, None, None
+        if torch.is_grad_enabled():
+            n = squared_norm(z)  # with its derivative
+        tau, gain = _scaled(tau, gain, alpha)
+        g = torch.zeros_like(z) if g is None else g
+        g_z = _combine(g, None, z, 2 * g_tau * gain)
+        return g_z, *_gradients(g_tau, tau, gain, n, alpha)
+
+
+def _scaled(tau: Tensor, gain: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return r·τ and gain/r, which are τ and gain where no derivative of theirs is wanted."""
+    if alpha is None or not torch.is_grad_enabled():
+        return tau, gain
+    return tau * unity(alpha), gain / unity(alpha)
+
+
+def _gradients(
+    g: Tensor, tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of τ, gain and α in ``r·τ + gain·n/r``, given :func:`_scaled` τ and gain."""
+    if alpha is None:
+        return g, g * n, None
+    g_alpha = (g * torch.addcmul(tau, gain, n, value=-1)).sum() / alpha
+    return *_scaled(g, g * n, alpha), g_alpha
+
+
+class _Dehomogenize(torch.autograd.Function):
+    """(z, τ, ρ) ↦ ρ z / τ, and 0 where τ = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(z: Tensor, tau: Tensor, rho: float) -> Tensor:
+        return scale_samples(z, rho * guarded_inverse(tau))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1])
+        ctx.rho = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        y, tau = ctx.saved_tensors
+        inverse = guarded_inverse(tau)
+        g_tau = -_inner(g, y).to(tau.dtype) * inverse if ctx.needs_input_grad[1] else None
+        return scale_samples(g, ctx.rho * inverse), g_tau, None
+
+
+def _inner(g: Tensor, y: Tensor) -> Tensor:
+    """Return the inner product of each sample of g and y, shape (B,)."""
+    return (g * y).sum(_features(y), dtype=at_least_float32(y.dtype))
+
+
+class _ActivateAndDehomogenize(torch.autograd.Function):
+    """(z, τ, gain, ρ, α) ↦ (ρ z / D, ‖z‖²) with D = r·τ + gain·‖z‖²/r, r = α/α; 0 where D = 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    @signed
+    def forward(
+        z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor, alpha: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        n = norm(z).square()
+        return scale_samples(z, rho * guarded_inverse(tau + gain * n)), n
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         # Save y instead of z: the next layer saves y anyway, so z can be freed.
         ctx.save_for_backward(output[0], *inputs[1:], output[1])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, tau, gain, rho, n = ctx.saved_tensors
-        inverse = _inverse(tau + gain * n)
+    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor | None, ...]:
+        y, tau, gain, rho, alpha, n = ctx.saved_tensors
+        tau, gain = _scaled(tau, gain, alpha)
+        inverse = guarded_inverse(tau + gain * n)
         factor = rho * inverse  # y = factor · z
         # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
-        back = _inverse(factor)
+        back = guarded_inverse(factor)
         slope, offset = -2 * gain * inverse * back, 2 * g_n * back
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g):
-            s = (g * y).sum(_features(y), dtype=_at_least_float32(y.dtype)).to(tau.dtype)
+        plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g))
+        if not plain or _narrow(y):
+            s = _inner(g, y).to(tau.dtype)
             g_z = _combine(g, factor, y, slope * s + offset)
         else:
             g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
-        return g_z, g_d, g_d * n, s.sum() * _inverse(rho)
+        g_rho = s.sum() * guarded_inverse(rho) if ctx.needs_input_grad[3] else None
+        g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha)
+        return g_z, g_tau, g_gain, g_rho, g_alpha
 
 
 def _combine_in_chunks(
@@ -427,16 +485,15 @@ def _combine_in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a chunk of samples at a time.
 
-    Both results read g and y; for a chunk the second read hits the cache.
+    The second read of a chunk hits the cache, and its products take the memory of the result.
     """
     size = max(1, _CHUNK // max(1, y[:1].numel()))
     result, dots = torch.empty_like(y), torch.empty_like(p)
+    factor = _per_sample(p, y)
     for start in range(0, y.shape[0], size):
         chunk = slice(start, start + size)
-        product = g[chunk] * y[chunk]
-        dots[chunk] = product.sum(_features(y), dtype=_at_least_float32(y.dtype))
-        q = torch.addcmul(offset[chunk], slope[chunk], dots[chunk])
-        combined = _combine(g[chunk], p[chunk], y[chunk], q, result[chunk])
-        if _narrow(y):  # computed in float32, not in place
-            result[chunk] = combined
+        g_part, y_part, part = g[chunk], y[chunk], result[chunk]
+        dots[chunk] = torch.mul(g_part, y_part, out=part).sum(_features(y))
+        q = _per_sample(torch.addcmul(offset[chunk], slope[chunk], dots[chunk]), y)
+        torch.mul(g_part, factor[chunk], out=part).addcmul_(y_part, q)
     return result, dots

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .functional import Scalar
+from torch import Tensor
+
+from .functional import Scalar, may_look
 
 
 class Scaling:
@@ -61,14 +63,14 @@ class Scaling:
             before = self._last[0]
             self._balance, self._rho = self._balance * before, self._rho * before
         self._last = slope / alpha, on_points
-        return _product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
+        return product(self._rho * self._rho if on_points else self._balance, 1 / (alpha * alpha))
 
     def take(self) -> Scalar | None:
         """Return the pending factor of z, or None."""
         if self._last is None:
             return None
         (double, on_points), self._last = self._last, None
-        balance, rho = _product(self._balance, double), _product(self._rho, double)
+        balance, rho = product(self._balance, double), product(self._rho, double)
         factor = rho if on_points else balance**0.5
         if on_points:
             self._balance, self._rho = balance / factor**2, 1.0
@@ -77,6 +79,41 @@ class Scaling:
         return factor
 
 
-def _product(a: Scalar, b: Scalar) -> Scalar:
-    """Return ``a · b``, without an operation on tensors if a is the plain number 1."""
-    return b if isinstance(a, float) and a == 1.0 else a * b
+def positive(alpha: Scalar) -> Scalar:
+    """Replace a bound of 0 (zero weights) by 1; the output is 0 either way.
+
+    Examples:
+        >>> import torch
+        >>> positive(0.0), positive(torch.tensor(0.0)), positive(torch.tensor(2.0))
+        (1.0, tensor(1.), tensor(2.))
+    """
+    if not isinstance(alpha, Tensor):
+        return alpha or 1.0
+    if may_look(alpha):
+        return alpha if alpha.item() != 0 else alpha + 1
+    return alpha + (alpha == 0)
+
+
+def constant(alpha: Scalar) -> Scalar:
+    """Return the value of a scalar without its gradient: a number where values may be read.
+
+    Examples:
+        >>> import torch
+        >>> constant(torch.tensor(2.0, requires_grad=True))
+        2.0
+    """
+    if not isinstance(alpha, Tensor):
+        return alpha
+    return alpha.item() if may_look(alpha) else alpha.detach()
+
+
+def product(a: Scalar, b: Scalar) -> Scalar:
+    """Return ``a · b``, without an operation on tensors if one of them is the plain number 1.
+
+    Examples:
+        >>> product(2.0, 3.0), product(2.5, 1.0)
+        (6.0, 2.5)
+    """
+    if isinstance(a, float) and a == 1.0:
+        return b
+    return a if isinstance(b, float) and b == 1.0 else a * b

@@ -58,7 +58,11 @@ def stack(case: Case, turn: int) -> cl.ConformalLayers:
     first, second = (cl.ReSPro(("learned", None, "spectral")[(turn + i) % 3]) for i in range(2))
     second.projective = turn % 2 == 0
     last = nn.Flatten(), cl.Linear(size, 3, bias=turn % 4 == 0)
-    return randomise(cl.ConformalLayers(cl.Scale(), first, module, *last, second), turn)
+    model = randomise(cl.ConformalLayers(cl.Scale(), first, module, *last, second), turn)
+    with torch.no_grad():
+        gain = model[0].gain  # the gradient of one near 0 is a difference of large terms
+        gain.copy_(gain.sign() * gain.abs().clamp_min(0.1))
+    return model
 
 
 @every_case

@@ -21,12 +21,12 @@ from ..functional import (
     energy,
     guarded_ratio,
     may_look,
-    positive,
     rescaled,
     scale_samples,
     squares_fit,
     wide_dtype,
 )
+from ..scaling import positive
 
 LARGEST = (
     1.7e308  # of t, so that it stays finite: outputs beyond would be below the range of float64

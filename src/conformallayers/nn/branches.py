@@ -8,6 +8,7 @@ first branch. A composite defines only the order in which values pass its module
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -26,6 +27,13 @@ class Flow(Protocol[T]):
     def run(self, path: str, module: nn.Module, value: T) -> T:
         """Apply a module: a layer, an activation, an ``nn.Sequential`` or another composite."""
         ...
+
+    def split(self, path: str, groups: Sequence[nn.Module], value: T) -> list[T]:
+        """Apply modules that each take some of the channels, and together take all of them."""
+        return [
+            self.run(below(path, f"channels.{index}"), module, value)
+            for index, module in enumerate(groups)
+        ]
 
     def join(self, path: str, values: list[T], join: Join) -> T:
         """Add or concatenate values; the result has the coordinate of the first."""

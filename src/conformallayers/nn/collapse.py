@@ -29,6 +29,11 @@ _CONVOLUTIONS: dict[type[nn.Module], Any] = {
 }
 
 
+def may_collapse(module: nn.Module) -> bool:
+    """Check whether a module is a convolution, before the closer look of :func:`collapsible`."""
+    return type(module) in _CONVOLUTIONS
+
+
 def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
     """Return the shapes of samples in front of the leading convolutions that are cheaper as one; empty if none are."""
     batch, sample = x.shape[0], tuple(x.shape[1:])

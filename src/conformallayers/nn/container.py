@@ -269,7 +269,8 @@ class ConformalLayers(nn.Sequential):
 
     def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
-        offset = 0.0 if self.offset is None else self.offset
+        offset = self.offset
+        offset = 0.0 if offset is None else offset
         layers = flatten_modules(self)
         return run_layers(layers, input, self.training, offset, self._unit == "rms")
 

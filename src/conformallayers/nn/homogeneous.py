@@ -101,10 +101,11 @@ class Split(Composite):
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Pass the groups through their modules and concatenate the results."""
-        values = []
-        for index, (channels, module) in enumerate(zip(self.channels, self.groups, strict=True)):
-            part = through.run(below(path, f"channels.{index}"), channels, value)
-            values.append(through.run(below(path, f"groups.{index}"), module, part))
+        parts = through.split(path, self.channels, value)
+        values = [
+            through.run(below(path, f"groups.{index}"), module, part)
+            for index, (module, part) in enumerate(zip(self.groups, parts, strict=True))
+        ]
         return through.join(path, values, self.join)
 
     def extra_repr(self) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..functional import (
     Scalar,
+    activate,
     activate_and_dehomogenize,
     dehomogenize,
     energy,
@@ -24,25 +25,26 @@ from ..functional import (
     may_look,
     norm_unit,
     normalise,
-    positive,
     rescaled,
     squares_fit,
     transformed,
+    unity,
 )
 from ..registry.input_checks import check_batch_axis, check_input
 from ..registry.registry import (
     bias_is_redundant,
     branches,
     has_batch_statistics,
+    has_global_hooks,
     is_affine,
     modules_in,
     run,
     spec_of,
 )
-from ..scaling import Scaling
-from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation
-from .branches import Composite, Flow, Join, joined_bound
-from .collapse import collapsible, run_collapsed
+from ..scaling import Scaling, constant, positive, product
+from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
+from .branches import Composite, Flow, Join, below, joined_bound
+from .collapse import collapsible, may_collapse, run_collapsed
 from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
@@ -70,7 +72,7 @@ class LinearSegment:
         bounds = [segment.bound() for segment in self.before]
         if self.map is not None:
             module, spec, shape = self.map
-            return spec.bound(module, shape) * bounds[0]
+            return product(spec.bound(module, shape), bounds[0])
         if self.join is not None:
             return joined_bound(bounds, self.join, self.one_coordinate)
         return self.start
@@ -79,7 +81,7 @@ class LinearSegment:
         """Return the bound after the last layer."""
         bound = self.base()
         for module, spec, shape in self.layers:
-            bound = spec.bound(module, shape) * bound
+            bound = product(spec.bound(module, shape), bound)
         return bound
 
     def alpha(self, activation: RadialActivation, advance: bool, unit: float) -> Scalar:
@@ -88,7 +90,8 @@ class LinearSegment:
             return activation.alpha
         if activation.alpha == "spectral" and advance and self.layers:
             norm: Tensor = power_step(activation, self.layers, self.entry)
-            return positive(norm * self.base() if unit == 1.0 else norm * (self.base() / unit))
+            base = self.base() if unit == 1.0 else self.base() / unit
+            return positive(product(norm, base))
         bound, base = self.bound(), self.base()
         if unit != 1.0:
             bound, base = bound / unit, base / unit
@@ -100,7 +103,8 @@ class Points:
     """A batch of points: ``x = m·κ·z`` and ``t = m·σ·τ``, with the scalars in ``scaling``.
 
     ``age`` counts the activations since the norm of z was last known to be moderate. ``coordinate`` is equal
-    for values that have passed the same activations, and so have the same t.
+    for values that have passed the same activations, and so have the same t. With ``divided`` τ is known to
+    be 1 for all samples, and ρ is 1 until the next activation.
     """
 
     z: Tensor
@@ -110,6 +114,7 @@ class Points:
     segment: LinearSegment
     age: int = 0
     coordinate: int = 0
+    divided: bool = False
 
     def fork(self) -> Points:
         """Return a copy for a branch; tensors are shared."""
@@ -118,30 +123,69 @@ class Points:
 
     def rebase(self) -> Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
-        m = (self.m * self.scaling.sigma * self.tau).clamp_max(LARGEST)
+        m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
         tau = self.tau.detach()
-        alive = torch.where(tau.isnan(), tau, (tau != 0).to(tau.dtype))
-        z = dehomogenize(self.z, self.scaling.rho, self.tau)
-        return Points(z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate)
+        looks = may_look(tau) and tau.numel() > 0
+        nonzero = looks and tau.min().item() > 0  # False for NaN
+        alive = torch.ones_like(tau) if nonzero else tau.clamp_max(1).ceil()  # NaN stays
+        z = self.dehomogenize()
+        return Points(
+            z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate, nonzero
+        )
 
-    def measured(self) -> tuple[Points, Tensor]:
-        """Return the points and ``‖z‖²``, rescaled if the square would leave the range of the dtype.
+    def rescaled(self) -> Points:
+        """Return the same points with norms of z near 1.
 
-        In float32 that happens after about 60 layers that preserve the norm, and after a bias when
-        large inputs have made the points tiny.
+        Needed where squares would leave the range of the dtype: in float32 after about 60 layers that
+        preserve the norm, and after a bias when large inputs have made the points tiny.
         """
-        z, n = energy(self.z)
-        m, tau, age = self.m, self.tau, self.age + 1
-        fits = squares_fit(z, n, tau) if may_look(z) else age <= _RESCALE_EVERY
-        if not fits:
-            z, factor = rescaled(self.z)
-            z, n = energy(z)
-            m, tau, age = m / factor, tau * factor, 0
-        return replace(self, z=z, m=m, tau=tau, age=age), n.to(tau.dtype)
+        z, factor = rescaled(self.z)
+        m, tau = self.m / factor, self.tau * factor
+        return replace(self, z=z, m=m, tau=tau, age=-1, divided=False)
+
+    def fits(self, n: Tensor) -> bool:
+        """Check that the squares of z, whose sums are n, are in the range of the dtype."""
+        if may_look(self.z):
+            return squares_fit(self.z, n, self.tau)
+        return self.age < _RESCALE_EVERY
 
     def dehomogenize(self) -> Tensor:
         """Return the points ``x / t``."""
+        if self.divided:
+            return self.z
         return dehomogenize(self.z, self.scaling.rho, self.tau)
+
+
+@dataclass
+class Activation:
+    """An activation of a batch: its rule, the weight of ``‖z‖²`` in τ, and α if it has a gradient.
+
+    The scalars between a point and (z, τ) are free to choose, as long as each step uses the same ones.
+    They are computed from the value of α, without a gradient; only the step of τ has the gradient of α.
+    """
+
+    rule: Rule
+    weight: Scalar
+    alpha: Tensor | None
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the step of τ is a sum, one node of autograd."""
+        return self.rule in (PUBLISHED, PROJECTIVE)
+
+    def gain(self, value: Points) -> Tensor:
+        """Return the factors of ``‖z‖²`` in τ, one for each sample."""
+        if self.rule == PUBLISHED:
+            return value.m * self.weight
+        return value.tau * self.weight if value.divided else guarded_ratio(self.weight, value.tau)
+
+    def advance(self, value: Points) -> tuple[Tensor, Tensor, Tensor]:
+        """Return z, to use afterwards, the next τ, and ``‖z‖²``."""
+        if self.fuses:
+            return activate(value.z, value.tau, self.gain(value), self.alpha)
+        z, n = energy(value.z)
+        tau = value.tau if self.alpha is None else value.tau * unity(self.alpha)
+        return z, self.rule.advance(tau, n.to(tau.dtype) * self.weight, value.m), n
 
 
 class LayerFlow(Flow[Points]):
@@ -165,10 +209,11 @@ class LayerFlow(Flow[Points]):
         bias: Tensor | None = None  # left out of the layer before
         index = 0
         while index < len(pairs):
-            many = self._run_collapsed([module for _, module in pairs[index:]], value)
-            if many:
-                index += many
-                continue
+            if self.collapse and may_collapse(pairs[index][1]):
+                many = self._run_collapsed([module for _, module in pairs[index:]], value)
+                if many:
+                    index += many
+                    continue
             path, module = pairs[index]
             index += 1
             following = pairs[index][1] if index < len(pairs) else None
@@ -178,12 +223,12 @@ class LayerFlow(Flow[Points]):
                 _add_to_running_mean(module, bias)
             bias = module.bias if redundant else None  # type: ignore[assignment]
             if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
-                value.tau = value.tau + 0 * bias.sum()
+                value.tau, value.divided = value.tau + 0 * bias.sum(), False
         return value
 
     def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
         """Run the leading convolutions as one if that is cheaper; return their number."""
-        shapes = collapsible(modules, value.z) if self.collapse else []
+        shapes = collapsible(modules, value.z)
         if shapes:
             leading = modules[: len(shapes)]
             every = zip(leading, shapes, strict=True)
@@ -192,6 +237,23 @@ class LayerFlow(Flow[Points]):
             ]
             value.z = run_collapsed(leading, value.z, value.scaling.take())
         return len(shapes)
+
+    def split(self, path: str, groups: Sequence[Any], value: Points) -> list[Points]:
+        """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
+        if has_global_hooks():
+            return super().split(path, groups, value)
+        sample, parts = tuple(value.z.shape[1:]), []
+        for index, module in enumerate(groups):
+            spec = spec_of("", module)
+            check_input(below(path, f"channels.{index}"), module, spec, tuple(value.z.shape))
+            part = value.fork()
+            part.segment.layers.append((module, spec, sample))
+            parts.append(part)
+        for part, z in zip(
+            parts, value.z.split([m.stop - m.start for m in groups], 1), strict=True
+        ):
+            part.z = z
+        return parts
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
         """Add or concatenate points; the result has the coordinate of the first."""
@@ -218,7 +280,7 @@ class LayerFlow(Flow[Points]):
     def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
         """Run a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
-            return self._activate(module, value, self._weight(module, value))
+            return self._activate(self._activation(module, value), value)
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         spec = spec_of(path, module)
@@ -247,29 +309,41 @@ class LayerFlow(Flow[Points]):
         check_batch_axis(path, module, value.z.shape, batch)
         return value
 
-    def _activate(self, module: RadialActivation, value: Points, weight: Scalar) -> Points:
-        value, n = value.measured()
-        tau = module.rule.advance(value.tau, n * weight, value.m)
-        segment = LinearSegment(value.z, norm_unit(value.z.shape[1:], self.rms))
-        coordinate = self._new_coordinate()
-        return replace(value, tau=tau, segment=segment, coordinate=coordinate)
+    def _activate(self, activation: Activation, value: Points) -> Points:
+        z, tau, n = activation.advance(value)
+        if not value.fits(n):
+            value = value.rescaled()
+            z, tau, n = activation.advance(value)
+        segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
+        coordinate, age = self._new_coordinate(), value.age + 1
+        return replace(
+            value,
+            z=z,
+            tau=tau,
+            segment=segment,
+            coordinate=coordinate,
+            age=age,
+            divided=False,
+        )
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
         """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
-        weight = self._weight(module, value)
-        looks = may_look(value.z)
-        if module.rule in (PUBLISHED, PROJECTIVE) and (looks or value.age < _RESCALE_EVERY):
-            published = module.rule == PUBLISHED
-            gain = value.m * weight if published else guarded_ratio(weight, value.tau)
-            y, n = activate_and_dehomogenize(value.z, value.tau, gain, value.scaling.rho)
-            if not looks or squares_fit(value.z, n, value.tau):
+        activation = self._activation(module, value)
+        if activation.fuses and (may_look(value.z) or value.age < _RESCALE_EVERY):
+            gain, alpha = activation.gain(value), activation.alpha
+            rho = value.scaling.rho
+            y, n = activate_and_dehomogenize(value.z, value.tau, gain, rho, alpha)
+            if value.fits(n):
                 return y
-        return self._activate(module, value, weight).dehomogenize()
+        return self._activate(activation, value).dehomogenize()
 
-    def _weight(self, module: RadialActivation, value: Points) -> Scalar:
+    def _activation(self, module: RadialActivation, value: Points) -> Activation:
+        """Return the activation of a value, and note it in the scaling."""
         unit = norm_unit(value.z.shape[1:], self.rms)
         alpha = value.segment.alpha(module, self.advance, unit)
-        return value.scaling.activate(alpha * unit, module.rule.on_points, module.slope * unit)
+        rule, fixed = module.rule, constant(alpha)
+        weight = value.scaling.activate(fixed * unit, rule.on_points, module.slope * unit)
+        return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
 def run_layers(

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal
-from ..functional import Scalar, norm_pool
+from ..functional import Scalar
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
+from ..pooling import avg_pool, norm_pool
+from ..utils.axes import per_axis
 from .bounds import Shape, pool_axes
 from .specs import Bound, Check, scale_output
 from .specs import LayerSpec as LayerSpec  # re-exported
@@ -277,8 +279,9 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
     if isinstance(module, nn.Upsample):
         x = x.contiguous()  # torch copies other entries of a channels-last map
-    if isinstance(module, NORM_POOLS) and not (has_hooks(module) or has_global_hooks()):
-        return _norm_pool(module, x)  # torch's own has no gradient where a window is 0
+    pooled = None if has_hooks(module) or has_global_hooks() else _pooled(module, x)
+    if pooled is not None:
+        return pooled if factor is None else pooled * factor
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
@@ -286,9 +289,21 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
     return scaled(module, x, factor)
 
 
-def _norm_pool(module: Any, x: Tensor) -> Tensor:
+def _pooled(module: Any, x: Tensor) -> Tensor | None:
+    """Pool in another way than torch: norms, which have no gradient there where a window is 0, and averages."""
+    norms = isinstance(module, NORM_POOLS)
+    if not norms and not _is_plain_average(module):
+        return None
     sizes = pool_axes(module, x.dim() - 2)
-    return norm_pool(x, sizes["kernel"], sizes["stride"], module.ceil_mode)
+    kernel, stride = sizes["kernel"], sizes["stride"]
+    return norm_pool(x, kernel, stride, module.ceil_mode) if norms else avg_pool(x, kernel, stride)
+
+
+def _is_plain_average(module: Any) -> bool:
+    if type(module) not in (nn.AvgPool2d, layers.AvgPool2d):
+        return False
+    plain = per_axis(module.padding, 2) == (0, 0) and not module.ceil_mode
+    return plain and module.divisor_override is None
 
 
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

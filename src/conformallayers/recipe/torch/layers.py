@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...functional import autocasts, full_precision, norm_pool, transformed, wide_dtype
+from ...functional import autocasts, full_precision, transformed, wide_dtype
+from ...pooling import norm_pool
 from .. import layer_operations as layer
 from ..operation import Runtime
 from . import sparse

@@ -1,0 +1,162 @@
+"""Averages and norms of windows, against torch.nn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from conformallayers import pooling
+
+# The size of a map, kernel and stride: a small map, one that windows tile, and one with a rest at its end.
+WINDOWS = [((5, 6), (3, 2), (2, 1)), ((16, 14), (2, 2), (2, 2)), ((17, 14), (2, 3), (2, 3))]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_norm_pool_is_that_of_torch(axes: int, ceil_mode: bool) -> None:
+    x = torch.randn(2, 3, *(7, 6, 5)[:axes], dtype=torch.float64, requires_grad=True)
+    kernel, stride = (3, 2, 2)[:axes], (2, 3, 1)[:axes]
+    sizes = (kernel[0], stride[0]) if axes == 1 else (kernel, stride)
+    pool = getattr(nn, f"LPPool{axes}d")(2, *sizes, ceil_mode)
+    assert torch.allclose(pooling.norm_pool(x, kernel, stride, ceil_mode), pool(x), rtol=1e-14)
+    assert torch.autograd.gradcheck(lambda x: pooling.norm_pool(x, kernel, stride, ceil_mode), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norm_pool_pools_once_though_some_windows_are_zero(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = []
+
+    def counted(*arguments: object) -> Tensor:
+        pools.append(1)
+        return F.avg_pool2d(*arguments)
+
+    monkeypatch.setitem(pooling._AVG_POOL, 2, counted)
+    x = torch.randn(2, 3, 8, 8, dtype=dtype).relu()
+    x[..., :3, :] = 0  # a black border
+    x.requires_grad_()
+    y = pooling.norm_pool(x, (3, 3), (1, 1))
+    assert len(pools) <= 1
+    assert not bool(y[..., 0, :].any())
+    torch.testing.assert_close(y, nn.LPPool2d(2, 3, 1)(x))
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert bool(g.isfinite().all())
+    assert not bool(g[x == 0].any())
+    tiny = x.detach().clone()
+    tiny[0, 0, 0, 0] = 1e-30 if dtype != torch.float64 else 1e-300  # one window is no longer zero
+    pools.clear()
+    y = pooling.norm_pool(tiny, (3, 3), (1, 1))
+    assert len(pools) == 4
+    assert y[0, 0, 0, 0] == tiny[0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (torch.float32, (1e-38, 1e-30, 1e-19, 1e-16, 1e16, 1e19, 1e30, 1e38)),
+        (torch.float64, (1e-300, 1e-200, 1e-150, 1e150, 1e200, 1e300)),
+        (torch.bfloat16, (1e-30, 1e30)),
+        (torch.float16, (1e-3, 300.0)),
+    ],
+)
+def test_norm_pool_of_windows_whose_squares_leave_the_range(
+    dtype: torch.dtype, sizes: tuple[float, ...]
+) -> None:
+    eps = torch.finfo(dtype).eps
+    for size in sizes:
+        other = 1000.0 if size < 1 else 0.001
+        x = torch.tensor([[[0.6 * size, 0.8 * size, 0.0, 0.0, other, 0.0]]], dtype=dtype)
+        x.requires_grad_()
+        y = pooling.norm_pool(x, (2,), (2,))
+        assert y.dtype == dtype
+        assert y[0, 0, 0].item() == pytest.approx(size, rel=8 * eps)
+        assert y[0, 0, 1:].tolist() == [0.0, x[0, 0, 4].item()]
+        (g,) = torch.autograd.grad(y.sum(), x)
+        assert g[0, 0].tolist() == pytest.approx([0.6, 0.8, 0.0, 0.0, 1.0, 0.0], rel=16 * eps)
+    strange = torch.tensor([[[math.nan, 1.0, math.inf, 1.0, 1.0, 0.0]]], dtype=dtype)
+    assert pooling.norm_pool(strange, (2,), (2,))[0, 0].isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(("sizes", "kernel", "stride"), WINDOWS)
+@pytest.mark.parametrize("pool", ["average", "norm"])
+def test_training_pools_as_torch_does(
+    pool: str, sizes: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int]
+) -> None:
+    def ours(x: Tensor) -> Tensor:
+        part = x[:, 1:]  # some of the channels
+        function = pooling.avg_pool if pool == "average" else pooling.norm_pool
+        result = function(part, kernel, stride)
+        assert result is not None
+        assert "Pool" in type(result.grad_fn).__name__
+        assert "AvgPool2D" not in type(result.grad_fn).__name__
+        return result
+
+    def theirs(x: Tensor) -> Tensor:
+        if pool == "average":
+            return F.avg_pool2d(x[:, 1:], kernel, stride)
+        return (F.avg_pool2d(x[:, 1:].square(), kernel, stride) * math.prod(kernel)).sqrt()
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *sizes, dtype=torch.float64, requires_grad=True)
+    y, wanted = ours(x), theirs(x)
+    assert torch.allclose(y, wanted, rtol=1e-13)
+    weights = torch.randn_like(y)
+    first = [
+        torch.autograd.grad((z * weights).sum(), x, create_graph=True) for z in (ours(x), theirs(x))
+    ]
+    assert torch.allclose(*(g for (g,) in first), rtol=1e-12)
+    (plain,) = torch.autograd.grad((ours(x) * weights).sum(), x)
+    assert torch.allclose(plain, first[0][0], rtol=1e-12)
+    if pool == "norm":
+        second = [torch.autograd.grad(g.square().sum(), x)[0] for (g,) in first]
+        assert torch.allclose(*second, rtol=1e-10)
+    batched = torch.stack([weights, 2 * weights])
+    (rows,) = torch.autograd.grad(ours(x), x, batched, is_grads_batched=True)
+    assert torch.allclose(rows, torch.stack([plain, 2 * plain]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e18, 1e30, math.inf, math.nan])
+@pytest.mark.parametrize(("sizes", "kernel", "stride"), WINDOWS)
+def test_training_norms_of_any_size(
+    sizes: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], size: float
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *sizes)
+    x[0, :, :3] *= size
+    x[1, :, :3] = 0
+    x.requires_grad_()
+    y = pooling.norm_pool(x, kernel, stride)
+    wide = x.detach().double().requires_grad_()
+    wanted = pooling.norm_pool(wide, kernel, stride, ceil_mode=False)
+    assert torch.allclose(y.double(), wanted, rtol=1e-6, atol=0, equal_nan=True)
+    if math.isfinite(size):
+        (g,) = torch.autograd.grad(y.sum(), x)
+        (exact,) = torch.autograd.grad(wanted.sum(), wide)
+        assert torch.allclose(g.double(), exact, rtol=1e-5, atol=1e-7)
+    assert bool(y[1].isfinite().all())
+
+
+def test_only_training_on_plain_maps_leaves_the_kernels_of_torch() -> None:
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    assert pooling.avg_pool(x, (2, 2), (2, 2)) is not None
+    large = torch.randn(2, 3, 40, 40, requires_grad=True)
+    others = [
+        x.detach(),
+        x.to(torch.bfloat16),
+        x.to(memory_format=torch.channels_last),
+        x[..., :7],
+        x[:, 0],
+        large,
+    ]
+    assert all(
+        pooling.avg_pool(other, (3, 3)[: other.dim() - 2], (2, 2)) is None for other in others
+    )
+    with torch.no_grad():
+        assert pooling.avg_pool(x, (2, 2), (2, 2)) is None
+    with torch.autocast("cpu"):
+        assert pooling.avg_pool(x, (2, 2), (2, 2)) is None
