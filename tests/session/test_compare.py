@@ -72,8 +72,8 @@ def test_prints_as_a_table_and_is_frozen() -> None:
     [
         ({"model": "folded", "folded": "model"}, "the model first, got a Folded"),
         ({"folded": "model"}, "a Folded second, got Sequential"),
-        ({"x": np.ones((1, *SHAPE))}, "a batch of samples, a tensor, got ndarray"),
-        ({"x": torch.ones(0, *SHAPE)}, "got an empty one"),
+        ({"x": np.ones((1, *SHAPE))}, "expected a tensor third, got ndarray"),
+        ({"x": torch.ones(0, *SHAPE)}, "got a tensor (0, 1, 8, 8)"),
         ({"x": torch.ones(1, *SHAPE, device="meta")}, "on the CPU, whose time is measured, got"),
         ({"x": torch.ones(SHAPE)}, "Add the batch axis"),
         ({"x": torch.ones(1, 2, 8, 8)}, "a batch of shape (B, 1, 8, 8), got an input of shape"),
@@ -81,7 +81,7 @@ def test_prints_as_a_table_and_is_frozen() -> None:
         ({"engines": ["onnx"]}, "a list of onnxruntime, torch, numpy, c, got ['onnx']"),
         ({"engines": "c"}, "got 'c'. For one: engines"),
         ({"executions": 0}, "compare(executions=...): expected a whole number > 0, got 0"),
-        ({"threads": 0, "engines": ["numpy"]}, "Session(threads=...): expected a whole number"),
+        ({"threads": 0, "engines": ["numpy"]}, "compare(threads=...): expected a whole number"),
     ],
 )
 def test_wrong_arguments_are_refused(changed: dict[str, Any], words: str) -> None:

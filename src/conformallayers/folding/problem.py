@@ -62,6 +62,7 @@ class Problem:
     ) -> None:
         self.stage, self.conditions, self.last = stage, conditions, last
         self.dtype, self.device = conditions.dtype, conditions.device
+        self.embedded = embedded
         self.requested = budget = conditions.budget if embedded else ErrorBudget(0.0)
         scale_free = not stage.branched and stage.chain.scale_free
         self.provable = not stage.branched and stage.chain.provable
@@ -81,7 +82,7 @@ class Problem:
 
         The quadratic forms are the same, so both problems share them.
         """
-        other = Problem(stage, self.conditions, last=last)
+        other = Problem(stage, self.conditions, embedded=self.embedded, last=last)
         other._forms, other.memo = self._forms, self.memo
         return other
 

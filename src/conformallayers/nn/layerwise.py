@@ -346,7 +346,7 @@ class LayerFlow(Flow[Points]):
         return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
-def run_layers(
+def run_module(
     layers: Iterable[tuple[str, nn.Module]],
     input: Tensor,
     training: bool,

@@ -93,12 +93,12 @@ def compare(
         >>> list(result.milliseconds), result.ratios["layers"], max(result.errors.values()) < 5e-6
         (['layers', 'folded', 'numpy'], 1.0, True)
     """
-    _check(model, folded, x, engines, executions)
+    _check(model, folded, x, engines, executions, threads)
     layers = copy.deepcopy(model).eval()
     parameters = (p.dtype for p in layers.parameters() if p.is_floating_point())
     runs: dict[str, Callable[[], Tensor]] = {
-        LAYERS: partial(run_layers, layers, x.to(next(parameters, x.dtype))),
-        FOLDED: partial(run_layers, folded, x),
+        LAYERS: partial(run_module, layers, x.to(next(parameters, x.dtype))),
+        FOLDED: partial(run_module, folded, x),
     }
     for name in engines:
         runs[name] = partial(Session(folded, engine=name, threads=threads), x)
@@ -109,7 +109,7 @@ def compare(
     return Comparison(len(x), timings, errors)
 
 
-def run_layers(model: nn.Module, x: Tensor) -> Tensor:
+def run_module(model: nn.Module, x: Tensor) -> Tensor:
     """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
     with torch.inference_mode(), layer_by_layer():
         y: Tensor = model(x)
@@ -117,7 +117,7 @@ def run_layers(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _check(
-    model: object, folded: object, x: object, engines: Sequence[str], executions: object
+    model: object, folded: object, x: object, engines: object, executions: object, threads: object
 ) -> None:
     """Refuse arguments that cannot be timed or compared."""
     order = "The order is compare(model, folded, x)."
@@ -126,17 +126,25 @@ def _check(
     if not isinstance(folded, Folded):
         remedy = f"Fold it: cl.fold(model, input_shape). {order}"
         raise refusal(_WHERE, "a Folded second", type(folded).__name__, remedy)
-    if not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
-        got = "an empty one" if isinstance(x, Tensor) else type(x).__name__
-        raise refusal(_WHERE, "a batch of samples, a tensor", got, "Use torch.as_tensor(x).")
+    if not isinstance(x, Tensor):
+        raise refusal(_WHERE, "a tensor third", type(x).__name__, "Use torch.as_tensor(x).")
+    if x.dim() == 0 or not len(x):
+        remedy = "Give one sample at least, (1, *input_shape)."
+        raise refusal(_WHERE, "a batch of samples", f"a tensor {tuple(x.shape)}", remedy)
     places = {str(t.device) for t in (x, folded.anchor, *model.parameters(), *model.buffers())}
     if places != {"cpu"}:
         got, remedy = f"tensors on {', '.join(sorted(places))}", "Move them with .cpu()."
         raise refusal(_WHERE, "everything on the CPU, whose time is measured", got, remedy)
-    if isinstance(engines, str) or any(name not in ENGINES for name in engines):
+    if not isinstance(engines, (list, tuple)) or any(name not in ENGINES for name in engines):
         expected, remedy = f"a list of {', '.join(ENGINES)}", 'For one: engines=["c"].'
         raise refusal("compare(engines=...)", expected, repr(engines), remedy)
-    if isinstance(executions, bool) or not isinstance(executions, int) or executions < 1:
-        remedy = "It is the number of timed calls."
-        raise refusal("compare(executions=...)", "a whole number > 0", repr(executions), remedy)
-    run_layers(folded, x)  # which refuses other shapes and dtypes
+    counts = {"executions": executions, "threads": 1 if threads is None else threads}
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            remedy = "Leave it out."
+            raise refusal(f"compare({name}=...)", "a whole number > 0", repr(count), remedy)
+    y = run_module(folded, x)  # which refuses other shapes and dtypes
+    shape = tuple(run_module(copy.deepcopy(model).eval().to(x.dtype), x).shape)
+    if shape != tuple(y.shape):
+        got = f"{shape} from the model and {tuple(y.shape)} from the fold"
+        raise refusal(_WHERE, "outputs of one shape", got, "Pass the fold of this model.")

@@ -15,7 +15,7 @@ from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
-from ...session.compare import run_layers
+from ...session.compare import run_module
 from ...testing import fold_error
 from ...utils.timing import interleave
 from ..checks import require_positive
@@ -72,7 +72,7 @@ def measured(depth: int, options: DepthOptions) -> Row:
     folded = fold(conformal, networks.IMAGE_SHAPE, strategy=options.strategy)
     seconds = time.perf_counter() - started
     models: dict[str, nn.Module] = {RELU: relu, LAYERS: conformal, FOLDED: folded}
-    engines = {name: partial(run_layers, model, x) for name, model in models.items()}
+    engines = {name: partial(run_module, model, x) for name, model in models.items()}
     times = interleave(engines, rounds=math.ceil(options.executions / _CALLS), calls=_CALLS)
     return {
         "depth": depth,

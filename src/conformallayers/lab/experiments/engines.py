@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...errors import ConformalError, missing_extra, refusal
 from ...folding.folded import Folded
 from ...recipe.onnx.export import first_line, inference_session
-from ...session.compare import FOLDED, LAYERS, run_layers
+from ...session.compare import FOLDED, LAYERS, run_module
 from ...session.session import Session
 
 TOLERANCE = "tolerance"  # the engine of a fold with a tolerance
@@ -158,7 +158,7 @@ def fold_engines(
     modules: Mapping[str, nn.Module], sessions: Mapping[str, Session], x: Tensor
 ) -> dict[str, Engine]:
     """Return the engines of a conformal network: modules in torch, layer by layer unless folded, and sessions."""
-    engines: dict[str, Engine] = {key: partial(run_layers, one, x) for key, one in modules.items()}
+    engines: dict[str, Engine] = {key: partial(run_module, one, x) for key, one in modules.items()}
     return engines | {key: partial(session, x) for key, session in sessions.items()}
 
 

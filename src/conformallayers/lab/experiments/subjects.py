@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from torch import nn
 
@@ -116,7 +117,7 @@ def _accuracies(results: Path) -> dict[str, float]:
         for name in dict.fromkeys(row["name"] for row in rows)
     }
     for path in (results / "accuracy").glob(f"*-{DATASET}.json"):
-        found[path.stem.removesuffix(f"-{DATASET}")] = _read(path)["accuracy"]
+        found[path.stem.removesuffix(f"-{DATASET}")] = _field(path, "accuracy")
     return found
 
 
@@ -149,14 +150,27 @@ def _file_accuracy(loaded: Loaded) -> float | None:
         if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed
             rows = [row for row in _rows(table) if row["name"] == name and row["seed"] == 0]
             found += [row["accuracy"] for row in rows]
-    return next((share for share in found if isinstance(share, float)), None)
+    shares = (one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool))
+    return next((float(share) for share in shares if 0 <= share <= 1), None)
 
 
 def _rows(table: Path) -> list[Row]:
     """Return the rows of a record of experiment 5, none if there is no such file."""
-    return _read(table)["rows"] if table.exists() else []
+    return _field(table, "rows") if table.exists() else []
+
+
+def _field(path: Path, name: str) -> Any:
+    """Return an entry of a record, or say which file has none."""
+    record = _read(path)
+    if name not in record:
+        raise refusal(f"bench: {path}", f"a record with {name!r}", "none", "Restore or remove it.")
+    return record[name]
 
 
 def _read(path: Path) -> Row:
-    record: Row = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    try:
+        record: Row = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    except ValueError as error:
+        remedy = "Restore or remove it."
+        raise refusal(f"bench: {path}", "a record in JSON", f"no JSON ({error})", remedy) from error
     return record

@@ -264,7 +264,8 @@ class _Merger:
             return True
         made, rows = self.writer.get(source), slice(None)
         if isinstance(made, layer.Slice) and made.axis == 0:
-            made, rows = self.writer.get(made.inputs[0]), slice(made.start, made.stop)
+            rows = slice(made.start, made.stop)
+            made = self.writer.get(made.inputs[0])
         if not isinstance(made, (layer.Conv, layer.Matmul)):
             return False
         weight = _double(self.constants[made.weight])[rows]
