@@ -6,6 +6,8 @@ from torch import Tensor
 
 from .functional import Scalar, may_look
 
+_USUAL = 1e30  # numbers whose powers do not overflow
+
 
 class Scaling:
     """The scalars of ``x = m·κ·z`` and ``t = m·σ·τ``, chosen so that z and τ stay in range.
@@ -95,7 +97,7 @@ def positive(alpha: Scalar) -> Scalar:
 
 
 def constant(alpha: Scalar) -> Scalar:
-    """Return the value of a scalar without its gradient: a number where values may be read.
+    """Return the value of a scalar without its gradient: a number where values may be read and are usual.
 
     Examples:
         >>> import torch
@@ -104,7 +106,9 @@ def constant(alpha: Scalar) -> Scalar:
     """
     if not isinstance(alpha, Tensor):
         return alpha
-    return alpha.item() if may_look(alpha) else alpha.detach()
+    if may_look(alpha) and 1 / _USUAL < (value := alpha.item()) < _USUAL:
+        return value
+    return alpha.detach()  # divisions by 0 and overflow are no errors of tensors
 
 
 def product(a: Scalar, b: Scalar) -> Scalar:

@@ -205,12 +205,14 @@ def test_a_stage_that_pads_inside_keeps_its_layers_or_pads_once() -> None:
         assert cl.fold_error(model, folded, torch.rand(3, 2, 9, 9)) <= TOLERANCES[torch.float32]
 
 
-def test_a_bias_before_padding_is_an_image() -> None:
-    layers = nn.ReLU(), nn.BatchNorm2d(2), cl.Conv2d(2, 3, 3, padding=1), cl.ReSPro(projective=True)
+@pytest.mark.parametrize("before", [nn.BatchNorm2d(2), cl.Conv2d(2, 2, 1, bias=True)])
+def test_a_bias_before_padding_is_an_image_unless_channels_are_shifted(before: nn.Module) -> None:
+    layers = nn.ReLU(), before, cl.Conv2d(2, 3, 3, padding=1), cl.ReSPro(projective=True)
     model = randomised(cl.ConformalLayers(*layers))
     folded = cl.fold(model, (2, 6, 6), strategy="conv")
     (image,) = operations(folded, AddConstant)
-    assert folded.recipe.constant_shape(image.value) == (3, 6, 6)
+    shifted = isinstance(before, nn.BatchNorm2d)
+    assert folded.recipe.constant_shape(image.value) == ((2, 1, 1) if shifted else (3, 6, 6))
     assert cl.fold_error(model, folded, torch.randn(3, 2, 6, 6)) <= TOLERANCES[torch.float32]
 
 

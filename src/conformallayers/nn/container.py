@@ -29,7 +29,7 @@ from ..registry.registry import (
     flatten_modules,
     modules_in,
 )
-from .layerwise import run_module
+from .layerwise import run_layers
 
 Self = TypeVar("Self", bound="ConformalLayers")
 
@@ -226,18 +226,18 @@ class ConformalLayers(nn.Sequential):
         """Map a batch; fold first where that is allowed and worth it."""
         self._check_batch(input)
         if torch.compiler.is_compiling():
-            return self._run_module(input)
+            return self._run_layers(input)
         if self.training or transformed() or _LAYER_BY_LAYER.get():
-            return self._run_module_or_explain(input)
+            return self._run_layers_or_explain(input)
         if self._would_lose_gradients():
             self.unfold()  # an optimiser's step may follow, and fused ones leave no trace
-            return self._run_module_or_explain(input)
+            return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
         if folded is None:
             others = [module for module in self.modules() if module is not self]
             busy = any(must_run(module) for module in others)
             if busy or input.device.type == "meta":
-                return self._run_module_or_explain(input)
+                return self._run_layers_or_explain(input)
             with self._lock:
                 folded = self._cache.find(input) or self._fold(input)
         result: Tensor = folded(input)
@@ -258,21 +258,21 @@ class ConformalLayers(nn.Sequential):
             self.unfold()
         return super().train(mode)
 
-    def _run_module_or_explain(self, input: Tensor) -> Tensor:
+    def _run_layers_or_explain(self, input: Tensor) -> Tensor:
         try:
-            return self._run_module(input)
+            return self._run_layers(input)
         except ConformalError:
             raise
         except (RuntimeError, ValueError, IndexError):
             self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
             raise
 
-    def _run_module(self, input: Tensor) -> Tensor:
+    def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
         offset = self.offset
         offset = 0.0 if offset is None else offset
         layers = flatten_modules(self)
-        return run_module(layers, input, self.training, offset, self._unit == "rms")
+        return run_layers(layers, input, self.training, offset, self._unit == "rms")
 
     def _would_lose_gradients(self) -> bool:
         return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
@@ -291,7 +291,7 @@ class ConformalLayers(nn.Sequential):
                 shape = tuple(input.shape[1:])
                 steps = trace_modules(frozen_layers(self), shape, *self.embedding)
             except ConformalError:
-                self._run_module_or_explain(input)  # refuses it too, and shows the batch
+                self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
             budget = rounding_budget(input.dtype)
             conditions = Conditions(budget, input.dtype, input.device, effort=_EVAL_EFFORT)

@@ -176,7 +176,7 @@ class Activation:
     def gain(self, value: Points) -> Tensor:
         """Return the factors of ``‖z‖²`` in τ, one for each sample."""
         if self.rule == PUBLISHED:
-            return value.m * self.weight
+            return (value.m * self.weight).clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
         return value.tau * self.weight if value.divided else guarded_ratio(self.weight, value.tau)
 
     def advance(self, value: Points) -> tuple[Tensor, Tensor, Tensor]:
@@ -346,7 +346,7 @@ class LayerFlow(Flow[Points]):
         return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
-def run_module(
+def run_layers(
     layers: Iterable[tuple[str, nn.Module]],
     input: Tensor,
     training: bool,

@@ -201,7 +201,9 @@ def _check_scales(recipe: Recipe) -> None:
         (part,), peak = found, next(iter(near))
         if near != {None}:
             expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
-            of_points = isinstance(operation, (*_WRITES, point.Divide, point.Combine))
+            of_points = isinstance(
+                operation, (*_WRITES, point.Divide, point.Combine, point.InverseFourier)
+            )
             keeps = of_points or layer.is_homogeneous(operation)
             expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")
         if isinstance(operation, point.Normalize):
