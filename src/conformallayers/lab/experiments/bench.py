@@ -95,7 +95,9 @@ def _folds(
 ) -> tuple[Folded | None, Folded | None, dict[str, str]]:
     """Return the exact fold, the fold with a tolerance, and why there is none."""
     if conformal is None:
-        return subject.folded, None, {}
+        wanted = tolerance is not None and subject.folded is not None
+        reason = "skipped: the file of a fold has no layers that could be folded again"
+        return subject.folded, None, {TOLERANCE: reason} if wanted else {}
     folded = fold(conformal, subject.shape)
     if tolerance is None:
         return folded, None, {}
