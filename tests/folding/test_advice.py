@@ -15,10 +15,7 @@ PADDING = "padding inside the stage: pad once at its start and its 3 convolution
 INNER = (
     "an activation between layers needs an energy of its own: at the end of the stage it is free"
 )
-IMAGE = (
-    "a bias or BatchNorm before a padded convolution makes the bias an image: "
-    "put it behind the convolution"
-)
+IMAGE = "a bias before a padded convolution makes the bias an image: put it behind the convolution"
 BEHIND = "a bias behind an activation ends the stage there: without it the next one joins it"
 BEFORE = "an activation behind a bias ends the stage there: without it the next one joins it"
 
@@ -41,7 +38,9 @@ def respro() -> nn.Module:
         ("conv", [conv(), respro(), conv(), respro()], [INNER]),
         ("conv", [conv(), respro(), cl.AvgPool2d(2)], []),
         ("conv", [conv(bias=True), conv(), respro()], []),
-        ("conv", [nn.BatchNorm2d(2), conv(1), respro()], [IMAGE]),
+        ("conv", [nn.BatchNorm2d(2), conv(1), respro()], []),
+        ("conv", [nn.ReLU(), nn.BatchNorm2d(2), conv(), conv(), respro()], []),
+        ("conv", [conv(bias=True), conv(1), conv(1), respro()], [PADDING, IMAGE]),
         ("layers", [conv(), nn.BatchNorm2d(2), conv(), respro()], []),
         ("conv", [conv(1), respro(), conv(bias=True)], [BEHIND]),
         ("conv", [conv(bias=True), respro(), conv()], [BEFORE]),

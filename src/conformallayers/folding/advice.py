@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from ..registry.bounds import conv_pads
-from .operators import Operator
+from .operators import Operator, same_in_channels
 from .split import StageGraph
 from .stages import ActivationSite, Stage
 
@@ -36,7 +36,7 @@ def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
         )
     if strategy not in (*_MATRICES, "layers") and _bias_is_image(stage):
         yield (
-            "a bias or BatchNorm before a padded convolution makes the bias an image: "
+            "a bias before a padded convolution makes the bias an image: "
             "put it behind the convolution"
         )
 
@@ -65,9 +65,8 @@ def _inner_activations(stage: Stage) -> bool:
 
 
 def _bias_is_image(stage: Stage) -> bool:
-    """Tell whether the constant of a direct stage differs from pixel to pixel."""
+    """Tell whether the constant of a direct stage differs from pixel to pixel, and is no shift of its input."""
     constant = stage.constant if stage.direct else None
-    if constant is None or constant.dim() < 2:
+    if constant is None or same_in_channels(constant):
         return False
-    pixels = constant.flatten(1)
-    return bool((pixels != pixels[:, :1]).any())
+    return stage.entry_bias is None
