@@ -207,3 +207,13 @@ def test_a_file_is_timed_against_another(
     assert run_command("bench", path, "--against", path, "--out", tmp_path / "no") == 1
     assert "expected a model that ONNX Runtime" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_times_of_a_file_do_not_replace_those_of_the_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cl.save(cl.fold(tiny(cl.Conv2d, cl.ReSPro()), (3, 32, 32)), tmp_path / "net.safetensors")
+    monkeypatch.chdir(tmp_path)
+    options = ["--batch", 1, "--executions", 1, "--sessions", "numpy"]
+    assert run_command("bench", "net.safetensors", *options) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bench", "net.safetensors"]

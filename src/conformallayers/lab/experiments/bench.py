@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,8 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
         **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
     """
     chosen = BenchOptions(**options)
+    if "out" not in options and any(map(os.path.exists, names)):
+        chosen = replace(chosen, out=Path("bench"))  # not among the results of the networks
     require_positive("bench", chosen, "batch", "depths", "executions", "threads")
     for engine in chosen.sessions:
         require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")

@@ -191,7 +191,7 @@ class BenchOptions:
         against: ONNX file to time beside every network, in ONNX Runtime.
         threads: Threads of every engine but C, which has one; all cores if not given.
         results: Folder of the results of the experiments, which have the accuracies.
-        out: Folder for bench.json, bench.md and bench.png.
+        out: Folder for bench.json and bench.md, and bench.png of several depths; bench if not given where a file is named.
         keep: Keep the rows of an earlier run that this run does not measure.
     """
 
