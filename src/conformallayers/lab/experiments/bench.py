@@ -175,7 +175,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
         **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
     """
     chosen = BenchOptions(**options)
-    if "out" not in options and any(map(os.path.exists, names)):
+    if chosen.out == BenchOptions.out and any(map(os.path.exists, names)):
         chosen = replace(chosen, out=Path("bench"))  # not among the results of the networks
     require_positive("bench", chosen, "batch", "depths", "executions", "threads")
     for engine in chosen.sessions:
