@@ -24,7 +24,7 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
-from .merge import RmsPool, is_shifted_behind, pooling_of, rounded
+from .merge import RmsPool, is_shifted_behind, moderate, pooling_of, rounded
 from .points import LONG, ROW, RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
@@ -33,7 +33,6 @@ _ROWS = 2**10  # numbers that are added in lanes in float32
 _NARROWED = 2.0**-50  # times a sample, its squares do not overflow up to 1e32
 _LEAST_EPSILON = 1e-33  # beside which squares that are too small do not count
 _RMS_OPSET = 23  # the first with RMSNormalization
-_MODERATE = 1e-12, 1e12  # weights and factors that keep scalars in the range of float32
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
 _OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
 _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
@@ -132,8 +131,7 @@ def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
             factors.append(op.weight if isinstance(op, point.SumSquares) else op.scale)
         elif isinstance(op, (point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm)):
             factors.append(np.inf)
-    moderate = all(_MODERATE[0] < abs(factor) < _MODERATE[1] for factor in factors)
-    return graph.dtype if moderate else WIDE
+    return graph.dtype if all(moderate(abs(factor)) for factor in factors) else WIDE
 
 
 def _scalar(graph: OnnxGraph, x: Value) -> Value:

@@ -173,26 +173,6 @@ class OnnxGraph:
         ends = (np.array([end]) for end in (start, stop, axis))
         return self.add("Slice", x, *ends, shape=shape)
 
-    def split(self, x: Value, sizes: Sequence[int]) -> list[Value]:
-        """Cut samples into parts along their first axis."""
-        from onnx import helper
-
-        if len(sizes) == 1:
-            return [x]
-        number = len(self.nodes)
-        names = [f"split_{number}_{index}" for index in range(len(sizes))]
-        inputs = [x.name, self._initializer(np.array(sizes), x)]
-        self.nodes.append(helper.make_node("Split", inputs, names, f"split_{number}", axis=1))
-        shapes = [(size, *x.shape[1:]) for size in sizes]
-        return [Value(name, shape, x.dtype) for name, shape in zip(names, shapes, strict=True)]
-
-    def join(self, parts: Sequence[Value]) -> Value:
-        """Concatenate samples along their first axis."""
-        if len(parts) == 1:
-            return parts[0]
-        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        return self.add("Concat", *parts, shape=shape, axis=1)
-
     def total(self, values: Sequence[Value]) -> Value:
         """Add values of one shape."""
         kind = {1: None, 2: "Add"}.get(len(values), "Sum")

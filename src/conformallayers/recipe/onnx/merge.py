@@ -132,7 +132,7 @@ class _Merger:
         if isinstance(op, point.SumSquares):
             return not channels
         if isinstance(op, (point.Rebase, point.Divide)):
-            return _moderate(op.scale) and (not channels or self.takes_factor(op.outputs[0], True))
+            return moderate(op.scale) and (not channels or self.takes_factor(op.outputs[0], True))
         if isinstance(op, layer.Permute) and channels:
             return False
         if isinstance(op, layer.Concatenate):
@@ -154,7 +154,7 @@ class _Merger:
         elif isinstance(new, point.SumSquares):
             new = replace(new, weight=rounded(new.weight / float(factor) ** 2))
         elif isinstance(new, (point.Rebase, point.Divide)):
-            if self.takes_factor(out, factor.ndim > 0) and _moderate(new.scale):
+            if self.takes_factor(out, factor.ndim > 0) and moderate(new.scale):
                 self.factors[out] = factor / new.scale
                 new = replace(new, scale=1.0)
             else:
@@ -216,20 +216,20 @@ class _Merger:
     def _wanted(self, value: str) -> float:
         """Return the factor that leaves an energy without a weight, or the result without a scale."""
         for op in self.readers[value]:
-            if isinstance(op, point.SumSquares) and _moderate(op.weight):
+            if isinstance(op, point.SumSquares) and moderate(op.weight):
                 pool = pooling_of(self.pools.values(), value)
                 windows = None if pool is None else pool.square_windows(self.shapes[value])
                 return sqrt(op.weight * prod(windows or ()))
         for op in self.readers[value]:
             if isinstance(op, point.Divide) and not self.takes_factor(op.outputs[0], False):
-                return op.scale if _moderate(op.scale) else 1.0
+                return op.scale if moderate(op.scale) else 1.0
         return 1.0
 
     def _leaves_out(self, op: layer.Multiply, factor: Array) -> bool:
         """Let the weights behind a positive number multiply by it instead, if they can."""
         number = _double(self.constants[op.factor])
         out = op.outputs[0]
-        if number.size > 1 or not _moderate(number.item()) or out == self.recipe.output:
+        if number.size > 1 or not moderate(number.item()):
             return False
         if not self.takes_factor(out, factor.ndim > 0):
             return False
@@ -311,7 +311,8 @@ class _Merger:
         return RmsPool((source,), op.outputs, averages=window, sections=tuple(sections))
 
 
-def _moderate(factor: float) -> bool:
+def moderate(factor: float) -> bool:
+    """Tell whether a factor leaves weights and scalars in the range of float32."""
     return _MODERATE[0] < factor < _MODERATE[1]
 
 
