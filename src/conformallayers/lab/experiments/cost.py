@@ -186,8 +186,8 @@ def _measure_times(
     runs, rounds = Runs(chosen.runs), math.ceil(chosen.executions / _CALLS)
     names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
     with torch_settings(1):
-        networks = {
-            one.name: without_centre(load_model(_trained(one, runs, chosen), _WHERE).module)
+        opened = {
+            one.name: _open(one.name, load_model(_trained(one, runs, chosen), _WHERE).module)
             for one in named(_WHERE, list(names))
         }
         for batch in BATCHES:
@@ -195,7 +195,7 @@ def _measure_times(
                 torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
                 - 0.5
             )
-            engines = {key: _engine(key, network, x) for key, network in networks.items()}
+            engines = {key: feed(x) for key, feed in opened.items()}
             times = interleave(engines, rounds=rounds, calls=_CALLS)
             for key, timing in times.items():
                 ratio = round(timing.median / times[OPPONENT].median, 3)
@@ -210,14 +210,19 @@ def _measure_times(
     return record
 
 
-def _engine(name: str, network: nn.Module, x: Tensor) -> Engine:
-    """Return a network in ONNX Runtime, exported by the exporter that is made for it: ours, or torch's own."""
-    if has_conformal_layers(network):
-        folded = deployed(network)
-        run = open_session(folded, threads=1)
-        check_engine(_WHERE, name, run, folded, "Report it.")
-        return partial(run, x.numpy())
-    engines, notes = relu_engines(merged(network), x, ["onnx"])
+def _open(name: str, model: nn.Module) -> Callable[[Tensor], Engine]:
+    """Return a network in ONNX Runtime for any batch: exported by us if it folds, by torch if it does not."""
+    network = without_centre(model)
+    if not has_conformal_layers(network):
+        return partial(_as_torch_exports, name, merged(network))
+    folded = deployed(network)
+    run = open_session(folded, threads=1)
+    check_engine(_WHERE, name, run, folded, "Report it.")
+    return lambda x: partial(run, x.numpy())
+
+
+def _as_torch_exports(name: str, network: nn.Module, x: Tensor) -> Engine:
+    engines, notes = relu_engines(network, x, ["onnx"])
     if not engines:
         raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
     return engines["onnx"]
