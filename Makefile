@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 
-.PHONY: demo quick test test-slow soak lint types format docs bench clean
+.PHONY: demo quick test test-slow soak lint types package format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +31,7 @@ quick: lint
 	$(BIN)/python -m pytest -q -n 2 $(QUICK)
 
 # A minute of random attacks follows the tests; the seed of the day is printed.
-test: lint types
+test: lint types package
 	$(BIN)/python -m pytest -q -n 2
 	$(BIN)/python -m conformallayers.testing.soak --minutes 1 --jobs 2
 
@@ -49,6 +49,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# The package as it would be released.
+package: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation > /dev/null
+	$(BIN)/twine check --strict dist/*
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -60,4 +66,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/train_step.py
 
 clean:
-	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist docs/_build .pytest_cache .mypy_cache .ruff_cache

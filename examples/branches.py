@@ -1,5 +1,7 @@
 """Train branching networks with every activation on scikit-learn's digits; fold them, compare."""
 
+from collections.abc import Callable
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -12,26 +14,22 @@ y = torch.from_numpy(labels).long()
 train, test = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).split([1347, 450])
 
 
-def network(activation: type[cl.RadialActivation], **options: bool) -> nn.Module:
+def network(act: Callable[[], nn.Module]) -> nn.Module:
     """Build two activations, one of them in a residual block, with biases and a linear head."""
-
-    def act() -> cl.RadialActivation:
-        return activation("learned", **options)
-
     block = cl.Residual(cl.Conv2d(8, 8, 3, padding=1, bias=True), act())
     features = cl.ConformalLayers(cl.Conv2d(1, 8, 3, bias=True), act(), block, cl.Scale(10.0))
     return nn.Sequential(features, nn.Flatten(), nn.Linear(288, 10))
 
 
-activations = {
-    "ReSPro, published": (cl.ReSPro, {}),
-    "ReSPro, projective": (cl.ReSPro, {"projective": True}),
-    "Gnomonic": (cl.Gnomonic, {}),
-    "RadialTanh": (cl.RadialTanh, {}),
+activations: dict[str, Callable[[], nn.Module]] = {
+    "ReSPro, published": lambda: cl.ReSPro("learned"),
+    "ReSPro, projective": lambda: cl.ReSPro("learned", projective=True),
+    "Gnomonic": lambda: cl.Gnomonic("learned"),
+    "RadialTanh": lambda: cl.RadialTanh("learned"),
 }
-for name, (activation, options) in activations.items():
+for name, activation in activations.items():
     torch.manual_seed(0)
-    model = network(activation, **options)
+    model = network(activation)
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(6):  # epochs
         for rows in train[torch.randperm(len(train))].split(64):

@@ -9,6 +9,8 @@ import conformallayers as cl
 class Smooth(nn.Module):
     """Blur every channel with a fixed 3×3 kernel whose entries add up to 1."""
 
+    kernel: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         row = torch.tensor([1.0, 2.0, 1.0]) / 4
