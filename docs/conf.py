@@ -46,8 +46,19 @@ def _write_formula(translator, node, *, block):
     raise SkipNode
 
 
+def _list_commands(app, docname, source):
+    """Put the help of every command into its page."""
+    if docname == "commands":
+        from conformallayers.cli.app import build_app
+
+        text = build_app().generate_docs()
+        text = text[text.index("## conformallayers") :]
+        source[0] = source[0].replace("% commands\n", text)
+
+
 def setup(app):
     """Register the hooks above."""
+    app.connect("source-read", _list_commands)
     app.connect("autodoc-process-docstring", _escape_stars)
     inline, block = (partial(_write_formula, block=block) for block in (False, True))
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

@@ -38,7 +38,7 @@ def test_version_and_help_do_not_import_torch(command: str) -> None:
 
 def options_of(*command: str) -> dict[str, str | None]:
     """Return the options and positional arguments of a command, and their help texts."""
-    root = cli._app()
+    root = cli.build_app()
     app = functools.reduce(lambda app, word: app[word], command, root)
     arguments = app.assemble_argument_collection(
         default_parameter=root.default_parameter, parse_docstring=True
@@ -108,7 +108,7 @@ def test_missing_extra_is_one_line(
         monkeypatch.delitem(sys.modules, name)
     for name in [n for n in sys.modules if n.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
-    app = cli._app()
+    app = cli.build_app()
     monkeypatch.setattr(cli, "_app", lambda: app)
     monkeypatch.setitem(sys.modules, module, None)
     names = ["LeNetCL", "digits"] if command == "train" else []

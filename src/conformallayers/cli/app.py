@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
-    app = _app()
+    app = build_app()
     from cyclopts import CycloptsError
 
     try:
@@ -124,7 +124,8 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _app() -> "App":
+def build_app() -> "App":
+    """Return the commands."""
     from cyclopts import App, Parameter, default_name_transform
 
     from . import experiments, models

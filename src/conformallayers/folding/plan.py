@@ -206,7 +206,7 @@ def _lean(candidates: list[Candidate]) -> list[Candidate]:
         lean = item.name in ("conv", "layers") or (
             item.name == "dense" and counts.get("dense", 0) <= least
         )
-        found.append(item if lean else replace(item, note=item.note or "larger than convolutions"))
+        found.append(item if lean else replace(item, note=item.note or "in stages only by name"))
     return found
 
 

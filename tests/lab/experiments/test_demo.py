@@ -15,7 +15,9 @@ from conformallayers.lab.experiments.demo import SHAPE, DemoConfig, build_model,
 from conformallayers.lab.report import figures
 from support import run_command
 
-PICTURES = {f"{n}.{s}" for n in ("respro", "training", "folded") for s in ("png", "svg")}
+PICTURES = {
+    f"{n}.{s}" for n in ("respro", "respro-curve", "training", "folded") for s in ("png", "svg")
+}
 
 
 def global_state():

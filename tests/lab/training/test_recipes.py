@@ -66,7 +66,7 @@ def test_given_options_beat_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(TRAINING, "train", options_of(options))
             with pytest.raises(KeyboardInterrupt):
-                cli._app()(words[1:], result_action="return_value")
+                cli.build_app()(words[1:], result_action="return_value")
         fields = {key: value for key, value in options.items() if key in TrainConfig.model_fields}
         assert make_config(**resolved(fields)) == config
     assert modern(gain=None) == modern()

@@ -208,6 +208,7 @@ def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Pa
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
         "respro": figures.respro_surface(),
+        "respro-curve": figures.respro_curve(),
         "training": figures.training_curve(history.losses, history.accuracies),
         "folded": figures.folded_arrays(
             part.templates.flatten(1), vectors.T @ (form.eigenvalues[:, None] * vectors), title

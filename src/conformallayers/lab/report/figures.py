@@ -86,6 +86,20 @@ def respro_surface(alpha: float = 3.0) -> Figure:
     return figure
 
 
+def respro_curve(alphas: Sequence[float] = (0.5, 1.0, 2.0)) -> Figure:
+    """Draw ``y = 2αx/(α² + x²)`` of points with one coordinate, for some α."""
+    x = torch.linspace(-4, 4, 401, dtype=torch.float64)
+    with styled(6.4, 3.6) as (figure, axes):
+        for alpha, colour in zip(alphas, COLOURS, strict=False):
+            y = ReSPro(alpha)(x[:, None])[:, 0]
+            axes.plot(x, y, color=colour, label=f"α = {alpha:g}")
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.grid(alpha=0.3)
+        axes.set(xlabel="x", ylabel="y", title="ReSPro: 1 at x = α, and smaller beyond")
+        axes.legend(loc="upper left", frameon=False)
+    return figure
+
+
 def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
     """Draw the training loss above the test accuracy (0 to 1) of each epoch."""
     epochs = range(1, len(losses) + 1)
