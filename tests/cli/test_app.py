@@ -109,7 +109,7 @@ def test_missing_extra_is_one_line(
     for name in [n for n in sys.modules if n.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     app = cli.build_app()
-    monkeypatch.setattr(cli, "_app", lambda: app)
+    monkeypatch.setattr(cli, "build_app", lambda: app)
     monkeypatch.setitem(sys.modules, module, None)
     names = ["LeNetCL", "digits"] if command == "train" else []
     assert run_command(command, *names, "--out", tmp_path / "out") == 1
