@@ -74,7 +74,7 @@ def module_for(
     if node.target in _CATS:
         return _concatenation(node, values)
     arguments = dict(node.kwargs)
-    source = node.args[0] if node.args else arguments.pop("input", None)
+    source: Any = node.args[0] if node.args else arguments.pop("input", None)
     if not is_map(source, values) or not is_map(node, values):
         return _unknown(node)
     if node.target in _RESHAPES:
@@ -154,7 +154,7 @@ def _mean(
 ) -> nn.Module | str:
     """Return the pooling that a mean over all spatial axes is."""
     given = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **arguments}
-    given = _known(given, values)
+    given = dict(_known(given, values))
     axes = given.pop("dim", None)
     axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
     keeps = given.pop("keepdim", False)

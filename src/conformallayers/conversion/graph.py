@@ -18,7 +18,8 @@ from ..registry.registry import find_spec, flatten_modules, suggestion
 from .functions import SAMPLES, is_map, module_for
 
 INPUT = ""  # the name of the model's input, which no item has
-_STATIC = "Remove control flow that depends on values from its forward."
+_STATIC = "Write its forward without control flow or other code that needs values."
+_LISTS = (nn.ModuleList, nn.ModuleDict)
 _TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
 
 
@@ -103,6 +104,8 @@ class _OneInput(nn.Module):
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, _LISTS):
+            return False
         known = isinstance(m, RadialActivation) or find_spec(m) is not None
         return known or super().is_leaf_module(m, module_qualified_name)
 
@@ -212,18 +215,20 @@ def _faults(path: str, module: nn.Module) -> Iterator[Item]:
     if _Tracer().is_leaf_module(module, path):
         problem = _problem(module)
         if problem is not None:
-            yield Item(name, name, kind, problem=problem)
+            yield Item(_key(name), name, kind, problem=problem)
         return
     inner = [
         item for key, child in module.named_children() for item in _faults(below(path, key), child)
     ]
     yield from inner
+    if isinstance(module, _LISTS):
+        return
     if not any(item.problem and item.problem.endswith(_STATIC) for item in inner):
         try:
             _Tracer().trace(module)
         except Exception as error:
             problem = f"{_first_line(error)}. {_STATIC}"
-            yield Item(name, name, kind, problem=problem)
+            yield Item(_key(name), name, kind, problem=problem)
 
 
 def _first_line(error: Exception) -> str:
