@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,19 +77,25 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     except Exception as error:
         return _untraceable(model, error)
     module = fx.GraphModule(_OneInput(model), graph)
-    module.graph.eliminate_dead_code()
+    overwriting = _overwriting(module)
+    if not overwriting:
+        module.graph.eliminate_dead_code()
     values = _values(module, model, shape)
     for part, mode in modes.items():
         part.training = mode
-    items = _items(module, values, model.training)
-    called = {item.path for item in items if not item.function}
-    return items + [
-        Item(_key(path), path, type(part).__name__, unused="not called at evaluation")
-        for path, part in model.named_modules()
-        if path
-        and not any(path == one or path.startswith(f"{one}.") for one in called)
-        and _Tracer().is_leaf_module(part, path)
-    ]
+    items = _items(module, values, overwriting, model.training)
+    return items + list(_not_called("", model, {item.path for item in items}))
+
+
+def _not_called(path: str, module: nn.Module, called: set[str]) -> Iterator[Item]:
+    """Yield the layers below a module that the graph does not call."""
+    if (path or "model") in called:
+        return
+    if _Tracer().is_leaf_module(module, path):
+        yield Item(_key(path), path, type(module).__name__, unused="not called at evaluation")
+        return
+    for key, child in module.named_children():
+        yield from _not_called(below(path, key), child, called)
 
 
 class _OneInput(nn.Module):
@@ -147,7 +154,31 @@ def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) ->
     return recorder.values
 
 
-def _items(module: fx.GraphModule, values: dict[fx.Node, Any], training: bool) -> list[Item]:
+def _overwriting(module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Return the calls that change a map in place which is read again behind them, and why that is refused."""
+    found: dict[fx.Node, str] = {}
+    nodes = list(module.graph.nodes)
+    for index, node in enumerate(nodes):
+        if node.op == "call_module":
+            in_place = getattr(module.get_submodule(str(node.target)), "inplace", False)
+        else:
+            name = getattr(node.target, "__name__", str(node.target))
+            underscore = name.endswith("_") and not name.endswith("__")
+            in_place = underscore or node.target is operator.iadd or node.kwargs.get("inplace")
+        if in_place and node.all_input_nodes:
+            later = [user for user in node.all_input_nodes[0].users if user in nodes[index + 1 :]]
+            if later:
+                remedy = "Compute a new one: inplace=False, or x = x + y."
+                found[node] = f"it changes a map in place that {later[0]} reads later. {remedy}"
+    return found
+
+
+def _items(
+    module: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    overwriting: dict[fx.Node, str],
+    training: bool,
+) -> list[Item]:
     names: dict[fx.Node, str] = {}
     items = []
     for node in module.graph.nodes:
@@ -164,10 +195,12 @@ def _items(module: fx.GraphModule, values: dict[fx.Node, Any], training: bool) -
             kind, found = type(part).__name__, _called(node, part, values)
         else:
             kind, found = re.sub(r"_\d+$", "", node.name), module_for(node, values)
+        found = overwriting.get(node, found)
         if isinstance(found, str):
-            is_size = not calls and _is_size(values[node])
-            reason: dict[str, str] = {"unused": "only a size"} if is_size else {"problem": found}
-            items.append(Item(name, path, kind, **reason))  # type: ignore[arg-type]
+            if not calls and _is_size(values[node]):
+                items.append(Item(name, path, kind, unused="only a size"))
+            else:
+                items.append(Item(name, path, kind, problem=found))
             continue
         part, nodes = found
         if not calls:
