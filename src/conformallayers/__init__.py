@@ -27,6 +27,7 @@ _HOMES = {
     **dict.fromkeys(("Residual", "Parallel"), "nn.branches"),
     **dict.fromkeys(("Abs", "Split"), "nn.homogeneous"),
     "Traced": "nn.traced",
+    "convert": "conversion.convert",
     **dict.fromkeys(("register_linear", "register_homogeneous"), "registry.registry"),
     "ConformalLayers": "nn.container",
     "Folded": "folding.folded",
@@ -87,6 +88,7 @@ __all__ = [
     "Traced",
     "__version__",
     "compare",
+    "convert",
     "export_c",
     "export_onnx",
     "fold",
@@ -106,6 +108,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import functional, networks, testing
+    from .conversion.convert import convert
     from .errors import ConformalError, MissingExtra
     from .folding.certificate import Certificate
     from .folding.files import load, save

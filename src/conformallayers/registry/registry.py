@@ -139,9 +139,9 @@ def spec_of(path: str, module: nn.Module) -> LayerSpec:
     """Return the row of a module's type, or refuse the module."""
     spec = find_spec(module)
     if spec is None:
-        name, suggestion = type(module).__name__, _suggestion(type(module))
+        name, remedy = type(module).__name__, suggestion(type(module))
         where = f"ConformalLayers at position {path}"
-        raise refusal(where, SUPPORTED_KINDS, name, suggestion)
+        raise refusal(where, SUPPORTED_KINDS, name, remedy)
     problem = spec.problem(module)
     if problem is not None:
         raise ConformalError(f"ConformalLayers at position {path}: {problem}")
@@ -161,7 +161,7 @@ def branches(module: nn.Module) -> bool:
     )
 
 
-def _suggestion(module_type: type[nn.Module]) -> str:
+def suggestion(module_type: type[nn.Module]) -> str:
     """Return what to use instead of a refused type: the row of its nearest ancestor that has one."""
     rows = [kind for kind in module_type.__mro__ if kind in REFUSED]
     if rows:

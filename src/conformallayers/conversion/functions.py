@@ -1,0 +1,179 @@
+"""Functions and methods in the graph of a model, as the modules that compute the same."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from ..errors import shape_text
+from ..nn.branches import Join
+from ..nn.homogeneous import Abs
+from ..utils.text import call_text
+
+SAMPLES = 2  # of the batch that records shapes
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_CATS = (torch.cat, torch.concat, torch.concatenate)
+_RESHAPES = (torch.flatten, "flatten", torch.reshape, "reshape", "view")
+_MEANS = (torch.mean, "mean")
+_IGNORED = ("inplace", "_stacklevel")  # arguments that do not change a value
+
+_Row = tuple[type[nn.Module], tuple[str, ...]]
+
+
+def _spatial_rows(n: int) -> dict[Any, _Row]:
+    """Return the functions that torch has for n spatial axes, with the names of their arguments."""
+    window = ("kernel_size", "stride", "padding")
+    names = {
+        "max_pool": ("MaxPool", (*window, "dilation", "ceil_mode", "return_indices")),
+        "avg_pool": ("AvgPool", (*window, "ceil_mode", "count_include_pad", "divisor_override")),
+        "adaptive_avg_pool": ("AdaptiveAvgPool", ("output_size",)),
+        "adaptive_max_pool": ("AdaptiveMaxPool", ("output_size", "return_indices")),
+        "lp_pool": ("LPPool", ("norm_type", *window[:2], "ceil_mode")),
+        "dropout": ("Dropout", ("p", "training")),
+    }
+    return {
+        getattr(F, f"{function}{n}d"): (getattr(nn, f"{module}{n}d"), arguments)
+        for function, (module, arguments) in names.items()
+    }
+
+
+# Functions of one tensor: the module, and the names of the arguments behind the tensor.
+_MODULES: dict[Any, _Row] = {
+    **dict.fromkeys((torch.relu, F.relu, torch.relu_, "relu", "relu_"), (nn.ReLU, ())),
+    **dict.fromkeys((torch.abs, operator.abs, "abs"), (Abs, ())),
+    F.leaky_relu: (nn.LeakyReLU, ("negative_slope",)),
+    F.dropout: (nn.Dropout, ("p", "training")),
+    **_spatial_rows(1),
+    **_spatial_rows(2),
+    **_spatial_rows(3),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (nn.Sigmoid, ())),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (nn.Tanh, ())),
+    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), (nn.Softmax, ("dim",))),
+    **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), (nn.LogSoftmax, ("dim",))),
+    F.gelu: (nn.GELU, ("approximate",)),
+    F.silu: (nn.SiLU, ()),
+    F.relu6: (nn.ReLU6, ()),
+    "contiguous": (nn.Identity, ()),
+}
+
+
+def module_for(
+    node: fx.Node, values: Mapping[fx.Node, Any]
+) -> tuple[nn.Module, list[fx.Node]] | str:
+    """Return the module that computes a function, with the nodes it reads, or why there is none.
+
+    ``values`` are those of a run with ``SAMPLES`` samples; of tensors only the shapes count.
+    """
+    if node.target in _SUMS:
+        return _sum(node, values)
+    if node.target in _CATS:
+        return _concatenation(node, values)
+    arguments = dict(node.kwargs)
+    source: Any = node.args[0] if node.args else arguments.pop("input", None)
+    if not is_map(source, values) or not is_map(node, values):
+        return _unknown(node)
+    if node.target in _RESHAPES:
+        module = _reshape(node, values[source].shape, values[node].shape)
+    elif node.target in _MEANS:
+        module = _mean(node, arguments, values[source].dim(), values)
+    elif node.target in _MODULES:
+        module = _function(node, arguments, values)
+    else:
+        module = _unknown(node)
+    return module if isinstance(module, str) else (module, [source])
+
+
+def _function(
+    node: fx.Node, arguments: dict[str, Any], values: Mapping[fx.Node, Any]
+) -> nn.Module | str:
+    kind, names = _MODULES[node.target]
+    rest = node.args[1:]
+    found = {**dict(zip(names, rest, strict=False)), **arguments}
+    found = {name: _known(value, values) for name, value in found.items()}
+    found = {name: value for name, value in found.items() if name not in _IGNORED}
+    if found.pop("dtype", None) is not None or len(rest) > len(names) or found.keys() - {*names}:
+        return _unknown(node)
+    if any(isinstance(value, Tensor) for value in found.values()):
+        return _unknown(node)
+    if "training" in names and found.pop("training", True):
+        return "it drops values at evaluation too. Pass training=self.training, or use nn.Dropout."
+    return kind(**found)
+
+
+def is_map(value: Any, values: Mapping[fx.Node, Any]) -> bool:
+    """Tell whether an argument is a batch of feature maps, and no parameter or number."""
+    node = isinstance(value, fx.Node) and value.op != "get_attr"
+    return node and isinstance(values[value], Tensor)
+
+
+def _known(value: Any, values: Mapping[fx.Node, Any]) -> Any:
+    """Return an argument with numbers in place of the nodes that compute them, such as ``x.size(3)``."""
+    return fx.node.map_arg(value, lambda node: values[node])
+
+
+def _sum(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[nn.Module, list[fx.Node]] | str:
+    terms = [*node.args, *(node.kwargs[name] for name in ("other",) if name in node.kwargs)]
+    nodes = [term for term in terms if isinstance(term, fx.Node)]
+    if len(nodes) != 2 or not all(is_map(term, values) for term in nodes) or "alpha" in node.kwargs:
+        return f"{call_text(node)} is no sum of two maps. Give a constant to a layer as its bias."
+    shapes = [tuple(values[term].shape[1:]) for term in nodes]
+    if shapes[0] != shapes[1]:
+        both = " and ".join(shape_text(shape) for shape in shapes)
+        return f"a sum of shapes {both} would broadcast. Give both the same shape."
+    return Join("sum"), nodes
+
+
+def _concatenation(
+    node: fx.Node, values: Mapping[fx.Node, Any]
+) -> tuple[nn.Module, list[fx.Node]] | str:
+    parts: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
+    axis: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
+    maps = isinstance(parts, Sequence) and all(is_map(part, values) for part in parts)
+    if not maps or not parts or not isinstance(axis, int) or axis in (0, -values[parts[0]].dim()):
+        return f"{call_text(node)} is no concatenation of maps. Concatenate along axis 1."
+    return Join("concatenate", axis), list(parts)
+
+
+def _reshape(node: fx.Node, before: torch.Size, after: torch.Size) -> nn.Module | str:
+    """Return the layers of a flattening or another shape of each sample."""
+    if after[:1] != (SAMPLES,) or len(after) < 2:
+        return f"{call_text(node)} does not keep the batch axis. Use flatten(1)."
+    flatten, unflatten = nn.Flatten(), nn.Unflatten(1, after[1:])
+    if len(after) == 2:
+        return flatten
+    return unflatten if len(before) == 2 else nn.Sequential(flatten, unflatten)
+
+
+def _mean(
+    node: fx.Node, arguments: dict[str, Any], rank: int, values: Mapping[fx.Node, Any]
+) -> nn.Module | str:
+    """Return the pooling that a mean over all spatial axes is."""
+    given = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **arguments}
+    given = dict(_known(given, values))
+    axes = given.pop("dim", None)
+    axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
+    keeps = given.pop("keepdim", False)
+    if given.pop("dtype", None) is not None or given:
+        return _unknown(node)
+    if not 3 <= rank <= 5 or sorted(axis % rank for axis in axes) != [*range(2, rank)]:
+        return f"{call_text(node)} is no mean over all spatial axes. Use nn.AdaptiveAvgPool2d(1)."
+    pool: nn.Module = getattr(nn, f"AdaptiveAvgPool{rank - 2}d")(1)
+    return pool if keeps else nn.Sequential(pool, nn.Flatten())
+
+
+def _unknown(node: fx.Node) -> str:
+    if node.target is F.interpolate:
+        return f"{call_text(node)}. Use the module nn.Upsample."
+    if any(one.op == "get_attr" for one in node.all_input_nodes):
+        return (
+            f"{call_text(node)} reads a parameter. Use the module that has it, such as nn.Conv2d."
+        )
+    return (
+        f"{call_text(node)} is no layer. Write it with modules, +, torch.cat, flatten and relu, "
+        "or leave it out of the model."
+    )

@@ -1,0 +1,282 @@
+"""Read a plain model: its torch.fx graph as a list of items, each with the module that computes it."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..errors import refusal, shape_text
+from ..nn.activations import RadialActivation
+from ..nn.branches import Join, below
+from ..nn.container import ConformalLayers
+from ..registry.registry import find_spec, flatten_modules, suggestion
+from .functions import SAMPLES, is_map, module_for
+
+INPUT = ""  # the name of the model's input, which no item has
+_STATIC = "Write its forward without control flow or other code that needs values."
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+_TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
+
+
+@dataclass(frozen=True)
+class Item:
+    """One call in the graph of a model.
+
+    Args:
+        name: unique, with ``_`` for the dots of its path.
+        path: of the module, or the name of the node of a function.
+        kind: the type of the module, or the function.
+        module: computes it; a Join of several values, or None if there is no such module.
+        sources: the names of the items that it reads.
+        output_shape: of one sample.
+        problem: why it cannot stand in a ConformalLayers and what to do, or None.
+        function: whether the model calls a function and no module.
+        unused: why the twin does not need it, or empty.
+    """
+
+    name: str
+    path: str
+    kind: str
+    module: nn.Module | None = None
+    sources: tuple[str, ...] = ()
+    output_shape: tuple[int, ...] = ()
+    problem: str | None = None
+    function: bool = False
+    unused: str = ""
+
+    @property
+    def label(self) -> str:
+        """The path, with the name for a second call of the same module."""
+        return self.path if self.name == _key(self.path) else f"{self.path} ({self.name})"
+
+    @property
+    def spatial(self) -> bool:
+        """Whether it is a layer of maps alone: a convolution, a pooling, a normalisation of images."""
+        parts = [] if self.module is None else [self.module]
+        if type(self.module) is nn.Sequential:
+            parts = [part for _, part in flatten_modules(self.module)]
+        specs = [find_spec(part) for part in parts]
+        return any(spec is not None and (spec.rank or 0) > 2 for spec in specs)
+
+
+def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
+    """Return the calls of a model in order; its modules become those of the items.
+
+    The graph is that of evaluation mode. Of a model that torch.fx cannot trace, return the parts at fault.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        graph = _Tracer().trace(_OneInput(model))
+    except Exception as error:
+        return _untraceable(model, error)
+    module = fx.GraphModule(_OneInput(model), graph)
+    overwriting = _overwriting(module)
+    if not overwriting:
+        module.graph.eliminate_dead_code()
+    values = _values(module, model, shape)
+    for part, mode in modes.items():
+        part.training = mode
+    items = _items(module, values, overwriting, model.training)
+    return items + list(_not_called("", model, {item.path for item in items}))
+
+
+def _not_called(path: str, module: nn.Module, called: set[str]) -> Iterator[Item]:
+    """Yield the layers below a module that the graph does not call."""
+    if (path or "model") in called:
+        return
+    if _Tracer().is_leaf_module(module, path):
+        yield Item(_key(path), path, type(module).__name__, unused="not called at evaluation")
+        return
+    for key, child in module.named_children():
+        yield from _not_called(below(path, key), child, called)
+
+
+class _OneInput(nn.Module):
+    """Call a model with one input, so that its other arguments have their defaults."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, _LISTS):
+            return False
+        known = isinstance(m, RadialActivation) or find_spec(m) is not None
+        return known or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Recorder(fx.Interpreter):
+    """Run a batch of zeros and keep the value of every node, of tensors the shape alone."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self.values: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        tensor = isinstance(value, Tensor)
+        self.values[n] = torch.empty(value.shape, device="meta") if tensor else value
+        return value
+
+
+def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) -> dict[fx.Node, Any]:
+    parameter = next(model.parameters(), torch.empty(()))
+    zeros = torch.zeros(SAMPLES, *shape, dtype=parameter.dtype, device=parameter.device)
+    recorder = _Recorder(module)
+    try:
+        with torch.no_grad():
+            recorder.run(zeros)
+    except Exception as error:
+        raise refusal(
+            f"convert({type(model).__name__})",
+            f"a model that takes a batch of samples of shape {shape_text(shape)}",
+            _first_line(error),
+            "Give input_shape without the batch axis, and check that model(x) runs.",
+        ) from error
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    if not isinstance(output.args[0], fx.Node) or not is_map(output, recorder.values):
+        got = type(recorder.values[output]).__name__
+        remedy = "Return the scores alone, or convert the part of the model that computes them."
+        raise refusal(f"convert({type(model).__name__})", "one tensor as output", got, remedy)
+    return recorder.values
+
+
+def _overwriting(module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Return the calls that change a map in place which is read again behind them, and why that is refused."""
+    found: dict[fx.Node, str] = {}
+    nodes = list(module.graph.nodes)
+    for index, node in enumerate(nodes):
+        if node.op == "call_module":
+            in_place = getattr(module.get_submodule(str(node.target)), "inplace", False)
+        else:
+            name = getattr(node.target, "__name__", str(node.target))
+            underscore = name.endswith("_") and not name.endswith("__")
+            in_place = underscore or node.target is operator.iadd or node.kwargs.get("inplace")
+        if in_place and node.all_input_nodes:
+            later = [user for user in node.all_input_nodes[0].users if user in nodes[index + 1 :]]
+            if later:
+                remedy = "Compute a new one: inplace=False, or x = x + y."
+                found[node] = f"it changes a map in place that {later[0]} reads later. {remedy}"
+    return found
+
+
+def _items(
+    module: fx.GraphModule,
+    values: dict[fx.Node, Any],
+    overwriting: dict[fx.Node, str],
+    training: bool,
+) -> list[Item]:
+    names: dict[fx.Node, str] = {}
+    items = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            names[node] = INPUT
+        if node.op not in ("call_module", "call_function", "call_method"):
+            continue
+        calls = node.op == "call_module"
+        path = str(node.target).partition(".")[2] or "model" if calls else node.name
+        names[node] = name = _unused(_key(path), set(names.values()))
+        found: tuple[nn.Module, list[fx.Node]] | str
+        if calls:
+            part = module.get_submodule(str(node.target))
+            kind, found = type(part).__name__, _called(node, part, values)
+        else:
+            kind, found = re.sub(r"_\d+$", "", node.name), module_for(node, values)
+        found = overwriting.get(node, found)
+        if isinstance(found, str):
+            if not calls and _is_size(values[node]):
+                items.append(Item(name, path, kind, unused="only a size"))
+            else:
+                items.append(Item(name, path, kind, problem=found))
+            continue
+        part, nodes = found
+        if not calls:
+            part.train(training)
+        sources, after = tuple(names[one] for one in nodes), tuple(values[node].shape[1:])
+        items.append(Item(name, path, kind, part, sources, after, _problem(part), not calls))
+    return items
+
+
+def _called(
+    node: fx.Node, module: nn.Module, values: dict[fx.Node, Any]
+) -> tuple[nn.Module, list[fx.Node]] | str:
+    """Return a module of the model with the node that it reads, or why it cannot be used."""
+    nodes = node.all_input_nodes
+    one = len(nodes) == len(node.args) == 1 and not node.kwargs and is_map(nodes[0], values)
+    if not one or not is_map(node, values):
+        if find_spec(module) is None:
+            return suggestion(type(module))
+        return "it takes or returns more than one map. Call it with one tensor."
+    if getattr(module, "inplace", False):
+        module.inplace = False  # type: ignore[assignment]
+    return module, nodes
+
+
+def _problem(module: nn.Module) -> str | None:
+    if isinstance(module, (RadialActivation, Join)) or type(module) is nn.Sequential:
+        return None
+    spec = find_spec(module)
+    return suggestion(type(module)) if spec is None else spec.problem(module)
+
+
+def _is_size(value: Any) -> bool:
+    many = isinstance(value, (tuple, list))
+    return isinstance(value, int) or (many and all(isinstance(one, int) for one in value))
+
+
+def _untraceable(model: nn.Module, error: Exception) -> list[Item]:
+    """Return the innermost modules that torch.fx cannot trace, and the layers that do not convert."""
+    found = [*_faults("", model)]
+    return found or [Item("model", "model", type(model).__name__, problem=_first_line(error))]
+
+
+def _faults(path: str, module: nn.Module) -> Iterator[Item]:
+    name, kind = path or "model", type(module).__name__
+    if _Tracer().is_leaf_module(module, path):
+        problem = _problem(module)
+        if problem is not None:
+            yield Item(_key(name), name, kind, problem=problem)
+        return
+    inner = [
+        item for key, child in module.named_children() for item in _faults(below(path, key), child)
+    ]
+    yield from inner
+    if isinstance(module, _LISTS):
+        return
+    if not any(item.problem and item.problem.endswith(_STATIC) for item in inner):
+        try:
+            _Tracer().trace(module)
+        except Exception as error:
+            problem = f"{_first_line(error)}. {_STATIC}"
+            yield Item(_key(name), name, kind, problem=problem)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+
+
+def _key(path: str) -> str:
+    """Return the name of a layer in its container."""
+    name = path.replace(".", "_")
+    return name + "_" * hasattr(_TAKEN, name)
+
+
+def _unused(name: str, used: set[str]) -> str:
+    count, found = 0, name
+    while found in used:
+        count += 1
+        found = f"{name}_{count}"
+    return found

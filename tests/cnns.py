@@ -1,0 +1,240 @@
+"""Plain CNNs as people write them, for the tests of cl.convert, and what their twins must compute."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import conformallayers as cl
+
+Function = Callable[[Tensor], Tensor]
+
+
+def vgg(channels: int = 4, *, norm: bool = True) -> nn.Sequential:
+    """Build convolutions in pairs with max pooling, and an MLP as its head, for 3×8×8."""
+
+    def block(before: int, after: int) -> nn.Sequential:
+        layers: list[nn.Module] = []
+        for inputs in (before, after):
+            layers.append(nn.Conv2d(inputs, after, 3, padding=1))
+            layers += [nn.BatchNorm2d(after)] if norm else []
+            layers.append(nn.ReLU(inplace=True))
+        return nn.Sequential(*layers, nn.MaxPool2d(2))
+
+    features = nn.Sequential(block(3, channels), block(channels, 2 * channels))
+    head = nn.Sequential(
+        nn.Flatten(), nn.Linear(8 * channels, 6), nn.ReLU(True), nn.Dropout(0.5), nn.Linear(6, 5)
+    )
+    return nn.Sequential(features, head)
+
+
+class ResNet(nn.Module):
+    """A ResNet of functions: additions in place, strided blocks with a convolution in the skip."""
+
+    functions: tuple[Function, ...] = (F.relu, torch.relu, lambda x: x.relu()) * 3
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        self.stem, self.norm = (
+            nn.Conv2d(3, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        sizes = [(channels, channels, 1), (channels, channels, 1), (channels, 2 * channels, 2)]
+        self.blocks = nn.ModuleList(_Block(*size) for size in sizes)
+        self.fc = nn.Linear(2 * channels, 5)
+
+    def forward(self, x: Tensor, features: bool = False) -> Tensor:
+        x = self.functions[0](self.norm(self.stem(x)))
+        for index, block in enumerate(self.blocks):
+            x = block(x, *self.functions[2 * index + 1 : 2 * index + 3])
+        x = F.avg_pool2d(x, x.size()[3])
+        if features:
+            return x
+        x = F.dropout(x.view(x.size(0), -1), 0.3, self.training)
+        return F.log_softmax(self.fc(x), dim=1)
+
+
+class _Block(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1, self.bn2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.downsample = None
+        if stride > 1:
+            skip = nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            self.downsample = nn.Sequential(*skip)
+
+    def forward(self, x: Tensor, first: Function, second: Function) -> Tensor:
+        y = self.bn2(self.conv2(first(self.bn1(self.conv1(x)))))
+        y += x if self.downsample is None else self.downsample(x)
+        return second(y)
+
+
+class Mobile(nn.Module):
+    """Inverted residuals with depthwise convolutions and one rectifier that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.norm = nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.narrow, self.relu = nn.Conv2d(6, 3, 1), nn.ReLU(inplace=True)
+        self.grouped = nn.Conv2d(3, 6, 3, stride=2, groups=3)
+        self.prelu, self.classify = nn.PReLU(6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm(self.widen(x)))
+        y = self.narrow(self.relu(self.depthwise(y)))
+        y = self.prelu(self.grouped(x + y))
+        return self.classify(y.mean([2, 3]))
+
+
+class Dense(nn.Module):
+    """Layers that each see all maps before them, as in a DenseNet: branches that share values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3 + 2 * n, 2, 3, padding=1) for n in range(3))
+        self.rectifiers = nn.ModuleList(nn.LeakyReLU(0.1, inplace=True) for _ in range(3))
+        self.pool = nn.AdaptiveMaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [x]
+        for layer, rectifier in zip(self.layers, self.rectifiers, strict=True):
+            maps.append(rectifier(layer(torch.cat(maps, 1))))
+        return self.pool(torch.cat(maps, dim=1))
+
+
+class UNet(nn.Module):
+    """An encoder and a decoder with a skip, without a head but a sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.relu = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()
+        self.down, self.middle = nn.Conv2d(4, 6, 2, 2), nn.Conv2d(6, 6, 3, padding=1)
+        self.inner = nn.ReLU()
+        self.up, self.leave = nn.ConvTranspose2d(6, 4, 2, 2), nn.Conv2d(8, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.relu(self.enter(x))
+        x = self.up(self.inner(self.middle(self.down(skip))))
+        return torch.sigmoid(self.leave(torch.cat((skip, x), 1)))
+
+
+def signal_net() -> nn.Sequential:
+    """Build a CNN of signals, for 2×24."""
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 5, bias=False),
+        nn.BatchNorm1d(4),
+        nn.LeakyReLU(0.2),
+        nn.Conv1d(4, 4, 3),
+        nn.ReLU(),
+        nn.LPPool1d(2, 2),
+        nn.Dropout1d(0.2),
+        nn.Conv1d(4, 6, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(2),
+        nn.Flatten(),
+        nn.BatchNorm1d(12),
+        nn.Linear(12, 3),
+    )
+
+
+CNNS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "vgg": (vgg, (3, 8, 8)),
+    "vgg without norm": (lambda: vgg(norm=False), (3, 8, 8)),
+    "resnet": (ResNet, (3, 8, 8)),
+    "mobile": (Mobile, (3, 7, 7)),
+    "dense": (Dense, (3, 6, 6)),
+    "unet": (UNet, (3, 8, 8)),
+    "signal": (signal_net, (2, 24)),
+}
+
+
+class _Skip(nn.Module):
+    """Add or concatenate the maps before a block and behind it."""
+
+    def __init__(self, block: nn.Module, join: str) -> None:
+        super().__init__()
+        self.block, self.join = block, join
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.join == "sum":
+            return x + self.block(x)
+        return torch.cat([self.block(x), x], dim=1)
+
+
+def random_cnn(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """Draw a small CNN of one to three spatial axes, and the shape of its samples."""
+    draw = random.Random(seed)
+    n = draw.randint(1, 3)
+    channels = draw.randint(1, 3)
+    shape = (channels, *(draw.randint(6, 8) for _ in range(n)))
+
+    def conv(before: int, after: int, stride: int = 1) -> nn.Module:
+        bias = draw.random() < 0.5
+        return getattr(nn, f"Conv{n}d")(before, after, 3, stride, 1, bias=bias)
+
+    def rectifier() -> nn.Module:
+        return draw.choice([nn.ReLU(draw.random() < 0.5), nn.LeakyReLU(0.3), nn.PReLU(), cl.Abs()])
+
+    def block(before: int, after: int, stride: int = 1) -> nn.Sequential:
+        layers = [conv(before, after, stride), rectifier()]
+        if draw.random() < 0.5:
+            layers.insert(1, getattr(nn, f"BatchNorm{n}d")(after))
+        return nn.Sequential(*layers)
+
+    layers: list[nn.Module] = []
+    for _ in range(draw.randint(2, 3)):
+        after = draw.randint(2, 4)
+        kind = draw.choice(["plain", "strided", "sum", "concatenate", "pool"])
+        layers.append(block(channels, after, 2 if kind == "strided" else 1))
+        channels = after
+        if kind in ("sum", "concatenate"):
+            layers.append(_Skip(block(channels, channels), kind))
+            channels *= 2 if kind == "concatenate" else 1
+        if kind == "pool":
+            name, first = draw.choice([("MaxPool", ()), ("AvgPool", ()), ("LPPool", (2,))])
+            layers.append(getattr(nn, f"{name}{n}d")(*first, 2))
+    if draw.random() < 0.7:
+        pool = getattr(nn, f"AdaptiveAvgPool{n}d")(1)
+        layers += [pool, nn.Flatten(), nn.Linear(channels, 3), nn.Tanh()]
+    return nn.Sequential(*layers), shape
+
+
+class OnPoints(nn.Module):
+    """The projective ReSPro of radius 1 in root mean squares, of points."""
+
+    def forward(self, p: Tensor) -> Tensor:
+        square = p.square().flatten(1).mean(1)
+        return 2 * p / (1 + square).view(-1, *[1] * (p.dim() - 1))
+
+
+def replaced(twin: nn.Module) -> list[str]:
+    """Return the labels of the rectifiers that a conversion has replaced."""
+    return [one.path for one in twin.conversion.changes if one.action == "replaced by ReSPro"]
+
+
+def expected_of(model: nn.Module, twin: nn.Module, x: Tensor) -> Tensor:
+    """Return what a twin must give: the model on points, with rectifiers replaced as its table says.
+
+    Neither the twin's layers nor (x, t) take part in it, the offset and the table alone do.
+    """
+    points = copy.deepcopy(model).double().eval()
+    for path in replaced(twin):
+        points.set_submodule(path, OnPoints())
+    with torch.no_grad():
+        result: Tensor = points(embedded(twin, x))
+    return result
+
+
+def embedded(twin: nn.Module, x: Tensor) -> Tensor:
+    """Return the points of samples, x/t."""
+    offset = twin.features.log_offset.detach().double().exp()
+    t = (x.double().square().flatten(1).mean(1) + offset**2).sqrt()
+    return x.double() / t.view(-1, *[1] * (x.dim() - 1))

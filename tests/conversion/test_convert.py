@@ -1,0 +1,350 @@
+"""Converted networks: against the model itself on points, through training, folds and files."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import conformallayers as cl
+from cnns import CNNS, OnPoints, ResNet, embedded, expected_of, random_cnn, replaced, vgg
+from oracle import oracle, randomise, relative_error
+from support import DTYPES, TOLERANCES, assert_says, samples
+
+SHAPE = (3, 8, 8)
+
+
+def twin_of(
+    model: nn.Module, shape: tuple[int, ...], **options: object
+) -> tuple[nn.Module, Tensor]:
+    """Return a float64 twin in evaluation mode with another offset than 1, and samples."""
+    twin = cl.convert(model.double(), shape, **options).eval()
+    with torch.no_grad():
+        twin.features.log_offset.fill_(-0.4)
+    return twin, samples(shape, torch.float64)
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_with_all_rectifiers_the_twin_is_the_model_of_the_point(name: str) -> None:
+    build, shape = CNNS[name]
+    model = randomise(build())
+    twin, x = twin_of(model, shape, keep="all")
+    assert replaced(twin) == []
+    expected = expected_of(model, twin, x)
+    with torch.no_grad(), cl.layer_by_layer():
+        assert relative_error(twin(x), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("keep", ["pooling", "none"])
+@pytest.mark.parametrize("name", ["vgg", "vgg without norm", "dense", "unet", "signal"])
+def test_replaced_rectifiers_are_respros_of_points(name: str, keep: str) -> None:
+    build, shape = CNNS[name]
+    model = randomise(build())
+    twin, x = twin_of(model, shape, keep=keep)
+    assert replaced(twin) or (name, keep) == ("unet", "pooling")  # it has a stride everywhere
+    expected = expected_of(model, twin, x)
+    with torch.no_grad(), cl.layer_by_layer():
+        assert relative_error(twin(x), expected) <= 1e-12
+
+
+def test_a_resnet_of_functions() -> None:
+    model = randomise(ResNet()).double()
+    twin, x = twin_of(model, SHAPE)
+    # relu, then two of each block; the last block has the stride, and pooling follows it.
+    assert replaced(twin) == ["relu", "relu_1", "relu_2", "relu_3"]
+    assert [type(module).__name__ for module in twin.features] == [
+        *("Conv2d", "BatchNorm2d", "ReSPro", "Residual", "ReSPro", "Residual", "ReLU", "Residual"),
+        *("ReLU", "AvgPool2d"),
+    ]
+    on_points = OnPoints()
+    model.functions = (on_points,) * 4 + (F.relu,) * 3
+    with torch.no_grad(), cl.layer_by_layer():
+        expected = model.eval()(embedded(twin, x))
+        assert relative_error(twin(x), expected) <= 1e-12
+        assert relative_error(twin.head(oracle(twin.features, x)), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_cnns(seed: int) -> None:
+    model, shape = random_cnn(seed)
+    randomise(model, seed)
+    whole = cl.convert(model, shape, keep="none")
+    for keep in ("all", "pooling", "none", replaced(whole)[::2]):
+        twin, x = twin_of(copy.deepcopy(model), shape, keep=keep)
+        expected = expected_of(model, twin, x)
+        with torch.no_grad():
+            with cl.layer_by_layer():
+                assert relative_error(twin(x), expected) <= 1e-12
+            assert relative_error(cl.fold(twin, shape)(x), expected) <= TOLERANCES[torch.float64]
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_twins_fold_in_both_dtypes(name: str) -> None:
+    build, shape = CNNS[name]
+    torch.manual_seed(0)
+    twin = cl.convert(build(), shape)
+    cl.testing.assert_folds(twin, shape, dtypes=DTYPES)
+    assert "stage" in str(cl.fold(twin, shape).explain())
+
+
+def test_a_fold_is_verified_stage_by_stage() -> None:
+    twin = cl.convert(randomise(vgg()), SHAPE)
+    verification = cl.verify(cl.fold(twin, SHAPE), twin)
+    assert verification, verification
+
+
+@pytest.mark.parametrize("name", CNNS)
+def test_twins_learn(name: str) -> None:
+    build, shape = CNNS[name]
+    torch.manual_seed(0)
+    twin, x = cl.convert(build(), shape).train(), samples(shape, torch.float32, batch=8)
+    with torch.no_grad():
+        target = build().eval()(x)
+    for module in twin.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    optimizer = torch.optim.Adam(twin.parameters(), 1e-2)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.mse_loss(twin(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert all(parameter.grad is not None for parameter in twin.parameters())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_model_is_not_touched_and_shares_nothing() -> None:
+    model = vgg().train()
+    model[0][0][1].eval()  # a frozen BatchNorm
+    model[0][0][0].weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    twin = cl.convert(model, SHAPE)
+    assert [module.training for module in model.modules()].count(False) == 1
+    assert isinstance(model[0][0][2], nn.ReLU)
+    assert model[0][0][2].inplace
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    storages = {value.data_ptr() for value in model.state_dict().values()}
+    assert not storages & {value.data_ptr() for value in twin.state_dict().values()}
+    found = dict(twin.features.named_children())
+    assert twin.training
+    assert not found["0_0_1"].training
+    assert not found["0_0_0"].weight.requires_grad
+    assert not cl.convert(model.eval(), SHAPE).training
+
+
+def test_weights_statistics_and_dtype_follow() -> None:
+    model = randomise(vgg()).double()
+    twin = cl.convert(model, SHAPE)
+    copied = {key.rpartition(".")[0]: key for key in model.state_dict()}
+    assert copied
+    for path, part in model.named_modules():
+        name = path.replace(".", "_")
+        twins = dict(twin.features.named_children()) | dict(twin.head.named_children())
+        for key, value in part.state_dict().items():
+            if not list(part.children()):
+                assert torch.equal(twins[name].state_dict()[key], value)
+    assert {value.dtype for value in twin.parameters()} == {torch.float64}
+
+
+def test_twins_are_copied_pickled_and_loaded(tmp_path: Path) -> None:
+    for build, shape in CNNS.values():
+        twin = cl.convert(randomise(build()), shape).eval()
+        x = samples(shape, torch.float32)
+        with torch.no_grad():
+            expected = twin(x)
+            for again in (copy.deepcopy(twin), pickle.loads(pickle.dumps(twin))):
+                assert torch.allclose(again(x), expected, rtol=1e-5)
+                assert str(again.conversion) == str(twin.conversion)
+            torch.save(twin.state_dict(), tmp_path / "twin.pt")
+            other = cl.convert(build(), shape).eval()
+            other.load_state_dict(torch.load(tmp_path / "twin.pt"))
+            assert torch.allclose(other(x), expected, rtol=1e-5)
+
+
+def test_the_record_is_a_table_that_cannot_be_changed() -> None:
+    twin = cl.convert(ResNet(), SHAPE)
+    lines = str(twin.conversion).splitlines()
+    assert lines[0].split() == ["path", "type", "what", "why"]
+    assert len(lines) == 2 + len(twin.conversion.changes)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        twin.conversion.changes = ()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        twin.conversion.changes[0].action = "kept"
+    rows = {one.path: (one.type, one.action, one.reason) for one in twin.conversion.changes}
+    assert rows["stem"] == ("Conv2d", "kept", "linear")
+    assert rows["relu"] == ("relu", "replaced by ReSPro", "no pooling or stride beside it")
+    assert rows["relu_5"] == ("relu", "kept as ReLU", "behind Conv2d blocks.2.conv1")
+    assert rows["relu_6"] == ("relu", "kept as ReLU", "before avg_pool2d")
+    assert rows["add"] == ("add", "kept", "sum of points")
+    assert rows["size"] == ("size", "dropped", "only a size")
+    assert rows["view"] == ("view", "kept in the head as Flatten", "behind the division")
+    assert rows["fc"] == ("Linear", "kept in the head", "behind the division")
+
+
+class Gate(nn.Module):
+    """A block whose result depends on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.attention = nn.Conv1d(2, 4, 1), nn.MultiheadAttention(8, 2)
+        self.last = nn.Conv1d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x, _ = self.attention(x, x, x)
+        return self.last(x)
+
+
+class Squeeze(nn.Module):
+    """Squeeze and excitation: maps times numbers that depend on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 1), nn.Sigmoid())
+        self.last = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.last(x * self.gate(x.mean((2, 3), keepdim=True)))
+
+
+def refusal_of(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> list[str]:
+    """Return the lines of the one error that a conversion raises."""
+    with pytest.raises(cl.ConformalError) as caught:
+        cl.convert(model, shape)
+    lines = str(caught.value).splitlines()
+    assert lines[1].split() == ["path", "type", "what", "why"]
+    assert f"got {len(lines) - 3} that cannot be converted. Change these" in lines[0]
+    return lines[3:]
+
+
+def test_all_refusals_come_at_once() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.Sigmoid(),
+        nn.LayerNorm([4, 8, 8]),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU6(),
+        nn.LPPool2d(3, 2),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(36, 2),
+        nn.Softmax(1),
+    )
+    rows = refusal_of(model)
+    assert [row.split()[:3] for row in rows] == [
+        ["1", "Sigmoid", "refused"],
+        ["2", "LayerNorm", "refused"],
+        ["4", "ReLU6", "refused"],
+        ["5", "LPPool2d", "refused"],
+        ["6", "BatchNorm2d", "refused"],
+    ]
+    assert "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro()" in rows[0]
+    assert "Use nn.BatchNorm, which folds" in rows[1]
+    assert "expected norm_type=2, got norm_type=3" in rows[3]
+    assert "expected track_running_stats=True" in rows[4]
+
+
+def test_attention_and_gates_are_refused() -> None:
+    rows = refusal_of(Attention(), (2, 8))
+    assert [row.split()[1] for row in rows] == ["MultiheadAttention", "getitem"]
+    rows = refusal_of(Squeeze())
+    assert [row.split()[1] for row in rows] == ["Sigmoid", "mul"]
+    assert "mul(model_conv, model_gate_1) is no layer. Write it with modules" in rows[1]
+
+
+def test_control_flow_is_refused_where_it_stands() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), Gate(), nn.Tanh())
+    rows = refusal_of(nn.Sequential(inner, nn.Conv2d(4, 4, 1)))
+    assert [row.split()[:3] for row in rows] == [
+        ["0.1", "Gate", "refused"],
+        ["0.2", "Tanh", "refused"],
+    ]
+    assert "TraceError" in rows[0]
+    assert rows[0].endswith("code that needs values.")
+
+
+def test_what_a_model_must_be() -> None:
+    model = vgg()
+    assert_says(lambda: cl.convert(SHAPE, model), "convert(model)", "an nn.Module", "tuple")
+    for shape in ((1, *SHAPE), (3, 8), (4, 8, 8)):
+        assert_says(
+            lambda shape=shape: cl.convert(model, shape),
+            "a model that takes a batch of samples",
+            "without the batch axis",
+        )
+    assert_says(lambda: cl.convert(model, 3), "convert(input_shape=...)", "without the batch axis")
+    conformal = nn.Sequential(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()))
+    assert_says(lambda: cl.convert(conformal, SHAPE), "a plain model", "ConformalLayers")
+    lazy = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU())
+    assert_says(lambda: cl.convert(lazy, SHAPE), "uninitialised parameters", "model(x)")
+    assert_says(lambda: cl.convert(nn.Sequential(), SHAPE), "a model that calls layers")
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    assert_says(lambda: cl.convert(Two(), SHAPE), "one tensor as output", "tuple")
+
+
+def test_layers_that_are_never_called_are_dropped() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.extra = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            return x + self.extra(x).sum() if self.training else x
+
+    twin = cl.convert(Auxiliary().train(), SHAPE)
+    last = twin.conversion.changes[-1]
+    assert (last.path, last.action, last.reason) == ("extra", "dropped", "not called at evaluation")
+    assert not any("extra" in key for key in twin.state_dict())
+
+
+def test_where_the_head_begins() -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.ReLU(), nn.Linear(4, 2), nn.Softmax(1))
+    twin = cl.convert(flat, (3, 2, 2))
+    assert [type(module).__name__ for module in twin.head] == ["Softmax"]
+    assert replaced(twin) == ["2"]
+    back = nn.Sequential(
+        nn.Conv1d(2, 2, 3),
+        nn.Flatten(),
+        nn.Linear(12, 12),
+        nn.Unflatten(1, (2, 6)),
+        nn.Conv1d(2, 1, 1),
+    )
+    twin = cl.convert(back, (2, 8))
+    assert [name for name, _ in twin.named_children()] == ["features"]
+    cl.testing.assert_folds(twin, (2, 8))
+
+
+def test_names_that_a_container_has_already() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.offset, self.train_ = nn.Conv1d(2, 2, 1), nn.ReLU()
+            self.unit = nn.Conv1d(2, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.unit(self.train_(self.offset(x)))
+
+    model = Named().double()
+    twin, x = twin_of(model, (2, 5))
+    assert [one.path for one in twin.conversion.changes] == ["offset", "train_", "unit"]
+    with torch.no_grad():
+        assert relative_error(twin(x), expected_of(model, twin, x)) <= 1e-12
