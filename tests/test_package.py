@@ -78,6 +78,7 @@ ORDER = (
     "folding.model_files",
     "folding.files",
     "session",
+    "zoo",
     "testing.soak",
     "lab",
     "cli",

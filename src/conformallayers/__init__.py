@@ -46,7 +46,7 @@ _HOMES = {
     "Session": "session.session",
     "compare": "session.compare",
 }
-_SUBMODULES = ("functional", "networks", "testing")
+_SUBMODULES = ("functional", "networks", "testing", "zoo")
 
 __all__ = [
     "Abs",
@@ -102,10 +102,11 @@ __all__ = [
     "testing",
     "trace",
     "verify",
+    "zoo",
 ]
 
 if TYPE_CHECKING:
-    from . import functional, networks, testing
+    from . import functional, networks, testing, zoo
     from .errors import ConformalError, MissingExtra
     from .folding.certificate import Certificate
     from .folding.files import load, save
