@@ -20,7 +20,7 @@ class Record:
         name: for :func:`conformallayers.zoo.load`.
         dataset: it was trained on.
         accuracy: the share of the test images that the fold classifies correctly.
-        multiply_adds: of the fold, for one image.
+        multiply_adds: of the fold, for one image; as weights, by the strategies for typical machines.
         parameters: of the model.
         bytes: of the file.
         weights: constants of the fold.
