@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,12 +88,12 @@ def build_zoo(
     }
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}{ENDING}" for name in names]
-    with ExitStack() as stack:
-        staged = stack.enter_context(staged_files(*paths))
-        for one, path in zip(found, map(Path, staged), strict=True):
+    with staged_files(*paths) as temporary:
+        staged = [Path(name) for name in temporary]
+        for one, path in zip(found, staged, strict=True):
             save(one.model, path, labels=one.labels, about=one.about)
             _check_accuracy(one, path, datasets[one.about["dataset"]])
-        _check_size([*map(Path, staged), *(set(out.glob(f"*{ENDING}")) - set(paths))])
+        _check_size([*staged, *(set(out.glob(f"*{ENDING}")) - set(paths))])
     records = [read_record(path) for path in paths]
     for record in records:
         say(f"{record.name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
