@@ -79,6 +79,7 @@ ORDER = (
     "folding.model_files",
     "folding.files",
     "session",
+    "zoo",
     "testing.soak",
     "lab",
     "cli",

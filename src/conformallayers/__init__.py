@@ -47,7 +47,7 @@ _HOMES = {
     "Session": "session.session",
     "compare": "session.compare",
 }
-_SUBMODULES = ("functional", "networks", "testing")
+_SUBMODULES = ("functional", "networks", "testing", "zoo")
 
 __all__ = [
     "Abs",
@@ -104,10 +104,11 @@ __all__ = [
     "testing",
     "trace",
     "verify",
+    "zoo",
 ]
 
 if TYPE_CHECKING:
-    from . import functional, networks, testing
+    from . import functional, networks, testing, zoo
     from .conversion.convert import convert
     from .errors import ConformalError, MissingExtra
     from .folding.certificate import Certificate

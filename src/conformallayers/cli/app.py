@@ -130,6 +130,7 @@ def build_app() -> "App":
 
     from . import experiments, models
     from .data import data
+    from .zoo import zoo
 
     def option_name(name: str) -> str:
         return default_name_transform(_PYTHON_NAMES.get(name, name))
@@ -147,7 +148,7 @@ def build_app() -> "App":
     summary = "Train a network, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (
-        *(data, models.evaluate, models.fold, models.export, models.predict),
+        *(data, models.evaluate, models.fold, models.export, models.predict, zoo),
         *(experiments.demo, experiments.bench, experiments.experiment),
         *(experiments.sweep, experiments.inspect, experiments.report),
     ):

@@ -39,8 +39,8 @@ def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None)
     """Time folded networks against their layers, in sessions, and against ReLU networks in other engines.
 
     Args:
-        networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9", StageNet-micro, ResNet8, or files written by
-            cl.save and run folders; all networks if none is given.
+        networks: Names to run, such as Base, LeNet, D3ModNet, "DkNet 9", StageNet-micro, ResNet8, files written by
+            cl.save, run folders, and names of the zoo; all networks if none is given.
     """
     from ..lab.experiments.bench import run_bench
 

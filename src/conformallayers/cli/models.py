@@ -50,7 +50,7 @@ def evaluate(
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
     Args:
-        model: Run folder, checkpoint, or fold or model written by cl.save.
+        model: Run folder, checkpoint, fold or model written by cl.save, or a name of the zoo.
         dataset: Data set; the one it was trained on if not given.
         threads: Threads of torch; its own default if not given.
         device: Device to run on.
@@ -112,7 +112,7 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
-        model: Run folder, checkpoint, or model written by cl.save.
+        model: Run folder, checkpoint, model written by cl.save, or a name of the zoo.
         out: File to write.
     """
     from ..folding.files import save
@@ -129,7 +129,8 @@ def export(model: Path, *, format: str, out: Path, options: Flat[ExportOptions] 
     """Export a network to C, ONNX, or numpy.
 
     Args:
-        model: Fold or model written by cl.save, run folder, or checkpoint.
+        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo, such as
+            digits-micro.
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
             conformallayers.numpy has run).
         out: Folder or file to write.
@@ -173,7 +174,8 @@ def predict(
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 
     Args:
-        model: Fold or model written by cl.save, run folder, or checkpoint.
+        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo, such as
+            digits-micro.
         paths: Images, .npy files with samples, folders with both, or - for standard input: an
             image, an array, or paths, one per line.
     """

@@ -11,7 +11,16 @@ import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import digits
-from conformallayers.lab.experiments.demo import SHAPE, DemoConfig, build_model, run_demo, train
+from conformallayers.lab.experiments.demo import (
+    SHAPE,
+    SHIPPED,
+    DemoConfig,
+    build_model,
+    classify,
+    drawn,
+    run_demo,
+    train,
+)
 from conformallayers.lab.report import figures
 from support import run_command
 
@@ -50,6 +59,14 @@ def test_metrics_are_those_returned_and_both_paths_agree(finished):
     assert metrics["largest_relative_difference"] < cl.testing.TOLERANCES[torch.float32]
     for times in metrics["seconds_per_image"].values():
         assert times["ratio"] == pytest.approx(times["layers"] / times["folded"])
+
+
+def test_shipped_network_classifies_digits():
+    assert classify(digits()) == {"name": SHIPPED, "classes": [2, 0, 4, 9], "labels": [2, 0, 4, 9]}
+    image = torch.zeros(1, 1, 8, 8)
+    image[0, 0, 0, 0], image[0, 0, 7, 7] = 1.0, 0.5
+    lines = drawn(image, [3]).split("\n")
+    assert (lines[0], lines[1], lines[7], lines[8].strip()) == ("@@", "", 14 * " " + "==", "3")
 
 
 def test_pictures_carry_no_date(finished):

@@ -1,4 +1,4 @@
-"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures."""
+"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures, run a shipped one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from .records import staged_folder
 
 SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)
+SHIPPED = "digits-micro"  # the network of the zoo
 _ROUNDS = 41  # of timing
+_SHOWN = 4  # digits that it classifies
+_SHADES = " .:-=+*#%@"
 
 
 class DemoConfig(BaseModel):
@@ -171,6 +174,7 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
             },
             "samples": {"train": len(data.train_labels), "test": len(data.test_labels)},
             **results,
+            "shipped": classify(data),
             "history": history.model_dump(),
             "seconds": {"training": trained, "total": time.monotonic() - started},
         }
@@ -178,7 +182,35 @@ def run_demo(out: Path, config: DemoConfig, console: Console | None = None) -> d
         names = sorted(path.name for path in folder.iterdir())
     console.print(f"\n{_summary(metrics)}", highlight=False, soft_wrap=True)
     console.print(f"Wrote {', '.join(names)} to {out}/", highlight=False, soft_wrap=True)
+    shown = drawn(data.test_images[:_SHOWN], metrics["shipped"]["classes"])
+    console.print(
+        f"\n{SHIPPED}, which ships with the package and was trained on digits, says:\n{shown}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return metrics
+
+
+def classify(data: Dataset) -> dict[str, Any]:
+    """Classify the first test images with a network of the zoo; return its name, their classes and labels."""
+    network = cl.zoo.load(SHIPPED)
+    with torch.inference_mode():
+        classes = network(data.test_images[:_SHOWN]).argmax(1)
+    labels = data.test_labels[:_SHOWN]
+    return {"name": SHIPPED, "classes": classes.tolist(), "labels": labels.tolist()}
+
+
+def drawn(images: Tensor, classes: list[int]) -> str:
+    """Draw images (N, 1, 8, 8) side by side with characters, two for each pixel, and their classes below."""
+    levels = (images[:, 0] * (len(_SHADES) - 1)).round().int().transpose(0, 1)
+    lines = [
+        "  ".join("".join(2 * _SHADES[level] for level in row) for row in rows)
+        for rows in levels.tolist()
+    ]
+    width = 2 * SHAPE[2]
+    lines.append("  ".join(str(one).center(width) for one in classes))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _train_with_bar(

@@ -17,6 +17,7 @@ from ... import networks
 from ...errors import refusal
 from ...folding.folded import Folded
 from ...networks.stages import PRESETS
+from ...zoo.catalogue import network_files
 from ..checks import require_choice
 from ..data.image_adapter import from_images
 from ..training.runs import RESULT
@@ -56,17 +57,20 @@ def chosen_subjects(names: Sequence[str], depths: Iterable[int], results: Path) 
     """Return networks and files by their names; all networks if there are none.
 
     Args:
-        names: such as ``"LeNet"``, ``"DkNet 9"``, ``"StageNet-micro"`` or the path of a file.
+        names: such as ``"LeNet"``, ``"DkNet 9"``, ``"StageNet-micro"``, the path of a file, or a name of the zoo.
         depths: of DkNet.
         results: folder of the experiments, where accuracies are found.
     """
     known = {one.name: one for one in _networks(depths, _accuracies(results))}
+    shipped = network_files()
     found = []
     for name in names or known:
-        if name not in known and (name.endswith(_FILE) or os.path.exists(name)):
+        is_file = name.endswith(_FILE) or name in shipped or os.path.exists(name)
+        if name not in known and is_file:
             found.append(_read_file(name))
             continue
-        require_choice("bench", name, known, "Name a network; --depths adds depths of DkNet.")
+        choices = (*known, *sorted(shipped))
+        require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
         found.append(known[name])
     return found
 

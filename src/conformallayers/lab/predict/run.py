@@ -36,7 +36,7 @@ def run_predict(
     """Write a row for every sample; report broken samples on standard error and skip them.
 
     Args:
-        model: a file of :func:`conformallayers.save`, a run folder, or a checkpoint.
+        model: a file of :func:`conformallayers.save`, a run folder, a checkpoint, or a name of the zoo.
         paths: files, folders, or ``-`` for standard input.
         options: how to read, run and write.
         stdin, stdout: None takes those of the process.

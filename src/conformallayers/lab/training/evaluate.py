@@ -64,15 +64,17 @@ def accuracy_by_path(
 ) -> dict[str, Any]:
     """Return the accuracy layer by layer (``layers``) and ``folded``, and the fold's ``strategy``.
 
-    A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
+    The model takes images in their own shape, or 3×32×32. A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
     """
     model = model.eval()
+    shape = tuple(images.shape[1:])
+    stored = native_shape(model) == shape
     with layer_by_layer():
-        layers = accuracy(model, images, labels, device, ranks)
+        layers = accuracy(model, images, labels, device, ranks, stored)
     found: dict[str, Any] = {"layers": layers, "folded": None, "strategy": None}
     if any(isinstance(module, ConformalLayers) for module in model.modules()):
-        folded = fold(model, IMAGE_SHAPE)
-        found["folded"] = accuracy(folded, images, labels, device, ranks)
+        folded = fold(model, shape if stored else IMAGE_SHAPE)
+        found["folded"] = accuracy(folded, images, labels, device, ranks, stored)
         found["strategy"] = folded.strategy
     return found
 
@@ -88,7 +90,7 @@ def evaluate(
     """Measure a trained network, or a fold, on the test images of a data set.
 
     Args:
-        run: the folder of a run, a checkpoint, or a file of :func:`conformallayers.save`.
+        run: the folder of a run, a checkpoint, a file of :func:`conformallayers.save`, or a name of the zoo.
         dataset: or its name; None takes the one that the network was trained on.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         device: where to run.
@@ -116,8 +118,9 @@ def evaluate(
 def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
     images, labels = dataset.test_images, dataset.test_labels
     module, white = model.module, white_of(model.about, model.path)
+    shape = tuple(images.shape[1:])
     if not isinstance(module, Folded):
-        if native_shape(module) != IMAGE_SHAPE or white != WHITE:
+        if native_shape(module) not in (IMAGE_SHAPE, shape) or white != WHITE:
             got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
             raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
         return accuracy_by_path(module, images, labels, device)
@@ -126,7 +129,6 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
         result: Tensor = module((white * x).to(module.dtype))
         return result
 
-    shape = tuple(images.shape[1:])
     if module.input_shape not in (IMAGE_SHAPE, shape):
         expected = f"a fold for {shape_text(shape)} or {shape_text(IMAGE_SHAPE)}"
         got, remedy = shape_text(module.input_shape), "Fold it for these images."

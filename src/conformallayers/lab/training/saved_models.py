@@ -1,4 +1,4 @@
-"""Load models for the command line: files of cl.save, run folders, and training checkpoints.
+"""Load models for the command line: files of cl.save, run folders, checkpoints, and shipped networks.
 
 Importing this file does not import torch, so that predictions by the numpy runtime start fast.
 """
@@ -6,6 +6,7 @@ Importing this file does not import torch, so that predictions by the numpy runt
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import refusal
 from ...recipe.archive import open_archive
 from ...recipe.file import read_notes
+from ...utils.text import suggest
+from ...zoo.catalogue import network_files
 from ..data.catalogue import LABELS, SHAPES
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 CHECKPOINT = "checkpoint.safetensors"
 WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
 GREY = (1, 28, 28)  # the image shape, if the data set is unknown
-_SPECS = "a file of cl.save, the folder of a run, or a training checkpoint"
+_SPECS = "a file of cl.save, the folder of a run, a training checkpoint, or a name of the zoo"
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,22 @@ class Loaded:
 
 
 def locate(model: str | os.PathLike[str], command: str) -> Path:
-    """Return the file of a model; that of a run folder is its checkpoint."""
-    path = Path(model)
+    """Return the file of a model: that of a run folder is its checkpoint; a path precedes a name of the zoo."""
+    name, path, shipped = os.fspath(model), Path(model), network_files()
     if path.is_dir():
         path = path / CHECKPOINT
-        if not path.is_file():
-            got = f"a folder without {CHECKPOINT}"
-            raise refusal(f"{command} {model}", _SPECS, got, "Name the file itself.")
-    if not path.is_file():
-        raise refusal(f"{command} {model}", _SPECS, "no such file", "Check the path.")
-    return path
+    if path.is_file():
+        if name in shipped:
+            note = f"{command}: took {path}, not the network {name} of the zoo"
+            print(f"conformallayers: {note}", file=sys.stderr)
+        return path
+    if name in shipped:
+        return shipped[name]
+    if os.path.isdir(model):
+        got = f"a folder without {CHECKPOINT}"
+        raise refusal(f"{command} {model}", _SPECS, got, "Name the file itself.")
+    remedy = f"Check the path; conformallayers zoo lists the names.{suggest(name, shipped)}"
+    raise refusal(f"{command} {model}", _SPECS, "no such file", remedy)
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:

@@ -1,0 +1,44 @@
+"""conformallayers zoo: list the trained networks of the package, show their cards, add runs."""
+
+import os
+from pathlib import Path
+
+from cyclopts import App
+
+from ..lab.experiments.options import DataOptions
+from ..zoo.catalogue import FOLDER, list_records, read_record, require
+from .models import Flat, given
+
+zoo = App(name="zoo", help="List the trained networks of the package; commands take their names.")
+
+
+@zoo.default
+def list_() -> None:
+    """List the trained networks of the package."""
+    print(list_records())
+
+
+@zoo.command
+def card(name: str) -> None:
+    """Print the card of a network: accuracy, cost, training, licence and limits.
+
+    Args:
+        name: Name of the network, such as digits-micro.
+    """
+    print(read_record(require(name, "zoo card")).card, end="")
+
+
+@zoo.command
+def build(
+    runs: tuple[Path, ...], *, out: Path | None = None, options: Flat[DataOptions] = None
+) -> None:
+    """Add finished runs to the zoo, each measured from its file; same names are replaced.
+
+    Args:
+        runs: Folders of the runs; or names of the zoo, to count their costs again.
+        out: Folder of the files; that of the package if not given.
+    """
+    from ..lab.zoo import build_zoo
+
+    os.environ["CONFORMALLAYERS_CALIBRATE"] = "0"  # folds of records are alike on every machine
+    build_zoo(runs, out or FOLDER, **given(options))

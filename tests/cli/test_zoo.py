@@ -1,0 +1,112 @@
+"""conformallayers zoo, and the names of its networks in other commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+import torch
+
+import conformallayers as cl
+from conformallayers.lab.data.datasets import load
+from conformallayers.lab.experiments.subjects import chosen_subjects
+from conformallayers.lab.training.evaluate import evaluate
+from conformallayers.lab.training.saved_models import locate
+from conformallayers.zoo.catalogue import FOLDER
+from support import run_command
+
+NAME = "digits-micro"
+
+
+def test_table_and_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("zoo") == 0
+    assert capsys.readouterr().out == f"{cl.zoo.list()}\n"
+    for record in cl.zoo.list():
+        assert run_command("zoo", "card", record.name) == 0
+        assert capsys.readouterr().out == record.card
+    assert run_command("zoo", "card", "digits-mikro") == 1
+    assert "got 'digits-mikro'. cl.zoo.list() describes them. Did you mean \"digits-micro\"?" in (
+        capsys.readouterr().err
+    )
+
+
+def test_build_writes_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("zoo", "build", NAME, "--out", tmp_path) == 0
+    assert capsys.readouterr().out == "digits-micro: 98.67 %, 203,076 bytes\n"
+    assert [path.stem for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    data = load("digits")
+    for index, image in enumerate(data.test_images[:5]):
+        Image.fromarray(np.asarray(image[0])).save(tmp_path / f"{index}.png")
+    paths = sorted(tmp_path.iterdir())
+    assert run_command("predict", NAME, *paths, "--format", "jsonl", "--top", 1) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with torch.no_grad():
+        classes = cl.zoo.load(NAME)(data.test_images[:5].float() / 255).argmax(1).tolist()
+    assert [int(row["top"][0]["label"]) for row in rows] == classes
+
+
+def test_evaluate_measures_both_paths_on_stored_images() -> None:
+    record = next(one for one in cl.zoo.list() if one.name == NAME)
+    found = evaluate(NAME)
+    assert found["layers"] == found["folded"] == record.accuracy
+    assert (found["dataset"], found["images"]) == ("digits", record.images)
+
+
+def test_fold_and_export_take_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, record = tmp_path / "net.safetensors", cl.zoo.list()[0]
+    assert run_command("fold", NAME, "--out", path) == 0
+    folded, expected = cl.load(path), cl.zoo.load(NAME)
+    assert (folded.labels, folded.about) == (expected.labels, expected.about)
+    x = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(folded(x), expected(x))
+    assert run_command("export", record.name, "--format", "numpy", "--out", path) == 0
+    assert cl.load(path).input_shape == record.input_shape
+    capsys.readouterr()
+
+
+def test_bench_takes_a_name(tmp_path: Path) -> None:
+    (subject,) = chosen_subjects([NAME], (), tmp_path)
+    record = next(one for one in cl.zoo.list() if one.name == NAME)
+    assert (subject.shape, subject.accuracy) == ((1, 8, 8), {"fold": record.accuracy})
+
+
+def test_a_path_precedes_a_name_and_this_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = FOLDER / f"{NAME}.safetensors"
+    assert locate(NAME, "predict") == shipped
+    Path(NAME).mkdir()  # a folder of images, say: it holds no model
+    assert locate(NAME, "predict") == shipped
+    assert capsys.readouterr().err == ""
+    mine = Path(NAME) / "checkpoint.safetensors"
+    mine.write_bytes(shipped.read_bytes())
+    assert locate(NAME, "predict") == mine
+    expected = f"predict: took {mine}, not the network {NAME} of the zoo\n"
+    assert capsys.readouterr().err == f"conformallayers: {expected}"
+    mine.unlink()
+    Path(NAME).rmdir()
+    Path(NAME).write_bytes(shipped.read_bytes())
+    assert locate(NAME, "fold") == Path(NAME)
+    assert f"fold: took {NAME}, not the network" in capsys.readouterr().err
+
+
+def test_a_mistyped_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("evaluate", "digit-micro") == 1
+    error = capsys.readouterr().err
+    assert (
+        'got no such file. Check the path; conformallayers zoo lists the names. Did you mean "digits-micro"?'
+        in error
+    )
+    assert error.count("\n") == 1
