@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -11,20 +12,23 @@ from torch import Tensor
 from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
+from ..utils.html import Block, Printed
 from .certificate import Certificate, weakest
 from .plan import Plan
 
 Self = TypeVar("Self", bound="Folded")
 
 
-class Explanation(dict[str, Plan]):
+class Explanation(Printed, dict[str, Plan]):
     """The plan of each folded part by its path; prints as tables."""
 
-    def __str__(self) -> str:
-        parts = [f"{path}\n{plan}" if path else str(plan) for path, plan in self.items()]
-        return "\n\n".join(parts)
-
-    __repr__ = __str__
+    def _blocks(self) -> Iterator[Block]:
+        for index, (path, plan) in enumerate(self.items()):
+            if index:
+                yield ""
+            if path:
+                yield path
+            yield from plan._blocks()
 
 
 class Folded(RecipeModule):
