@@ -65,6 +65,7 @@ ORDER = (
     "nn.layerwise",
     "nn.container",
     "nn.traced",
+    "folding.explicit",
     "folding.folded",
     "folding.graph",
     "folding.lower_graph",
