@@ -73,6 +73,7 @@ ORDER = (
     "testing",
     "folding.verify",
     "inspection",
+    "diagnosis",
     "hub",
     "networks",
     "recipe.c",

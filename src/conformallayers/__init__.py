@@ -38,6 +38,8 @@ _HOMES = {
     "verify": "folding.verify",
     "Inspection": "inspection",
     "inspect": "inspection",
+    "Diagnosis": "diagnosis.record",
+    "diagnose": "diagnosis.diagnose",
     "save": "folding.files",
     "load": "folding.files",
     "CExport": "recipe.c.files",
@@ -67,6 +69,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "Diagnosis",
     "Dropout",
     "Flatten",
     "Folded",
@@ -87,6 +90,7 @@ __all__ = [
     "Traced",
     "__version__",
     "compare",
+    "diagnose",
     "export_c",
     "export_onnx",
     "fold",
@@ -106,6 +110,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import functional, networks, testing
+    from .diagnosis.diagnose import diagnose
+    from .diagnosis.record import Diagnosis
     from .errors import ConformalError, MissingExtra
     from .folding.certificate import Certificate
     from .folding.files import load, save
