@@ -310,4 +310,6 @@ def test_a_model_that_does_not_fold_says_why() -> None:
 
     warning = only(Branches())
     assert warning.kind == "fold"
-    assert "it does not fold: fold(Branches): expected a model that torch.fx can trace" in warning.seen
+    assert (
+        "it does not fold: fold(Branches): expected a model that torch.fx can trace" in warning.seen
+    )

@@ -13,7 +13,10 @@ from ..registry.registry import is_homogeneous
 from .measure import Measurement
 from .record import HealthWarning, LayerHealth, PartHealth
 
-_ADDED = 1e-3, 0.999  # shares of t that an activation adds if it does neither nothing nor everything
+_ADDED = (
+    1e-3,
+    0.999,
+)  # shares of t that an activation adds if it does neither nothing nor everything
 _LENGTHS = 1e-4, 1e4  # of points, in the unit
 _ENTRIES = 1e-3  # of what leaves a ConformalLayers, as a root mean square
 _OFFSETS = 1e-2, 1e2  # of an offset, relative to the length of inputs
@@ -256,4 +259,3 @@ def refused_fold(error: Exception) -> HealthWarning:
     """Return the warning of a model that does not fold."""
     seen, why = f"it does not fold: {error}", "only its layers run"
     return HealthWarning("fold", ("",), seen, why, "Change it as the message says.")
-

@@ -35,18 +35,20 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
 
     Examples:
         >>> import conformallayers as cl
-        >>> _ = torch.manual_seed(0)
-        >>> model = cl.ConformalLayers(
-        ...     cl.Conv2d(1, 4, 3), cl.ReSPro(100.0, projective=True), nn.LPPool2d(2, 2),
-        ...     offset="learned", unit="rms",
-        ... )
-        >>> print(cl.diagnose(model, torch.rand(8, 1, 8, 8), fold=False))
-        model: unit rms, offset 1, inputs of length 0.576, entries of outputs 0.00...
-        ...
-        1 warning on 8 samples
-        1: adds 0.00... % of t: alpha 100, points of length 0.2...
+        >>> layers = cl.AvgPool2d(2), cl.ReSPro(100.0, projective=True), nn.LPPool2d(2, 2)
+        >>> model = cl.ConformalLayers(*layers, offset=1.0, unit="rms")
+        >>> print(cl.diagnose(model, torch.ones(2, 1, 8, 8), fold=False))
+        model: unit rms, offset 1, inputs of length 1, entries of outputs 0.0283
+        path  kind       output     length  alpha  arriving  added to t    dead
+        ----  ---------  ---------  ------  -----  --------  ----------  ------
+        0     AvgPool2d  (1, 4, 4)   0.707
+        1     ReSPro     (1, 4, 4)  0.0141    100     0.707     0.005 %
+        2     LPPool2d   (1, 2, 2)  0.0283                               0 of 1
+        <BLANKLINE>
+        1 warning on 2 samples
+        1: adds 0.005 % of t: alpha 100, points of length 0.707
           why: it does no more than multiply all points by one number
-          remedy: Set alpha to about 0.2..., the root mean square that arrives: docs/training.md.
+          remedy: Set alpha to about 0.71, the root mean square that arrives: docs/training.md.
     """
     _check(model, x, fold)
     devices = [x.device] if x.device.type == "cuda" else []

@@ -91,9 +91,7 @@ def _settled(module: Any) -> bool:
     return batches > 0 and float((1 - module.momentum) ** batches) <= _SETTLED
 
 
-def _measured(
-    path: str, part: ConformalLayers, found: Measurement
-) -> Callable[[Tensor], Tensor]:
+def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[[Tensor], Tensor]:
     """Return a replacement of the run of layers that measures them."""
 
     def run(x: Tensor) -> Tensor:

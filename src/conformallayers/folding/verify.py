@@ -131,6 +131,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 
 # -- what a fold computes ---------------------------------------------------------------------------
 
+
 def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> Span | None:
     """Return the operations of one of several stages; None where they make no sense."""
     first, end = operations

@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
+from ...diagnosis.diagnose import diagnose
 from ...errors import refusal
-from ...nn.container import layer_by_layer
+from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
-from ..data.batches import Batches, derive_seed, mean_image
+from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.catalogue import CLASSES, LABELS
 from ..data.datasets import Dataset, load
 from ..data.files import md5
@@ -32,6 +33,8 @@ from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .recipes import resolved
+
+_DIAGNOSED = 32  # training images that a health check looks at
 
 
 class Stopped(KeyboardInterrupt):
@@ -258,6 +261,19 @@ class _Run:
                 progress.update(task, epoch=f"{epoch + 1}/{epochs}", shown=line)
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
+                if (
+                    epoch == 0 and not console.quiet
+                ):  # as all but the first of several processes are
+                    for warning in self.health_warnings():
+                        console.print(warning, highlight=False, markup=False, soft_wrap=True)
+
+    def health_warnings(self) -> Iterator[str]:
+        """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
+        images = as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
+        conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
+        if conformal and bool(images.any()):
+            for warning in diagnose(self.model, images, fold=False).warnings:
+                yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
         """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""
