@@ -31,7 +31,7 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
             than a moment to build are left to :func:`conformallayers.fold`.
 
     Returns:
-        A :class:`~conformallayers.diagnosis.record.Diagnosis`; prints as tables and warnings with their remedies.
+        A :class:`Diagnosis`; prints as tables and warnings with their remedies.
 
     Examples:
         >>> import conformallayers as cl

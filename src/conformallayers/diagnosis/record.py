@@ -95,12 +95,13 @@ class PartHealth(Printed):
 
 def _cells(layer: LayerHealth) -> list[str]:
     norm, dead = layer.norm, layer.dead
+    statistics = (None,) * 3 if norm is None else (norm.variance, norm.mean, norm.lag)
     return [
         *(layer.path, layer.kind, shape_text(layer.shape), f"{layer.length:.3g}"),
         *(_number(layer.alpha), _number(layer.arriving)),
         "" if layer.added is None else f"{100 * layer.added:.3g} %",
         "" if dead is None else f"{dead} of {layer.channels}",
-        *(_number(norm and norm.variance), _number(norm and norm.mean), _number(norm and norm.lag)),
+        *map(_number, statistics),
     ]
 
 
