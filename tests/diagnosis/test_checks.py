@@ -285,18 +285,33 @@ def test_a_mean_far_above_the_variance() -> None:
     assert warning.kind == "mean above variance"
 
 
-def test_weights_without_a_gradient() -> None:
-    class Detached(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part, self.last = healthy(), nn.Linear(32, 3)
+class Cut(nn.Module):
+    """A model whose head sees nothing of the part before it."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.part(x) * 0)
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part, self.last, self.cut = healthy(), nn.Linear(32, 3), cut
 
-    warning = only(Detached())
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.cut(self.part(x)))
+        return y
+
+
+@pytest.mark.parametrize("cut", [lambda y: y * 0, Tensor.detach], ids=["zero", "detached"])
+def test_weights_without_a_gradient(cut: Callable[[Tensor], Tensor]) -> None:
+    model = Cut(cut)
+    (warning,) = warned(model, fold=False)
     assert warning.kind == "gradient"
-    assert warning.paths == ("part.0", "part.1", "part.5", "part.6")
+    assert warning.seen == "no gradient reaches its weight"
+    assert warning.paths == ("part.0", "part.1", "part.4", "part.5", "part.6")
+    model.part.requires_grad_(False)
+    assert warned(model, fold=False) == ()  # nobody wants to train it
+
+
+def test_gradients_that_are_not_finite() -> None:
+    (warning,) = warned(Cut(lambda y: (y * 0).abs().sqrt() + y.relu() * 0), fold=False)
+    assert warning.kind == "gradient"
+    assert warning.seen.startswith("NaN or infinity")
 
 
 def test_a_model_that_does_not_fold_says_why() -> None:

@@ -143,10 +143,15 @@ def test_what_folds_is_what_fold_explains() -> None:
     assert cl.diagnose(model, torch.rand(4, 3, 32, 32), fold=False).fold is None
 
 
-def test_it_takes_no_time_to_fold_large_matrices() -> None:
-    model = cl.networks.BaseReSProNet()
-    (plan,) = cl.diagnose(model, torch.rand(2, 3, 32, 32)).fold.values()  # type: ignore[union-attr]
-    assert "call cl.fold" in plan.reason or plan.strategy != "layers"
+def test_matrices_that_take_long_to_build_are_left_to_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [module for _ in range(12) for module in (cl.Linear(64, 64), cl.ReSPro())]
+    model, x = cl.ConformalLayers(*layers), torch.rand(2, 64)
+    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
+    assert plan.strategy == "dense"
+    monkeypatch.setattr("conformallayers.folding.fold.EVAL_EFFORT", 1.0)
+    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
+    assert plan.strategy == "layers"
+    assert "multiply-adds to build; call cl.fold" in plan.reason
 
 
 # -- refusals ---------------------------------------------------------------------------------------

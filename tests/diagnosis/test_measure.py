@@ -12,6 +12,7 @@ import conformallayers as cl
 from conformallayers.diagnosis.measure import measure
 from conformallayers.diagnosis.record import PartHealth
 from oracle import exact_output, randomise
+from staged import EMBEDDINGS, Draw
 from support import both_forms
 
 SHAPE = (2, 8, 8)
@@ -86,6 +87,17 @@ def test_outputs_are_those_of_the_model() -> None:
     assert [layer.path for layer in part.layers] == [
         *("0.0", "0.1", "0.2", "0.3.shortcut", "0.3.body.0", "0.3.body.1", "0.3.body.2")
     ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_outputs_of_random_networks_are_those_of_the_oracle(seed: int) -> None:
+    model, shape = Draw(seed).network(**EMBEDDINGS[seed % len(EMBEDDINGS)])
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.num_batches_tracked.fill_(1000)  # settled, so that the running statistics count
+    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(seed))
+    expected = exact_output(model, x).square().mean().sqrt()
+    assert part_of(model, x).leaving == pytest.approx(float(expected))
 
 
 def test_dead_channels_are_counted_behind_maps() -> None:

@@ -214,22 +214,23 @@ def _no_map(parts: list[PartHealth]) -> HealthWarning:
 
 
 def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
-    """Look for weights in a ConformalLayers whose gradient is zero or no number."""
-    bad: dict[str, list[str]] = {"NaN or infinity in": [], "zero in all entries of": []}
+    """Look for weights in a ConformalLayers that nothing trains."""
+    none, wild = "no gradient reaches its weight", "NaN or infinity in the gradient of its weight"
+    bad: dict[str, list[str]] = {none: [], wild: []}
     for name, gradient in found.gradients.items():
-        path = name.rpartition(".")[0]
-        if path not in found.modules or gradient is None or gradient.dim() < 2:
-            continue
-        if not bool(gradient.isfinite().all()):
-            bad["NaN or infinity in"].append(path)
-        elif not bool(gradient.any()):
-            bad["zero in all entries of"].append(path)
+        path, _, kind = name.rpartition(".")
+        if path not in found.modules or kind != "weight":
+            continue  # a bias before a batch norm has none, and need not
+        if gradient is None or not bool(gradient.any()):
+            bad[none].append(path)
+        elif not bool(gradient.isfinite().all()):
+            bad[wild].append(path)
     for seen, paths in bad.items():
         if paths:
             yield HealthWarning(
                 "gradient",
                 tuple(paths),
-                f"{seen} the gradient of its weight",
+                seen,
                 "an optimiser does not train it",
                 "Look at the lengths of the points behind it, and at what its outputs are used for.",
             )

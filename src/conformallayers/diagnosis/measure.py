@@ -31,8 +31,8 @@ class Measurement:
         modules: the layers, activations and maps that ran inside, by path.
         rectified: whether a homogeneous map stands in a ConformalLayers, or before one.
         mapped: whether one has run outside of every ConformalLayers.
-        gradients: of a random sum of the outputs by the name of each parameter; None where it has no
-            influence. Empty if the model does not return one tensor.
+        gradients: of a random sum of the outputs by the name of each parameter that trains; None where it has
+            no influence. Empty if the model does not return one tensor.
     """
 
     parts: list[PartHealth] = field(default_factory=list)
@@ -51,12 +51,12 @@ def measure(model: nn.Module, x: Tensor) -> Measurement:
     inside: set[nn.Module] = set()
     for path, module in frozen.named_modules():
         if isinstance(module, ConformalLayers):
-            vars(module)["_run_layers"] = _measured(path, module, found)
+            vars(module)["_run_layers"] = _measured(path, module, found)  # of this copy alone
             inside |= set(module.modules())
     for module in set(frozen.modules()) - inside:
         if is_homogeneous(module):  # counts only before a ConformalLayers, not in the head
             module.register_forward_hook(lambda *_: setattr(found, "mapped", True))
-    names = dict(model.named_parameters())
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights = {name: w.requires_grad_() for name, w in frozen.named_buffers() if name in names}
     x = x.detach().to(device_of([frozen]), torch.float64, copy=True)
     with torch.inference_mode(False), torch.enable_grad(), layer_by_layer():
