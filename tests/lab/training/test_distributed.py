@@ -21,7 +21,7 @@ import os
 from safetensors.torch import save_file
 from conformallayers.lab.training.train import train
 result = train("LeNetCL", "digits", out="both", epochs=2, batch_size=1346, alpha="spectral",
-               learning_rate=3e-3, validation=0, threads=1, flips=True, shift=2)
+               learning_rate=3e-3, validation=0, threads=1, flips=True, shift=2, warn=True)
 state = {name: tensor.clone() for name, tensor in result.model.state_dict().items()}
 state |= {name: tensor.clone() for name, tensor in result.model.named_buffers()}
 save_file(state, f"rank{os.environ['RANK']}.safetensors", {"accuracy": str(result.accuracy)})

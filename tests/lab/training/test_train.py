@@ -73,7 +73,8 @@ def test_torch_is_left_as_it_was(small: Dataset, tmp_path: Path) -> None:
 def printed(tmp_path: Path, network: str, small: Dataset, **options: Any) -> list[str]:
     """Train without a terminal; return the lines that a health check has printed."""
     console = Console(file=io.StringIO(), width=60)
-    train(network, small, out=tmp_path / "run", console=console, batch_size=50, **options)
+    options |= {"batch_size": 50, "warn": True}
+    train(network, small, out=tmp_path / "run", console=console, **options)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     found = [index for index, line in enumerate(lines) if line.startswith("warning: ")]
     assert all(lines[0].startswith("epoch 1/") and index < 1 + len(found) for index in found)

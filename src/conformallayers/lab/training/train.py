@@ -73,6 +73,7 @@ def train(
     data_root: str | os.PathLike[str] | None = None,
     verify: bool = True,
     console: Console | None = None,
+    warn: bool = False,
     **options: Any,
 ) -> TrainResult:
     """Train a network and measure it on the test images, layer by layer and folded.
@@ -89,6 +90,7 @@ def train(
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         console: where to show progress; None takes the terminal.
+        warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given.
     """
@@ -115,7 +117,7 @@ def train(
         try:
             if resume:
                 run.restore()
-            run.train(console if ranks.is_first else Console(quiet=True))
+            run.train(console if ranks.is_first else Console(quiet=True), warn and ranks.is_first)
             return run.finish(source)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
@@ -238,7 +240,7 @@ class _Run:
         self.history = found.state.history
         self.scheduler = make_scheduler(self.config, self.optimizer, self.total, self.done)
 
-    def train(self, console: Console) -> None:
+    def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
         model, epochs = self.ranks.wrap(self.model), self.config.epochs
         columns = (
@@ -261,11 +263,8 @@ class _Run:
                 progress.update(task, epoch=f"{epoch + 1}/{epochs}", shown=line)
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
-                if (
-                    epoch == 0 and not console.quiet
-                ):  # as all but the first of several processes are
-                    for warning in self.health_warnings():
-                        console.print(warning, highlight=False, markup=False, soft_wrap=True)
+                for warning in self.health_warnings() if warn and epoch == 0 else ():
+                    console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
     def health_warnings(self) -> Iterator[str]:
         """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
