@@ -247,10 +247,10 @@ def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
             seen, _, remedy = sentence.partition(": ")
             remedy = f"{remedy[:1].upper()}{remedy[1:]}: docs/stages.md."
             yield HealthWarning("fold", (path,), seen, why, remedy)
-        if plan.operations is None or plan.strategy != "layers" or plan.advice:
-            continue
+        if plan.operations is None or plan.advice or alternatives(plan):
+            continue  # of one stage, or explained, or the layers are not the only way
         refused = {item.name: item.note for item in plan.candidates if item.note}
-        if not alternatives(plan) and "conv" in refused:
+        if "conv" in refused:
             seen = f"the stage keeps its layers: {refused['conv']}"
             remedy = "Build it from convolutions without padding between them: docs/stages.md."
             yield HealthWarning("fold", (path,), seen, why, remedy)
