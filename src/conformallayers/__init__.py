@@ -39,6 +39,8 @@ _HOMES = {
     "verify": "folding.verify",
     "Inspection": "inspection",
     "inspect": "inspection",
+    "Diagnosis": "diagnosis.record",
+    "diagnose": "diagnosis.diagnose",
     "save": "folding.files",
     "load": "folding.files",
     "CExport": "recipe.c.files",
@@ -68,6 +70,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "Diagnosis",
     "Dropout",
     "Flatten",
     "Folded",
@@ -89,6 +92,7 @@ __all__ = [
     "__version__",
     "compare",
     "convert",
+    "diagnose",
     "export_c",
     "export_onnx",
     "fold",
@@ -110,6 +114,8 @@ __all__ = [
 if TYPE_CHECKING:
     from . import functional, networks, testing, zoo
     from .conversion.convert import convert
+    from .diagnosis.diagnose import diagnose
+    from .diagnosis.record import Diagnosis
     from .errors import ConformalError, MissingExtra
     from .folding.certificate import Certificate
     from .folding.files import load, save

@@ -24,7 +24,7 @@ from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
 from .registry.bounds import Shape
 from .scaling import Scaling
-from .utils.text import table
+from .utils.html import Block, Printed, Table, separated
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
 _CHUNK = 256  # samples, or rows of Q, that are looked at together
@@ -99,7 +99,7 @@ class Terms:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Part(Printed):
     """One ConformalLayers of a model with the linear layers behind it, or one of its stages.
 
     Homogeneous maps cut a ConformalLayers into stages. Then x and t are those that enter the stage,
@@ -125,9 +125,9 @@ class Part:
     terms: Terms | None
     stage: int | None = None
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
-        parts = [f"{self.path or 'model'}: {shapes}"]
+        yield f"{self.path or 'model'}: {shapes}"
         header = ("Q of", "trace", "largest", "effective rank", "top 1", "top 10", "reach")
         rows = [
             (
@@ -141,22 +141,19 @@ class Part:
             for form in self.forms
         ]
         if rows:
-            parts.append(table(header, rows))
+            yield from ("", Table(header, rows))
         if self.terms is not None:
-            parts.append(_terms_text(self.terms))
-        return "\n\n".join(parts)
+            yield from ("", _terms_table(self.terms))
 
 
-@dataclass(frozen=True, eq=False)
-class Inspection:
+@dataclass(frozen=True, eq=False, repr=False)
+class Inspection(Printed):
     """What :func:`conformallayers.inspect` found, part by part; prints as tables."""
 
     parts: tuple[Part, ...]
 
-    def __str__(self) -> str:
-        return "\n\n".join(str(part) for part in self.parts)
-
-    __repr__ = __str__
+    def _blocks(self) -> Iterator[Block]:
+        yield from separated(self.parts)
 
 
 def inspect(
@@ -389,14 +386,14 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
     return row, (scale_samples(z, float(end.rho) / tau), t * float(end.sigma) * tau)
 
 
-def _terms_text(terms: Terms) -> str:
+def _terms_table(terms: Terms) -> Table:
     header = ("term", "share of D", "spread", "xᵀQx/‖x‖²", "spread")
     rows = []
     for index, name in enumerate(terms.names):
         columns = [terms.shares[:, index], *([terms.gains[:, index - 1]] if index else [])]
         cells = [f"{float(v):.3g}" for c in columns for v in (c.mean(), c.std(correction=0))]
         rows.append((name, *cells, *[""] * (4 - len(cells))))
-    return table(header, rows)
+    return Table(header, rows)
 
 
 def _checked_data(data: Tensor, shape: Shape) -> Tensor:

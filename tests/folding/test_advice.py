@@ -56,6 +56,12 @@ def test_the_first_stage_gets_this_advice(
     assert str(plan).count("\ncheaper: ") == len(plan.advice)
 
 
+def test_layers_behind_a_biased_stage_that_only_move_get_none() -> None:
+    model = cl.ConformalLayers(nn.ReLU(), conv(bias=True), respro(), cl.AvgPool2d(2), nn.Flatten())
+    (plan,) = cl.fold(randomise(model), (2, 12, 12)).explain().values()
+    assert plan.advice == ()
+
+
 def test_a_network_of_one_stage_gets_none() -> None:
     model = cl.ConformalLayers(conv(1), cl.ReSPro(), conv(1), cl.ReSPro())
     assert cl.fold(model, (2, 8, 8)).explain()[""].advice == ()

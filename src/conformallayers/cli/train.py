@@ -70,7 +70,7 @@ def train(
     from ..utils.memory import keep_freed_memory
 
     keep_freed_memory()
-    places = {"out": out, "resume": resume, **given(data)}
+    places = {"out": out, "resume": resume, "warn": True, **given(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])

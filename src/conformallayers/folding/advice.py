@@ -42,9 +42,14 @@ def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
 
 
 def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
-    """Without a map in between, only a bias makes the next stage another one."""
+    """Without a map in between, only a bias makes the next stage another one.
+
+    A next stage without weights and activations costs nothing, wherever it stands.
+    """
     readers = [node.action for node in graph.nodes if index in node.sources]
     if len(readers) == 1 and isinstance(readers[0], Stage) and stage.sites:
+        if readers[0].moves_only:
+            return
         if readers[0].direct:
             yield "a bias behind an activation ends the stage there: without it the next one joins it"
         elif stage.direct:

@@ -10,11 +10,13 @@ Half of a requested ε is for what is left out, and half for rounding: see :clas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from ..utils.html import Block, Printed
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class ErrorBudget:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Printed):
     """A proven bound: ``|D̂ − D| ≤ epsilon·D`` for every input with ‖x‖ ≤ ``max_norm``.
 
     ``margin`` is the share of epsilon that the proof did not need. Rounding is covered where epsilon was
@@ -46,9 +48,9 @@ class Certificate:
     max_norm: float
     margin: float
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         radius = "any input" if math.isinf(self.max_norm) else f"‖x‖ ≤ {self.max_norm:g}"
-        return f"|D̂ − D| ≤ {self.epsilon:.3g}·D for {radius} (margin {self.margin:.0%})"
+        yield f"|D̂ − D| ≤ {self.epsilon:.3g}·D for {radius} (margin {self.margin:.0%})"
 
 
 def weakest(proofs: Sequence[Certificate]) -> Certificate | None:

@@ -10,13 +10,13 @@ import torch
 from torch import fx, nn
 
 from ..errors import checked_shape, refusal
-from ..nn.container import ConformalLayers
+from ..nn.container import EVAL_EFFORT, ConformalLayers
 from ..recipe.recipe import Recipe
 from ..registry.bounds import Shape
 from ..utils.fingerprint import fingerprint
 from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine
-from .folded import Folded
+from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering
 from .part import lower_checked, lower_part, placed
@@ -83,6 +83,17 @@ def fold(
     conditions = Conditions(budget, dtype, device, strategy, max_paths)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, conditions)
+
+
+def quick_plans(model: nn.Module, input_shape: Shape) -> Explanation:
+    """Return the plans of a fold that takes a moment to build, as that of ``eval()``.
+
+    Where the cheapest form takes longer, the plan keeps the layers and says so.
+    """
+    dtype, device = _dtype_and_device(model, None)
+    conditions = Conditions(rounding_budget(dtype), dtype, device, effort=EVAL_EFFORT)
+    with torch.inference_mode(False), torch.no_grad():
+        return _folded(model, input_shape, conditions).explain()
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:

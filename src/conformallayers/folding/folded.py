@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -11,20 +12,24 @@ from torch import Tensor
 from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
+from ..utils.html import Block, Printed
 from .certificate import Certificate, weakest
+from .explicit import explicit_forms, explicit_matrix
 from .plan import Plan
 
 Self = TypeVar("Self", bound="Folded")
 
 
-class Explanation(dict[str, Plan]):
+class Explanation(Printed, dict[str, Plan]):
     """The plan of each folded part by its path; prints as tables."""
 
-    def __str__(self) -> str:
-        parts = [f"{path}\n{plan}" if path else str(plan) for path, plan in self.items()]
-        return "\n\n".join(parts)
-
-    __repr__ = __str__
+    def _blocks(self) -> Iterator[Block]:
+        for index, (path, plan) in enumerate(self.items()):
+            if index:
+                yield ""
+            if path:
+                yield path
+            yield from plan._blocks()
 
 
 class Folded(RecipeModule):
@@ -100,6 +105,44 @@ class Folded(RecipeModule):
     def explain(self) -> Explanation:
         """Return the candidates, their costs and the reason for the choice; prints as a table."""
         return Explanation(self.plans)
+
+    def matrix(self) -> Tensor:
+        """Return M of ``y = M x / D``, (d_out, d_in) in float64, for a fold of one stage.
+
+        Rows belong to the coefficients of an output and columns to those of an input:
+        ``folded.matrix().view(-1, *folded.input_shape)`` are the rows as inputs. M is that of the folded part with
+        the layers that it has absorbed. What the recipe runs before it (a mean image) and behind its division
+        (the bias of the head, a ReLU and all that follows) is not in it.
+
+        Raises:
+            ConformalError: several stages or parts, biases before the last activation, branches that pass
+                activations, or a matrix of more than 2 GiB.
+
+        Examples:
+            >>> import conformallayers as cl
+            >>> model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro(), cl.Linear(2, 3), cl.ReSPro())
+            >>> folded = cl.fold(model.double(), (4,))
+            >>> x = torch.rand(5, 4, dtype=torch.float64)
+            >>> m, (q,) = folded.matrix(), folded.forms()
+            >>> d = x.norm(dim=1) + (x @ q * x).sum(1)
+            >>> torch.allclose(x @ m.T / d[:, None], folded(x), rtol=1e-12, atol=0)
+            True
+        """
+        return explicit_matrix(self, self.plans.values())
+
+    def forms(self) -> Tensor:
+        """Return every Q of the denominator D, (forms, d_in, d_in) in float64, for a fold of one stage.
+
+        A published network has one: ``D = ‖x‖ + xᵀQx``. A network of another activation has one for each
+        of them, which D meets in order, starting from ‖x‖: ``D ← D + xᵀQx/D`` if it is projective,
+        ``D ← D·growth(xᵀQx/D²)`` else. Consecutive activations that are published or gnomonic share a form. With an
+        offset c, D starts as ``√(‖x‖² + c²)``, where c is the offset of ``normalize`` in the recipe. The names of the
+        rules are those of its ``advance`` operations.
+
+        Raises:
+            ConformalError: as in :meth:`matrix`; samples of more than 8192 coefficients, or forms of more than 4 GiB.
+        """
+        return explicit_forms(self, self.plans.values())
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the folded network on a batch."""

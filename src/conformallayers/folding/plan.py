@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import refusal
-from ..utils.text import count, size, table
+from ..utils.html import Block, Printed, Table
+from ..utils.text import count, size
 from .certificate import Certificate
 from .cost import machine
 from .problem import Problem
@@ -41,8 +42,8 @@ class Candidate:
         return self.multiply_adds is not None
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Printed):
     """The candidates and the choice; prints as a table with its reason.
 
     Attributes:
@@ -78,7 +79,7 @@ class Plan:
         first, end = self.operations
         return replace(self, operations=(first + count, end + count))
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         rows = []
         for item in sorted(self.candidates, key=lambda c: c.seconds):
             mark = "→ " if item.name == self.strategy else "  "
@@ -88,7 +89,8 @@ class Plan:
             figures = count(item.multiply_adds), size(item.bytes)
             rows.append((mark + item.name, *figures, f"{1e3 * item.seconds:.3g} ms", item.note))
         header = ("  strategy", "multiply-adds", "constants", "batch of 64", "note")
-        lines = [table(header, rows), f"{self.strategy}: {self.reason}"]
+        yield Table(header, rows)
+        lines = [f"{self.strategy}: {self.reason}"]
         if self.absorbed:
             lines.append(f"head: {self.absorbed} following layers absorbed into the matrix")
         if self.parts:
@@ -96,9 +98,7 @@ class Plan:
         if self.certificate is not None:
             lines.append(f"denominator: {self.certificate}")
         lines += [f"cheaper: {sentence}" for sentence in self.advice]
-        return "\n".join(lines)
-
-    __repr__ = __str__
+        yield "\n".join(lines)
 
 
 def make_plan(problem: Problem) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from ..registry.registry import (
     spec_of,
     warn_if_eps_dominates,
 )
-from ..utils.text import table
+from ..utils.html import Block, Printed, Table
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Step:
     sources: tuple[int, ...] = (-1,)
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Printed):
     """The steps of a network; prints as a table of path, op, shapes, alpha and bound.
 
     ``offset`` (0 for none) and ``unit`` are those of the embedding. With the unit "rms", α and the bounds of
@@ -78,7 +78,7 @@ class Trace:
         """The radii of the activations, in order."""
         return tuple(step.alpha for step in self.steps if step.alpha is not None)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         header = ["path", "op", "input", "output", "alpha", "bound"]
         rows = [
             [
@@ -96,11 +96,9 @@ class Trace:
             names = [*(step.path for step in self.steps), "input"]
             for row, step in zip(rows, self.steps, strict=True):
                 row.append(", ".join(names[source] for source in step.sources))
-        embedding = f"\noffset {self.offset:.4g}, unit {self.unit}"
-        plain = self.offset == 0 and self.unit == "norm"
-        return table(header, rows) + ("" if plain else embedding)
-
-    __repr__ = __str__
+        yield Table(header, rows)
+        if self.offset != 0 or self.unit != "norm":
+            yield f"offset {self.offset:.4g}, unit {self.unit}"
 
 
 @dataclass(frozen=True)

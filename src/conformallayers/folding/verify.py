@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from ..errors import refusal
 from ..functional import scale_samples
 from ..recipe.operation import Operation
-from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
+from ..recipe.point_operations import Advance, Normalize, Rebase
 from ..recipe.recipe import Recipe
 from ..scaling import Scaling
 from ..testing.checks import fold_error
-from ..utils.text import table
+from ..utils.html import Block, Printed, Table
 from .certificate import ErrorBudget, holds, rounding_budget
+from .explicit import Run, Span, Values, forms_of_energies, spans_of
 from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of
@@ -60,13 +61,13 @@ class Finding:
         return "close" if measured else f"proven, margin {self.margin:.0%}"
 
 
-class Verification(tuple[Finding, ...]):
+class Verification(Printed, tuple[Finding, ...]):
     """The findings of all parts; true if all of them are right, prints as a table."""
 
     def __bool__(self) -> bool:
         return all(finding.ok for finding in self)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         rows = [
             (
                 finding.path or "model",
@@ -76,9 +77,7 @@ class Verification(tuple[Finding, ...]):
             )
             for finding in self
         ]
-        return table(("part", "error of M", "epsilon", "denominator"), rows)
-
-    __repr__ = __str__
+        yield Table(("part", "error of M", "epsilon", "denominator"), rows)
 
 
 def verify(folded: nn.Module, model: nn.Module) -> Verification:
@@ -108,7 +107,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         raise refusal("verify(folded, model)", "a Folded first", type(folded).__name__, remedy)
     with torch.inference_mode(False), torch.no_grad():
         stages = stages_by_part(model, folded.input_shape)
-        parts = _parts(folded.recipe)
+        parts = spans_of(folded.recipe)
         if len(stages) != len(parts):
             raise refusal(
                 "verify(model)",
@@ -132,57 +131,8 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 
 # -- what a fold computes ---------------------------------------------------------------------------
 
-_Values = tuple[Tensor, list[Tensor]]  # the z that leaves a stage, and its energies
-_Run = Callable[[Tensor], _Values]
 
-
-@dataclass(frozen=True)
-class _Span:
-    """The operations of a recipe from the z that enters a stage to the z that leaves it.
-
-    ``given`` is the z, the m and the τ that enter; m and τ may be missing.
-    """
-
-    operations: slice
-    given: tuple[str, ...]
-    left: str
-    advances: tuple[Advance, ...]
-    scale: float = 1.0  # of the division behind it
-
-    def run(self, exact: Folded, x: Tensor) -> _Values:
-        """Run the operations on points with m = τ = 1."""
-        ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
-        values = dict.fromkeys(self.given, ones) | {self.given[0]: x}
-        values = exact.evaluate(values, keep=True, operations=self.operations)
-        energies = [
-            torch.stack([values[name] for name in op.inputs[2:]]).sum(0) for op in self.advances
-        ]
-        return values[self.left].flatten(1), energies
-
-
-def _parts(recipe: Recipe) -> list[_Span | None]:
-    """Return the ConformalLayers of a recipe; None for one whose forms cannot be read off."""
-    found: list[_Span | None] = []
-    advances: list[Advance] = []
-    start, readable = -1, True
-    for index, operation in enumerate(recipe.operations):
-        if isinstance(operation, Normalize):
-            start, advances, readable = index, [], True
-        elif isinstance(operation, Advance):
-            advances.append(operation)
-        elif isinstance(operation, (Rescale, Rebase)):
-            readable = False
-        elif isinstance(operation, (Divide, Combine)) and start >= 0:
-            part = None
-            if readable and isinstance(operation, Divide):
-                given, span = recipe.operations[start].outputs, slice(start + 1, index)
-                part = _Span(span, given, operation.inputs[0], tuple(advances), operation.scale)
-            found.append(part)
-            start = -1
-    return found
-
-
-def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> _Span | None:
+def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> Span | None:
     """Return the operations of one of several stages; None where they make no sense."""
     first, end = operations
     inside, behind = recipe.operations[first:end], recipe.operations[end:]
@@ -194,23 +144,10 @@ def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> _Span | None:
     if not inside or len(left) != 1:
         return None
     advances = tuple(op for op in inside if isinstance(op, Advance))
-    return _Span(slice(first, end), tuple(dict.fromkeys(outside)), left[0], advances)
+    return Span(slice(first, end), tuple(dict.fromkeys(outside)), left[0], advances)
 
 
-def _forms(run: _Run, points: Iterable[Tensor]) -> Tensor:
-    """Return the forms whose energies a fold computes, (forms, d_in, d_in): half of their gradients."""
-    rows = []
-    for point in points:
-        x = point.requires_grad_()
-        with torch.enable_grad():
-            halves = [energies.sum() / 2 for energies in run(x)[1]]
-        slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
-        rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
-    forms = torch.cat(rows, 1)
-    return (forms + forms.transpose(1, 2)) / 2
-
-
-def _sampled(run: _Run, points: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _sampled(run: Run, points: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Return the images (points, d_out) and, for each form, the energies (points,)."""
     images, energies = zip(*map(run, points), strict=True)
     return torch.cat(images), [torch.cat(parts) for parts in zip(*energies, strict=True)]
@@ -219,7 +156,7 @@ def _sampled(run: _Run, points: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]
 # -- one stage --------------------------------------------------------------------------------------
 
 
-def _chain_run(chain: Chain, x: Tensor) -> _Values:
+def _chain_run(chain: Chain, x: Tensor) -> Values:
     """Run the layers of a chain: the image, and the energy of each form."""
     energies = [x.new_zeros(len(x)) for _ in chain.groups]
     for segment in chain.segments:
@@ -238,7 +175,7 @@ def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...]
 
 
 def _check_chain(
-    path: str, folded: Folded, exact: Folded, span: _Span, stage: Stage, gain: float | None = None
+    path: str, folded: Folded, exact: Folded, span: Span, stage: Stage, gain: float | None = None
 ) -> tuple[Finding, float]:
     """Compare the matrix and the forms of a stage without biases; return also the factor of its output.
 
@@ -251,7 +188,7 @@ def _check_chain(
         return Finding(path, math.nan, 0.0, None), 1.0
     points, note = _points(exact, stage)
 
-    def fold(x: Tensor) -> _Values:
+    def fold(x: Tensor) -> Values:
         image, energies = span.run(exact, x)
         return image, [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
 
@@ -269,7 +206,7 @@ def _check_chain(
             margins.append(1.0 if bool(close.all()) else None)
     elif groups:
         forms = forms_of(chain, stage.device, ErrorBudget(0.0)).values
-        pairs = zip(forms, _forms(fold, points()), strict=True)
+        pairs = zip(forms, forms_of_energies(fold, points()), strict=True)
         margins = [_margin(form, found, budget, eps) for form, found in pairs]
     proven = [margin for margin in margins if margin is not None]
     failed = error > 64 * eps or len(proven) < len(margins) or math.isnan(error)
@@ -278,7 +215,7 @@ def _check_chain(
 
 
 def _check_direct(
-    path: str, folded: Folded, exact: Folded, span: _Span, stage: Stage
+    path: str, folded: Folded, exact: Folded, span: Span, stage: Stage
 ) -> tuple[Finding, Scaling]:
     """Compare the matrix, the bias and the energy of a stage with biases."""
     eps, start = torch.finfo(folded.dtype).eps, stage.start
@@ -288,7 +225,7 @@ def _check_direct(
         return Finding(path, math.nan, 0.0, None), Scaling()
     points, note = _points(exact, stage)
 
-    def fold(point: Tensor) -> _Values:
+    def fold(point: Tensor) -> Values:
         return span.run(exact, point / float(start.rho))
 
     image, energies = _sampled(fold, points())
@@ -348,7 +285,7 @@ def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) 
 
 
 def _check_single(
-    path: str, folded: Folded, exact: Folded, part: _Span | None, stage: Stage
+    path: str, folded: Folded, exact: Folded, part: Span | None, stage: Stage
 ) -> Finding:
     """Check a ConformalLayers without maps; with biases, branches or rescaled layers only outputs are compared."""
     if part is None or stage.affine:
@@ -405,7 +342,7 @@ def _scaling_at(
     return left[z]
 
 
-def _expect_shapes(path: str, recipe: Recipe, span: _Span, stage: Stage) -> None:
+def _expect_shapes(path: str, recipe: Recipe, span: Span, stage: Stage) -> None:
     shapes = recipe.shapes()
     actual = shapes[span.given[0]], shapes[span.left]
     if actual != (stage.input_shape, stage.output_shape):

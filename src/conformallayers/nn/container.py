@@ -34,7 +34,7 @@ from .layerwise import run_layers
 Self = TypeVar("Self", bound="ConformalLayers")
 
 # Multiply-adds that the first call in eval() may spend on folding: about half a second.
-_EVAL_EFFORT = 4e9
+EVAL_EFFORT = 4e9
 _LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)
 
 
@@ -294,7 +294,7 @@ class ConformalLayers(nn.Sequential):
                 self._run_layers_or_explain(input)  # refuses it too, and shows the batch
                 raise
             budget = rounding_budget(input.dtype)
-            conditions = Conditions(budget, input.dtype, input.device, effort=_EVAL_EFFORT)
+            conditions = Conditions(budget, input.dtype, input.device, effort=EVAL_EFFORT)
             recipe, _ = lower_part(stages_of(steps), conditions)
             folded = RecipeModule(recipe, input.dtype).eval()
         self._cache.store(begun, input, folded)

@@ -346,6 +346,13 @@ class LayerFlow(Flow[Points]):
         return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
+def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
+    """Embed a batch, (B, ...)."""
+    unit = norm_unit(input.shape[1:], rms)
+    z, m, tau = normalise(input, offset * unit)
+    return Points(z, m, tau, Scaling(1 / unit), LinearSegment(z, unit))
+
+
 def run_layers(
     layers: Iterable[tuple[str, nn.Module]],
     input: Tensor,
@@ -354,10 +361,8 @@ def run_layers(
     rms: bool = False,
 ) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
-    unit = norm_unit(input.shape[1:], rms)
-    z, m, tau = normalise(input, offset * unit)
     flow = LayerFlow(training and _may_step(), rms, training and not _is_transformed())
-    value = Points(z, m, tau, Scaling(1 / unit), LinearSegment(z, unit))
+    value = entered(input, offset, rms)
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
     if isinstance(last, RadialActivation):

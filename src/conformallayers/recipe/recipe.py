@@ -6,12 +6,13 @@ or numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
 from ..errors import shape_text
+from ..utils.html import Block, Printed
 from . import layer_operations, point_operations
 from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape
@@ -21,8 +22,8 @@ INPUT = "x"  # the name of the value that a recipe starts with
 __all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder", "layer_operations", "point_operations"]
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
+@dataclass(frozen=True, eq=False, repr=False)
+class Recipe(Printed):
     """The operations of a fold in the order they run.
 
     Attributes:
@@ -120,7 +121,7 @@ class Recipe:
         converted = {name: convert(name, array) for name, array in self.constants.items()}
         return replace(self, constants=converted)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         shapes = self.shapes()
         arrow = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
         left = [", ".join(operation.outputs) for operation in self.operations]
@@ -131,9 +132,7 @@ class Recipe:
             features = [shapes[out] for out in operation.outputs if shapes[out]]
             shown = f"  {shape_text(features[0])}" if features else ""
             lines.append(f"  {name:<{width}} = {call:<{middle}}{shown}".rstrip())
-        return "\n".join([f"{INPUT}: {arrow}", *lines, f"return {self.output}"])
-
-    __repr__ = __str__
+        yield "\n".join([f"{INPUT}: {arrow}", *lines, f"return {self.output}"])
 
     def _call(self, operation: Operation) -> str:
         details = [

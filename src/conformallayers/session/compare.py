@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from ..errors import refusal
 from ..folding.folded import Folded
 from ..nn.container import layer_by_layer
 from ..testing.checks import reference, relative_error
-from ..utils.text import table
+from ..utils.html import Block, Printed, Table
 from ..utils.timing import Timing, interleave
 from .session import ENGINES, Session
 
@@ -25,8 +25,8 @@ _BUDGET = 20.0  # seconds after which no further turn begins
 _WHERE = "compare(model, folded, x)"
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Printed):
     """The times of engines on one batch, and their errors; prints as a table.
 
     Attributes:
@@ -50,14 +50,12 @@ class Comparison:
         layers = self.timings[LAYERS].median
         return {name: timing.median / layers for name, timing in self.timings.items()}
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         rows = [
             (name, f"{time:.3f}", f"{self.ratios[name]:.2f}", f"{self.errors[name]:.1e}")
             for name, time in self.milliseconds.items()
         ]
-        return table(("engine", f"ms for a batch of {self.batch}", "time / layers", "error"), rows)
-
-    __repr__ = __str__
+        yield Table(("engine", f"ms for a batch of {self.batch}", "time / layers", "error"), rows)
 
 
 def compare(

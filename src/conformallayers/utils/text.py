@@ -14,7 +14,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows under a header; columns whose every cell is a number are right-aligned."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
-    right = [i > 0 and bool(rows) and all(map(_numeric, c[1:])) for i, c in enumerate(columns)]
+    right = [i > 0 and bool(rows) and all(map(is_number, c[1:])) for i, c in enumerate(columns)]
 
     def line(cells: Sequence[str]) -> str:
         aligned = (
@@ -97,7 +97,8 @@ def call_text(node: fx.Node) -> str:
     return f"{name}({', '.join([*values, *named])})"
 
 
-def _numeric(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Tell whether a cell of a table looks like a number; an empty one does."""
     return not cell or cell[0].isdigit() or cell[0] in "-+."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import json
 import shlex
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
@@ -66,6 +68,38 @@ def test_torch_is_left_as_it_was(small: Dataset, tmp_path: Path) -> None:
     train("LeNet", small, out=tmp_path / "a", console=QUIET, epochs=1, threads=2)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
+
+
+def printed(tmp_path: Path, network: str, small: Dataset, **options: Any) -> list[str]:
+    """Train without a terminal; return the lines that a health check has printed."""
+    console = Console(file=io.StringIO(), width=60)
+    options |= {"batch_size": 50, "warn": True}
+    train(network, small, out=tmp_path / "run", console=console, **options)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    found = [index for index, line in enumerate(lines) if line.startswith("warning: ")]
+    assert all(lines[0].startswith("epoch 1/") and index < 1 + len(found) for index in found)
+    return [lines[index] for index in found]
+
+
+def test_warnings_are_printed_once_behind_the_first_epoch(small: Dataset, tmp_path: Path) -> None:
+    lines = printed(tmp_path, "LeNetCL", small, epochs=2)
+    assert len(lines) == len(set(lines)) > 0
+    (line,) = [line for line in lines if "no homogeneous map" in line]
+    assert line.startswith("warning: features: no homogeneous map; ")
+    assert line.endswith("docs/stages.md.")
+    assert printed(tmp_path, "LeNetCL", small, epochs=3, resume=True) == []
+    assert_same_weights(tmp_path / "run", silent(small, tmp_path / "silent", epochs=3))
+
+
+def silent(small: Dataset, out: Path, **options: Any) -> Path:
+    return train("LeNetCL", small, out=out, console=QUIET, batch_size=50, **options).folder
+
+
+@pytest.mark.parametrize("name", ["StageNet", "LeNet"])
+def test_healthy_and_plain_networks_print_no_warning(
+    name: str, small: Dataset, tmp_path: Path
+) -> None:
+    assert printed(tmp_path, name, small, epochs=1) == []
 
 
 @pytest.mark.parametrize("name", NETWORKS)

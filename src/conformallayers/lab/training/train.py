@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
+from ...diagnosis.diagnose import diagnose
 from ...errors import refusal
-from ...nn.container import layer_by_layer
+from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
-from ..data.batches import Batches, derive_seed, mean_image
+from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.catalogue import CLASSES, LABELS
 from ..data.datasets import Dataset, load
 from ..data.files import md5
@@ -32,6 +33,8 @@ from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .recipes import resolved
+
+_DIAGNOSED = 32  # training images that a health check looks at
 
 
 class Stopped(KeyboardInterrupt):
@@ -70,6 +73,7 @@ def train(
     data_root: str | os.PathLike[str] | None = None,
     verify: bool = True,
     console: Console | None = None,
+    warn: bool = False,
     **options: Any,
 ) -> TrainResult:
     """Train a network and measure it on the test images, layer by layer and folded.
@@ -86,6 +90,7 @@ def train(
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         console: where to show progress; None takes the terminal.
+        warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given.
     """
@@ -112,7 +117,7 @@ def train(
         try:
             if resume:
                 run.restore()
-            run.train(console if ranks.is_first else Console(quiet=True))
+            run.train(console if ranks.is_first else Console(quiet=True), warn and ranks.is_first)
             return run.finish(source)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
@@ -235,7 +240,7 @@ class _Run:
         self.history = found.state.history
         self.scheduler = make_scheduler(self.config, self.optimizer, self.total, self.done)
 
-    def train(self, console: Console) -> None:
+    def train(self, console: Console, warn: bool) -> None:
         """Train the remaining epochs and write a checkpoint after each."""
         model, epochs = self.ranks.wrap(self.model), self.config.epochs
         columns = (
@@ -258,6 +263,16 @@ class _Run:
                 progress.update(task, epoch=f"{epoch + 1}/{epochs}", shown=line)
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
+                for warning in self.health_warnings() if warn and epoch == 0 else ():
+                    console.print(warning, highlight=False, markup=False, soft_wrap=True)
+
+    def health_warnings(self) -> Iterator[str]:
+        """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
+        images = as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
+        conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
+        if conformal and bool(images.any()):
+            for warning in diagnose(self.model, images, fold=False).warnings:
+                yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
         """Train for one epoch, yield the loss of every batch, and fill in ``row`` at the end."""

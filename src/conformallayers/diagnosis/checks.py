@@ -1,0 +1,262 @@
+"""Measurements → warnings: what looks wrong, why it matters, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+from ..folding.folded import Explanation
+from ..folding.plan import alternatives
+from ..nn.activations import RadialActivation
+from ..registry.registry import is_homogeneous
+from .measure import Measurement
+from .record import HealthWarning, LayerHealth, PartHealth
+
+_ADDED = (
+    1e-3,
+    0.999,
+)  # shares of t that an activation adds if it does neither nothing nor everything
+_LENGTHS = 1e-4, 1e4  # of points, in the unit
+_ENTRIES = 1e-3  # of what leaves a ConformalLayers, as a root mean square
+_OFFSETS = 1e-2, 1e2  # of an offset, relative to the length of inputs
+_MOST = 0.5  # share of channels of a norm that are "most"
+_LAG = 5.0  # standard deviations between a running mean and the mean of a batch
+_MEAN = 100.0  # standard deviations between a mean and 0
+_DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers many are 0 by chance
+
+
+def warnings_of(found: Measurement) -> list[HealthWarning]:
+    """Return what looks wrong in a measurement; warnings of one kind in one part are one."""
+    warnings: list[HealthWarning] = []
+    for part in found.parts:
+        warnings += _merged(_of_part(part, found))
+    if not found.rectified:
+        warnings.append(_no_map(found.parts))
+    if not {"non-finite", "dead", "vanishing"} & {warning.kind for warning in warnings}:
+        warnings += _of_gradients(found)
+    return warnings
+
+
+def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
+    """Join warnings of the same kind; the first one speaks for all of them."""
+    kinds: dict[str, list[HealthWarning]] = {}
+    for warning in warnings:
+        kinds.setdefault(warning.kind, []).append(warning)
+    for kind, (first, *others) in kinds.items():
+        paths = *first.paths, *(path for other in others for path in other.paths)
+        yield HealthWarning(kind, paths, first.seen, first.why, first.remedy)
+
+
+def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
+    modules = [found.modules[layer.path] for layer in part.layers]
+    yield from _of_embedding(part, modules)
+    for layer, module in zip(part.layers, modules, strict=True):
+        if not layer.finite:
+            yield _not_finite(layer)
+            return  # all numbers behind it mean nothing
+        if isinstance(module, RadialActivation):
+            yield from _of_activation(layer, module, part.unit)
+        yield from _of_norm(layer)
+        yield from _of_map(layer)
+    yield from _of_lengths(part)
+
+
+def _not_finite(layer: LayerHealth) -> HealthWarning:
+    return HealthWarning(
+        "non-finite",
+        (layer.path,),
+        f"NaN or infinity behind this {layer.kind}",
+        "everything behind it is NaN, and so are all gradients",
+        "Look for NaN among its weights, lower the learning rate, or resume an earlier checkpoint.",
+    )
+
+
+def _of_lengths(part: PartHealth) -> Iterator[HealthWarning]:
+    """Look for points, or entries that leave, of another order of magnitude than training expects."""
+    for layer in part.layers:
+        if _LENGTHS[0] <= layer.length <= _LENGTHS[1]:
+            continue
+        short = layer.length < _LENGTHS[0]
+        yield HealthWarning(
+            "vanishing" if short else "exploding",
+            (layer.path,),
+            f"points of length {layer.length:.2g} behind this {layer.kind}",
+            "gradients are of another order of magnitude than the weights",
+            'Use alpha="spectral", unit="rms" or a cl.Scale before it: docs/training.md.'
+            if short
+            else "Scale its weights down, or put a BatchNorm behind it.",
+        )
+        return
+    if part.leaving < _ENTRIES:
+        yield HealthWarning(
+            "small features",
+            (part.path,),
+            f"entries of {part.leaving:.2g} leave this ConformalLayers",
+            "the head behind it learns slowly from such small features",
+            'End it with cl.Scale(100.0), or use unit="rms": docs/training.md.',
+        )
+
+
+def _of_activation(
+    layer: LayerHealth, module: RadialActivation, unit: str
+) -> Iterator[HealthWarning]:
+    """Compare α with the length of the points that arrive."""
+    added, arriving = layer.added or 0.0, layer.arriving or 0.0
+    if _ADDED[0] <= added <= _ADDED[1] or arriving == 0:
+        return
+    name = "root mean square" if unit == "rms" else "norm"
+    remedy = f"Set alpha to about {arriving:.2g}, the {name} that arrives"
+    kind, why = "alpha too large", "it does no more than multiply all points by one number"
+    if added > _ADDED[1]:
+        kind, why = "alpha too small", "t is this energy alone: longer points come out shorter"
+        if not module.rule.on_points:  # its energy grows with t, whatever alpha is
+            remedy = "Use projective=True or a larger alpha, and no bias before it"
+    elif module.alpha == "young":
+        remedy = 'Use alpha="spectral" or "learned", or a number near that length'
+    elif module.alpha == "spectral" and float(module.norm) == 0:
+        remedy = "Train a few steps: until then it is the bound of alpha=None"
+    yield HealthWarning(
+        kind,
+        (layer.path,),
+        f"adds {100 * added:.3g} % of t: alpha {layer.alpha:.3g}, points of length {arriving:.3g}",
+        why,
+        f"{remedy}: docs/training.md.",
+    )
+
+
+def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
+    """Compare the variances and means of a batch norm with eps and with each other."""
+    norm = layer.norm
+    if norm is None:
+        return
+    if norm.below_eps > _MOST:
+        yield HealthWarning(
+            "variance below eps",
+            (layer.path,),
+            f"{100 * norm.below_eps:.0f} % of the variances are below eps={norm.eps:g}, "
+            f"their median is {norm.variance:.2g}",
+            "it divides by √eps and hardly normalises",
+            'Use unit="rms", or cl.Scale before it: docs/layers.md.',
+        )
+    if norm.lag is not None and norm.lag > _LAG:
+        yield HealthWarning(
+            "running mean",
+            (layer.path,),
+            f"the running mean is {norm.lag:.2g} σ away from that of the batch",
+            "evaluation differs from training",
+            "Train longer at a lower learning rate, use bias=False before it, "
+            "or check that x has the statistics of the training data.",
+        )
+    elif norm.mean > _MEAN:
+        yield HealthWarning(
+            "mean above variance",
+            (layer.path,),
+            f"means are {norm.mean:.2g} times the standard deviation",
+            "a running mean that is one percent late is off by a standard deviation",
+            "Use bias=False before it, or subtract the mean image with cl.Centre.",
+        )
+
+
+def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
+    """Look for channels that are zero in all samples behind a rectifier."""
+    if not layer.dead or not layer.channels:
+        return
+    limit = _DEAD_MAPS if len(layer.shape) > 1 else _DEAD_UNITS
+    if layer.dead < limit * layer.channels:
+        return
+    every = layer.dead == layer.channels
+    yield HealthWarning(
+        "dead",
+        (layer.path,),
+        f"{layer.dead} of {layer.channels} channels are zero in all samples behind this {layer.kind}",
+        "no gradient reaches the stage before it"
+        if every
+        else "these channels learn no more, and cost as much as the others",
+        "Rectify with nn.LPPool2d(2, k) or cl.Abs, which pass both signs, use bias=False, "
+        "or lower the learning rate.",
+    )
+
+
+def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[HealthWarning]:
+    """Compare the offset with the length of the inputs."""
+    activations = [module for module in modules if isinstance(module, RadialActivation)]
+    blind = all(activation.rule.on_points for activation in activations)
+    low, high = (limit * part.entering for limit in _OFFSETS)
+    if part.offset > high:
+        yield HealthWarning(
+            "offset",
+            (part.path,),
+            f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}",
+            "all points are short, and every activation is close to a constant factor",
+            f"Use an offset of about {part.entering:.2g}, or scale the inputs up.",
+        )
+    elif blind and part.offset < low and any(map(is_homogeneous, modules)):
+        seen = f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}"
+        yield HealthWarning(
+            "offset",
+            (part.path,),
+            seen if part.offset else "no offset, and no activation as published",
+            "the contrast of an input does not reach the output",
+            f'Use offset="learned", or a number near {part.entering:.2g}: docs/stages.md.',
+        )
+
+
+def _no_map(parts: list[PartHealth]) -> HealthWarning:
+    return HealthWarning(
+        "no map",
+        tuple(part.path for part in parts),
+        "no homogeneous map",
+        "what leaves is odd in x but for its length, so that average pooling cancels it",
+        "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: "
+        "docs/stages.md.",
+    )
+
+
+def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
+    """Look for weights in a ConformalLayers that nothing trains."""
+    none, wild = "no gradient reaches its weight", "NaN or infinity in the gradient of its weight"
+    bad: dict[str, list[str]] = {none: [], wild: []}
+    for name, gradient in found.gradients.items():
+        path, _, kind = name.rpartition(".")
+        if path not in found.modules or kind != "weight":
+            continue  # a bias before a batch norm has none, and need not
+        if gradient is None or not bool(gradient.any()):
+            bad[none].append(path)
+        elif not bool(gradient.isfinite().all()):
+            bad[wild].append(path)
+    for seen, paths in bad.items():
+        if paths:
+            yield HealthWarning(
+                "gradient",
+                tuple(paths),
+                seen,
+                "an optimiser does not train it",
+                "Look at the lengths of the points behind it, and at what its outputs are used for.",
+            )
+
+
+# -- what a fold says -------------------------------------------------------------------------------
+
+
+def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
+    """Yield what would make stages cheaper, and the stages that keep their layers."""
+    why = "it costs multiply-adds in every prediction"
+    for path, plan in explanation.items():
+        for sentence in plan.advice:
+            seen, _, remedy = sentence.partition(": ")
+            remedy = f"{remedy[:1].upper()}{remedy[1:]}: docs/stages.md."
+            yield HealthWarning("fold", (path,), seen, why, remedy)
+        if plan.operations is None or plan.advice or alternatives(plan):
+            continue  # of one stage, or explained, or the layers are not the only way
+        refused = {item.name: item.note for item in plan.candidates if item.note}
+        if "conv" in refused:
+            seen = f"the stage keeps its layers: {refused['conv']}"
+            remedy = "Build it from convolutions without padding between them: docs/stages.md."
+            yield HealthWarning("fold", (path,), seen, why, remedy)
+
+
+def refused_fold(error: Exception) -> HealthWarning:
+    """Return the warning of a model that does not fold."""
+    seen, why = f"it does not fold: {error}", "only its layers run"
+    return HealthWarning("fold", ("",), seen, why, "Change it as the message says.")

@@ -1,0 +1,172 @@
+"""Run a frozen copy of a model, and measure points, coordinates and statistics layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..folding.operators import device_of, frozen_wide
+from ..functional import norm, norm_unit
+from ..nn.activations import RadialActivation
+from ..nn.branches import Composite
+from ..nn.container import ConformalLayers, layer_by_layer
+from ..nn.layerwise import LayerFlow, Points, entered
+from ..registry.registry import branches, flatten_modules, is_homogeneous
+from ..registry.torch_layers import BATCH_NORMS
+from .record import LayerHealth, NormHealth, PartHealth
+
+_SETTLED = 0.05  # share of its initial value that a settled running statistic has at most
+
+
+@dataclass
+class Measurement:
+    """What one batch showed.
+
+    Attributes:
+        parts: every call of a ConformalLayers.
+        modules: the layers, activations and maps that ran inside, by path.
+        rectified: whether a homogeneous map stands in a ConformalLayers, or before one.
+        mapped: whether one has run outside of every ConformalLayers.
+        gradients: of a random sum of the outputs by the name of each parameter that trains; None where it has
+            no influence. Empty if the model does not return one tensor.
+    """
+
+    parts: list[PartHealth] = field(default_factory=list)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    rectified: bool = False
+    mapped: bool = False
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+
+
+def measure(model: nn.Module, x: Tensor) -> Measurement:
+    """Run a batch through a frozen copy of the model, in float64 and evaluation semantics.
+
+    A batch norm whose running statistics are not settled yet takes those of the batch, as in training.
+    """
+    frozen, found = _prepared(model, len(x)), Measurement()
+    inside: set[nn.Module] = set()
+    for path, module in frozen.named_modules():
+        if isinstance(module, ConformalLayers):
+            vars(module)["_run_layers"] = _measured(path, module, found)  # of this copy alone
+            inside |= set(module.modules())
+    for module in set(frozen.modules()) - inside:
+        if is_homogeneous(module):  # counts only before a ConformalLayers, not in the head
+            module.register_forward_hook(lambda *_: setattr(found, "mapped", True))
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    weights = {name: w.requires_grad_() for name, w in frozen.named_buffers() if name in names}
+    x = x.detach().to(device_of([frozen]), torch.float64, copy=True)
+    with torch.inference_mode(False), torch.enable_grad(), layer_by_layer():
+        y = frozen(x)
+    if isinstance(y, Tensor) and y.requires_grad:
+        generator = torch.Generator().manual_seed(0)
+        direction = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
+        slopes = torch.autograd.grad(y, list(weights.values()), direction, allow_unused=True)
+        found.gradients = dict(zip(weights, slopes, strict=True))
+    return found
+
+
+def _prepared(model: nn.Module, samples: int) -> nn.Module:
+    """Return a frozen copy in float64, without hooks; norms that are not settled use their batch."""
+    with torch.inference_mode(False):
+        frozen = frozen_wide(model)
+    for module in frozen.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+        if isinstance(module, BATCH_NORMS) and not _settled(module):
+            module.train(samples > 1)
+    return frozen
+
+
+def _settled(module: Any) -> bool:
+    """Tell whether running statistics have forgotten their initial values."""
+    if module.running_var is None or module.num_batches_tracked is None:
+        return module.running_var is not None
+    batches = int(module.num_batches_tracked)
+    if module.momentum is None:
+        return batches > 0
+    return batches > 0 and float((1 - module.momentum) ** batches) <= _SETTLED
+
+
+def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[[Tensor], Tensor]:
+    """Return a replacement of the run of layers that measures them."""
+
+    def run(x: Tensor) -> Tensor:
+        offset, unit = part.embedding
+        pairs = list(flatten_modules(part, path))
+        flow = _Measuring(unit == "rms")
+        y = flow.run_chain(pairs, entered(x, offset, flow.rms)).dehomogenize()
+        found.modules.update(flow.modules)
+        found.rectified |= found.mapped or any(map(is_homogeneous, flow.modules.values()))
+        with torch.no_grad():
+            length, leaving = _length(x, flow.rms), float(y.square().mean().sqrt())
+        found.parts.append(PartHealth(path, offset, unit, length, leaving, tuple(flow.layers)))
+        return y
+
+    return run
+
+
+class _Measuring(LayerFlow):
+    """Run layers as training does, and record every one of them."""
+
+    def __init__(self, rms: bool) -> None:
+        super().__init__(advance=False, rms=rms)
+        self.layers: list[LayerHealth] = []
+        self.modules: dict[str, nn.Module] = {}
+
+    def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
+        if isinstance(module, Composite) and branches(module):
+            return super().step(path, module, value, with_bias)  # which records the modules inside
+        with torch.no_grad():
+            measured = dict(self._before(module, value))
+            t = value.m * value.tau
+        after = super().step(path, module, value, with_bias)
+        with torch.no_grad():
+            points = after.dehomogenize()
+            if isinstance(module, RadialActivation):
+                alive = t > 0
+                growth = (after.m * after.tau)[alive] / t[alive]  # t has changed by growth·α/slope
+                measured["added"] = _median(1 - 1 / growth)
+            if is_homogeneous(module):
+                peaks = points.abs().amax((0, *range(2, points.dim())))
+                measured |= {"dead": int((peaks == 0).sum()), "channels": len(peaks)}
+            finite, length = bool(points.isfinite().all()), _length(points, self.rms)
+        shape, kind = tuple(points.shape[1:]), type(module).__name__
+        self.layers.append(LayerHealth(path, kind, shape, length, finite, **measured))
+        self.modules[path] = module
+        return after
+
+    def _before(self, module: nn.Module, value: Points) -> Iterator[tuple[str, Any]]:
+        """Yield what is measured on the points that enter a module."""
+        if isinstance(module, RadialActivation):
+            unit = norm_unit(value.z.shape[1:], self.rms)
+            yield "alpha", float(value.segment.alpha(module, False, unit))
+            yield "arriving", _length(value.dehomogenize(), self.rms)
+        elif isinstance(module, BATCH_NORMS):
+            yield "norm", _statistics(module, value.dehomogenize())
+
+
+def _statistics(module: Any, points: Tensor) -> NormHealth:
+    """Return the statistics that a norm uses, and how far they are from those of the batch."""
+    axes = (0, *range(2, points.dim()))
+    variance, mean = torch.var_mean(points, axes, correction=0)
+    lag, batch = None, mean
+    if not module.training and module.running_var is not None:
+        variance, mean = module.running_var, module.running_mean
+    sigma = variance.sqrt().clamp_min(torch.finfo(variance.dtype).tiny)
+    if _settled(module):
+        lag = _median((mean - batch).abs() / sigma)
+    below = float((variance < module.eps).double().mean())
+    return NormHealth(_median(variance), below, _median(mean.abs() / sigma), lag, module.eps)
+
+
+def _length(points: Tensor, rms: bool) -> float:
+    """Return the median length of samples, in the unit."""
+    return _median(norm(points)) / norm_unit(points.shape[1:], rms)
+
+
+def _median(values: Tensor) -> float:
+    return float(values.median()) if values.numel() else 0.0

@@ -1,0 +1,330 @@
+"""Warnings: a model that makes exactly one mistake gets exactly its warning; healthy models get none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+from conformallayers.diagnosis.record import HealthWarning
+from conformallayers.lab.data.batches import as_input
+from conformallayers.lab.data.datasets import load
+
+SHAPE = (2, 12, 12)
+
+
+def batch(count: int = 16) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def healthy(
+    *,
+    respro: Callable[[], nn.Module] = lambda: cl.ReSPro(1.0, projective=True),
+    pool: Callable[[], nn.Module] = lambda: nn.LPPool2d(2, 2),
+    inner: nn.Module | None = None,
+    norm: nn.Module | None = None,
+    offset: float | str | None = 0.5,
+    unit: str = "rms",
+) -> cl.ConformalLayers:
+    """Return two stages by the rules of docs/stages.md, or with one of them broken."""
+    torch.manual_seed(0)
+    convolutions = [cl.Conv2d(2, 4, 3), cl.Conv2d(4, 8, 3), cl.Conv2d(8, 8, 1), cl.Conv2d(8, 8, 3)]
+    for layer in convolutions:
+        nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+    first, second, third, fourth = convolutions
+    return cl.ConformalLayers(
+        *(first, second if inner is None else inner, respro(), pool()),
+        *([norm or nn.BatchNorm2d(8)] if inner is None else []),
+        *(third, fourth, respro(), nn.Flatten()),
+        offset=offset,
+        unit=unit,
+    )
+
+
+def warned(model: nn.Module, x: Tensor | None = None, **options: bool) -> tuple[HealthWarning, ...]:
+    return cl.diagnose(model, batch() if x is None else x, **options).warnings
+
+
+def only(model: nn.Module, x: Tensor | None = None) -> HealthWarning:
+    (warning,) = warned(model, x)
+    assert warning.line.count("\n") == 0
+    assert warning.remedy.endswith(".")
+    return warning
+
+
+# -- healthy models ---------------------------------------------------------------------------------
+
+
+def test_a_network_by_the_rules_has_no_warning() -> None:
+    assert warned(healthy()) == ()
+    assert warned(healthy(), batch(1)) == ()
+
+
+@pytest.mark.parametrize("preset", ["micro", "small", "base"])
+def test_stage_nets_with_random_weights_have_no_warning(preset: str) -> None:
+    torch.manual_seed(1)
+    images = as_input(load("digits").train_images[:16])
+    assert warned(cl.networks.StageNet(preset), images) == ()
+
+
+@pytest.mark.parametrize("rectifier", ["relu", "abs", "max"])
+def test_other_rectifiers_have_no_warning(rectifier: str) -> None:
+    torch.manual_seed(1)
+    images = as_input(load("digits").train_images[:16])
+    model = cl.networks.StageNet("micro", rectifier=rectifier)  # type: ignore[arg-type]
+    assert warned(model, images) == ()
+
+
+def test_a_stage_net_has_no_warning_at_any_time_of_its_training() -> None:
+    torch.manual_seed(0)
+    digits, model = load("digits"), cl.networks.StageNet("micro")
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    held = as_input(digits.test_images[:32])
+    for step in range(50):
+        rows = torch.arange(32 * step, 32 * (step + 1)) % len(digits.train_labels)
+        loss = nn.functional.cross_entropy(
+            model(as_input(digits.train_images[rows])), digits.train_labels[rows]
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step in (0, 3, 20, 49):
+            assert warned(model, held, fold=step == 49) == (), step
+
+
+# -- the mistakes of docs/stages.md -----------------------------------------------------------------
+
+
+def test_variances_below_eps() -> None:
+    model = healthy(unit="norm", offset=None, respro=lambda: cl.ReSPro(30.0))
+    warnings = {warning.kind: warning for warning in warned(model)}
+    assert warnings["variance below eps"].paths == ("4",)
+    assert 'unit="rms"' in warnings["variance below eps"].remedy
+
+
+def test_variances_below_eps_of_a_trained_norm() -> None:
+    norm = nn.BatchNorm2d(8)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var.fill_(1e-8)
+    warnings = {warning.kind: warning for warning in warned(healthy(norm=norm), fold=False)}
+    assert "100 % of the variances are below eps=1e-05" in warnings["variance below eps"].seen
+
+
+def test_padding_inside_a_stage() -> None:
+    warning = only(healthy(inner=cl.Conv2d(4, 8, 3, padding=1)))
+    assert warning.kind == "fold"
+    assert warning.path == "stage 1"
+    assert "padding inside the stage" in warning.seen
+    assert warning.remedy.startswith("Pad once at its start")
+
+
+def test_a_stage_that_keeps_its_layers() -> None:
+    torch.manual_seed(0)
+    upsample = nn.Upsample(scale_factor=2, mode="bilinear")
+    model = cl.ConformalLayers(
+        *(upsample, cl.Conv2d(3, 8, 3), cl.ReSPro(1.0, projective=True), nn.LPPool2d(2, 2)),
+        offset=0.5,
+        unit="rms",
+    )
+    warning = only(model, torch.rand(4, 3, 48, 48))
+    assert warning.kind == "fold"
+    assert "the stage keeps its layers" in warning.seen
+
+
+def test_an_activation_between_layers() -> None:
+    first = healthy()
+    first.insert(1, cl.ReSPro(1.0, projective=True))
+    warning = only(first)
+    assert warning.kind == "fold"
+    assert "an activation between layers needs an energy of its own" in warning.seen
+
+
+def test_a_bias_behind_an_activation() -> None:
+    layers = list(healthy())
+    model = cl.ConformalLayers(
+        *layers[:3], cl.Conv2d(8, 8, 1, bias=True), *layers[2:], offset=0.5, unit="rms"
+    )
+    seen = [warning.seen for warning in warned(model)]
+    assert "a bias behind an activation ends the stage there" in seen
+
+
+def test_no_homogeneous_map() -> None:
+    warning = only(healthy(pool=lambda: cl.AvgPool2d(2)))
+    assert warning.kind == "no map"
+    assert "odd in x" in warning.why
+    assert "docs/stages.md" in warning.remedy
+
+
+def test_a_map_between_two_parts_counts_and_one_in_the_head_does_not() -> None:
+    torch.manual_seed(0)
+    first, second = (cl.ConformalLayers(cl.Linear(8, 8), cl.ReSPro(1.0)) for _ in range(2))
+    x = torch.rand(8, 8)
+    assert warned(nn.Sequential(first, nn.ReLU(), second), x) == ()
+    warning = only(nn.Sequential(first, second, nn.ReLU()), x)
+    assert (warning.kind, warning.paths) == ("no map", ("0", "1"))
+
+
+def test_no_offset_and_projective_activations() -> None:
+    warning = only(healthy(offset=None))
+    assert warning.kind == "offset"
+    assert "contrast" in warning.why
+    assert only(healthy(offset=1e-5)).kind == "offset"
+
+
+# -- other ills -------------------------------------------------------------------------------------
+
+
+def test_an_offset_far_above_the_inputs() -> None:
+    warnings = {warning.kind: warning for warning in warned(healthy(offset=300.0))}
+    assert "all points are short" in warnings["offset"].why
+
+
+@pytest.mark.parametrize("projective", [False, True])
+def test_alpha_far_above_what_arrives(projective: bool) -> None:
+    model = healthy(respro=lambda: cl.ReSPro(1000.0, projective=projective))
+    warnings = {warning.kind: warning for warning in warned(model, fold=False)}
+    warning = warnings["alpha too large"]
+    assert warning.paths[0] == "2"
+    assert "alpha 1e+03" in warning.seen
+    assert "root mean square that arrives" in warning.remedy
+
+
+def test_alpha_far_below_what_arrives() -> None:
+    warning = only(healthy(respro=lambda: cl.ReSPro(0.01, projective=True)))
+    assert (warning.kind, warning.paths) == ("alpha too small", ("2", "7"))
+    assert warning.path == "2, 7"
+
+
+def test_radii_by_bounds_are_loose_in_deep_networks_and_one_warning_speaks_for_all() -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(8) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro())]
+    warnings = warned(cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0), fold=False)
+    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
+    assert len(loose.paths) > 3
+    assert loose.path.endswith("more")
+    assert '"spectral"' in loose.remedy
+
+
+def test_a_spectral_radius_that_was_never_estimated_says_so() -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(6) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro("spectral"))]
+    warnings = warned(cl.ConformalLayers(*layers), fold=False)
+    (loose,) = [warning for warning in warnings if warning.kind == "alpha too large"]
+    assert loose.remedy.startswith("Train a few steps")
+
+
+def test_points_that_vanish_and_explode() -> None:
+    for factor, kind in ((1e-6, "vanishing"), (1e6, "exploding")):
+        model = cl.ConformalLayers(*healthy()[:4], cl.Scale(factor), offset=0.5, unit="rms")
+        warning = only(model)
+        assert (warning.kind, warning.paths) == (kind, ("4",))
+
+
+def test_small_features() -> None:
+    model = cl.ConformalLayers(*healthy()[:4], cl.Scale(3e-4), offset=0.5, unit="rms")
+    warning = only(model)
+    assert (warning.kind, warning.path) == ("small features", "model")
+    assert "cl.Scale" in warning.remedy
+
+
+def test_numbers_that_are_not_finite() -> None:
+    for value in (float("nan"), float("inf")):
+        model = healthy()
+        with torch.no_grad():
+            model[1].weight[0, 0, 0, 0] = value  # type: ignore[union-attr]
+        kinds = [warning.kind for warning in warned(model, fold=False)]
+        assert kinds == ["non-finite"]
+        (first, *_) = warned(model)
+        assert first.paths == ("1",)
+
+
+def test_a_dead_stage_and_dead_channels() -> None:
+    torch.manual_seed(0)
+    conv = cl.Conv2d(2, 8, 3, bias=True)
+    model = cl.ConformalLayers(conv, nn.ReLU(), cl.Conv2d(8, 4, 3), offset=0.5, unit="rms")
+    assert warned(model) == ()
+    with torch.no_grad():
+        conv.bias[:3] = -100.0
+    warning = only(model)
+    assert (warning.kind, warning.paths) == ("dead", ("1",))
+    assert "3 of 8 channels" in warning.seen
+    with torch.no_grad():
+        conv.bias[:] = -100.0
+    dead = next(warning for warning in warned(model) if warning.kind == "dead")
+    assert "no gradient reaches" in dead.why
+
+
+def trained_norm(**buffers: float) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(8)
+    norm.num_batches_tracked.fill_(1000)
+    for name, value in buffers.items():
+        getattr(norm, name).fill_(value)
+    return norm
+
+
+def test_a_running_mean_that_is_late() -> None:
+    norm = trained_norm(running_mean=50.0)
+    warnings = {warning.kind: warning for warning in warned(healthy(norm=norm), fold=False)}
+    assert "evaluation differs from training" in warnings["running mean"].why
+
+
+def test_a_mean_far_above_the_variance() -> None:
+    torch.manual_seed(0)
+    conv = cl.Conv2d(2, 8, 3, bias=True)
+    with torch.no_grad():
+        conv.weight.mul_(0.02)
+        conv.bias[:] = 5.0
+    model = cl.ConformalLayers(conv, nn.BatchNorm2d(8, eps=1e-9), nn.ReLU(), offset=1.0, unit="rms")
+    assert warned(model, fold=False) == ()  # in training the norm takes the bias away
+    for _ in range(100):
+        model(batch())
+    warning = only(model)
+    assert warning.kind == "mean above variance"
+
+
+class Cut(nn.Module):
+    """A model whose head sees nothing of the part before it."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part, self.last, self.cut = healthy(), nn.Linear(32, 3), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.cut(self.part(x)))
+        return y
+
+
+@pytest.mark.parametrize("cut", [lambda y: y * 0, Tensor.detach], ids=["zero", "detached"])
+def test_weights_without_a_gradient(cut: Callable[[Tensor], Tensor]) -> None:
+    model = Cut(cut)
+    (warning,) = warned(model, fold=False)
+    assert warning.kind == "gradient"
+    assert warning.seen == "no gradient reaches its weight"
+    assert warning.paths == ("part.0", "part.1", "part.4", "part.5", "part.6")
+    model.part.requires_grad_(False)
+    assert warned(model, fold=False) == ()  # nobody wants to train it
+
+
+def test_gradients_that_are_not_finite() -> None:
+    (warning,) = warned(Cut(lambda y: (y * 0).abs().sqrt() + y.relu() * 0), fold=False)
+    assert warning.kind == "gradient"
+    assert warning.seen.startswith("NaN or infinity")
+
+
+def test_a_model_that_does_not_fold_says_why() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = healthy()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x) if float(x.sum()) > 0 else x
+
+    warning = only(Branches())
+    assert warning.kind == "fold"
+    assert (
+        "it does not fold: fold(Branches): expected a model that torch.fx can trace" in warning.seen
+    )

@@ -1,0 +1,203 @@
+"""cl.diagnose: arguments, and that nothing of the model changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import conformallayers as cl
+from support import FORM
+
+SHAPE = (2, 8, 8)
+
+
+class Branching(nn.Module):
+    """A model that torch.fx cannot trace, with noise of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.head = network(), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e9:
+            return x
+        y: Tensor = self.head(self.part(x + 1e-3 * torch.rand_like(x)).flatten(1)[:, :8])
+        return y
+
+
+def network() -> cl.ConformalLayers:
+    torch.manual_seed(0)
+    return cl.ConformalLayers(
+        *(cl.Conv2d(2, 4, 3, bias=True), nn.BatchNorm2d(4), cl.ReSPro("spectral")),
+        *(cl.Dropout(0.5), nn.ReLU(), cl.Conv2d(4, 4, 3), cl.ReSPro("learned")),
+        offset="learned",
+        unit="rms",
+    )
+
+
+def batch() -> Tensor:
+    return torch.rand(6, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """Return everything of a model that a look at it must leave alone."""
+    return {
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "modes": [module.training for module in model.modules()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "needs": [p.requires_grad for p in model.parameters()],
+        "hooks": [
+            (dict(m._forward_hooks), dict(m._forward_pre_hooks), dict(m._backward_hooks))
+            for m in model.modules()
+        ],
+        "names": [sorted(vars(module)) for module in model.modules()],
+        "torch": torch.get_rng_state(),
+    }
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, Tensor):
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert_same(value, other[key])
+    elif isinstance(one, (list, tuple)):
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [network, Branching])
+def test_the_model_is_left_alone(make: Any, training: bool) -> None:
+    model = make()
+    model.train()
+    for _ in range(3):
+        model(batch()).square().sum().backward()
+    model.train(training)
+    calls: list[str] = []
+    inner = model if isinstance(model, cl.ConformalLayers) else model.part
+    inner[0].register_forward_hook(lambda *_: calls.append("forward"))
+    inner[5].register_full_backward_hook(lambda *_: calls.append("backward"))
+    inner[5].weight.register_hook(lambda gradient: calls.append("tensor"))
+    before, python, numbers = state(model), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    x = batch()
+    kept = x.clone()
+    found = cl.diagnose(model, x)
+    assert_same(before, state(model))
+    assert random.getstate() == python
+    assert np.array_equal(np.random.get_state()[1], numbers)  # type: ignore[arg-type]
+    assert torch.equal(x, kept)
+    assert calls == []
+    assert found.samples == 6
+
+
+def test_the_mode_makes_no_difference() -> None:
+    model = network()
+    model(batch())
+    assert str(cl.diagnose(model.train(), batch())) == str(cl.diagnose(model.eval(), batch()))
+
+
+def test_a_training_step_behind_it_is_the_same() -> None:
+    one = network()
+    other = copy.deepcopy(one)
+    for model in (one, other):
+        torch.manual_seed(5)
+        if model is other:
+            cl.diagnose(model, batch())
+        model(batch()).square().sum().backward()
+    assert_same(state(one)["gradients"], state(other)["gradients"])
+
+
+def test_inference_mode_and_float_types() -> None:
+    with torch.inference_mode():
+        x = torch.rand(4, *SHAPE)
+        assert cl.diagnose(network(), x).samples == 4
+    for dtype in (torch.float64, torch.bfloat16):
+        assert cl.diagnose(network().to(dtype), batch().to(dtype)).parts[0].path == ""
+
+
+def test_parametrised_and_shared_layers() -> None:
+    conv = parametrizations.weight_norm(cl.Conv2d(2, 2, 3, padding=1))
+    model = cl.ConformalLayers(conv, nn.ReLU(), conv, cl.ReSPro(1.0), offset=0.5, unit="rms")
+    assert len(cl.diagnose(model, batch()).parts[0].layers) == 4
+
+
+def test_what_folds_is_what_fold_explains() -> None:
+    model = cl.networks.StageNet("micro")
+    found = cl.diagnose(model, torch.rand(4, 3, 32, 32))
+    explained = cl.fold(model, (3, 32, 32)).explain()
+    assert found.fold is not None
+    assert {path: plan.strategy for path, plan in found.fold.items()} == {
+        path: plan.strategy for path, plan in explained.items()
+    }
+    assert cl.diagnose(model, torch.rand(4, 3, 32, 32), fold=False).fold is None
+
+
+def test_matrices_that_take_long_to_build_are_left_to_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [module for _ in range(12) for module in (cl.Linear(64, 64), cl.ReSPro())]
+    model, x = cl.ConformalLayers(*layers), torch.rand(2, 64)
+    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
+    assert plan.strategy == "dense"
+    monkeypatch.setattr("conformallayers.folding.fold.EVAL_EFFORT", 1.0)
+    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
+    assert plan.strategy == "layers"
+    assert "multiply-adds to build; call cl.fold" in plan.reason
+
+
+# -- refusals ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((torch.rand(2, 3), network()), r"diagnose\(model\): expected an nn.Module"),
+        ((nn.Linear(3, 3), torch.rand(2, 3)), "expected a cl.ConformalLayers"),
+        ((network(), [1.0]), "a floating-point tensor, got list"),
+        ((network(), torch.ones(2, *SHAPE).long()), "a floating-point tensor, got torch.int64"),
+        (
+            (network(), torch.rand(8)),
+            r"a batch of at least one sample, got a tensor of shape \(8,\)",
+        ),
+        ((network(), torch.rand(0, *SHAPE)), "a batch of at least one sample"),
+        ((network(), torch.full((2, *SHAPE), torch.nan)), "finite numbers"),
+        ((network(), torch.zeros(2, *SHAPE)), "samples with a norm, got zeros"),
+        ((network(), torch.rand(2, 3, 8, 8)), "Conv2d"),
+        ((network(), torch.rand(*SHAPE)), "Conv2d"),
+        ((Branching(), torch.rand(2, 2, 5, 5)), "a model that takes a batch .* RuntimeError"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments: tuple[Any, Any], match: str) -> None:
+    with pytest.raises(cl.ConformalError, match=match) as refused:
+        cl.diagnose(*arguments)
+    assert FORM.match(str(refused.value))
+
+
+def test_folds_and_other_options_are_refused() -> None:
+    folded = cl.fold(cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()), (4,))
+    with pytest.raises(cl.ConformalError, match="a model with layers, got a Folded"):
+        cl.diagnose(folded, torch.rand(2, 4))
+    with pytest.raises(cl.ConformalError, match=r"diagnose\(fold=...\): expected True or False"):
+        cl.diagnose(network(), batch(), fold="yes")  # type: ignore[arg-type]
+
+
+def test_a_model_that_never_runs_its_layers_is_refused() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    with pytest.raises(cl.ConformalError, match="a model that runs its ConformalLayers, got none"):
+        cl.diagnose(Idle(), batch())
