@@ -173,9 +173,12 @@ def _readable(path: Path) -> Iterator[None]:
         raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
 
 
-def md5(data: bytes) -> str:
+def md5(*parts: Any) -> str:
     """Return the checksum of the catalogue, a guard against accidents and not against attacks."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def check_md5(data: bytes, expected: str, where: str) -> None:

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -68,12 +68,14 @@ class Pictures:
         labels: names of the classes, sorted.
         train, test: (path below the folder, class). Training files are in a fixed random order in which
             the classes are spread evenly.
+        has_parts: whether the folder itself says which files are for testing.
     """
 
     folder: Path
     labels: tuple[str, ...]
     train: tuple[tuple[str, int], ...]
     test: tuple[tuple[str, int], ...]
+    has_parts: bool = False
 
     @cached_property
     def digest(self) -> str:
@@ -101,7 +103,19 @@ class Pictures:
 
     def all_as_test(self) -> Pictures:
         """Return the same pictures, all for testing."""
-        return Pictures(self.folder, self.labels, (), (*self.train, *self.test))
+        return replace(self, train=(), test=(*self.train, *self.test))
+
+    def with_labels(self, labels: tuple[str, ...], where: str) -> Pictures:
+        """Return the pictures with the classes of a network, which are found by name."""
+        odd = [label for label in self.labels if label not in labels]
+        if odd:
+            remedy = "Name the folders as the network names its classes."
+            raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
+        train, test = (
+            tuple((path, labels.index(self.labels[label])) for path, label in part)
+            for part in (self.train, self.test)
+        )
+        return Pictures(self.folder, labels, train, test, self.has_parts)
 
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
@@ -115,7 +129,8 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     root = Path(folder).absolute()
     where = f"{where} {printable(str(folder))}"
     names = _sub_folders(root, where)
-    if sorted(names) == sorted(_PARTS):
+    has_parts = sorted(names) == sorted(_PARTS)
+    if has_parts:
         labels = _sub_folders(root / _PARTS[0], f"{where}/{_PARTS[0]}")
         others = _sub_folders(root / _PARTS[1], f"{where}/{_PARTS[1]}")
         if labels != others:
@@ -132,7 +147,7 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
-    return Pictures(root, tuple(labels), _spread(train), _spread(test))
+    return Pictures(root, tuple(labels), _spread(train), _spread(test), has_parts)
 
 
 def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:

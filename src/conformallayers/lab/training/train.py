@@ -22,15 +22,16 @@ from ...nn.container import layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
-from ..data.catalogue import CLASSES, LABELS
-from ..data.datasets import Dataset, load
+from ..data.datasets import Dataset
 from ..data.files import md5
+from ..data.sources import find_source
 from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
 from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
+from .own_networks import absolute, check_outputs, is_own, source_hash
 from .recipes import resolved
 
 
@@ -80,8 +81,10 @@ def train(
     set has classes.
 
     Args:
-        network: a class of :mod:`conformallayers.networks`, by its name.
-        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, or a data set.
+        network: a class of :mod:`conformallayers.networks`, by its name; or ``FILE.py:NAME``, a class or function
+            that returns an ``nn.Module``. It is called with ``num_classes`` and ``in_shape`` if it takes them.
+        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, a folder of pictures with one
+            sub-folder per class, or a data set.
         out: the folder of the run; None takes one below ``runs`` named after it.
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
@@ -89,23 +92,25 @@ def train(
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given.
     """
-    name = dataset if isinstance(dataset, str) else dataset.name
-    named = len(LABELS.get(name, range(CLASSES)))
-    classes = named if isinstance(dataset, str) else dataset.classes
+    found = find_source(dataset, options.get("size"), data_root, verify=verify)
+    classes, name = found.options["classes"], found.name
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
         raise refusal("train, classes", f"{classes} for {name}", got, remedy)
-    options = {"network": network, "dataset": name, **options, "classes": classes}
-    config = make_config(**resolved(options))
+    network = absolute(network)
+    options = {"network": network, "dataset": name, **options, **found.options}
+    config = make_config(**resolved({**options, "source": source_hash(network)}))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
     with torch_settings(config.threads), process_group(config.device) as ranks:
-        source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
+        source = found.read()
         train_set, held_out = source, None
         if config.validation:
             train_set, held_out = source.split(config.validation)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
+        if is_own(network):
+            check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
             runs.prepare_folder(folder, config, resume)
         ranks.barrier()
@@ -197,7 +202,7 @@ class _Run:
         self.model = config.build().to(config.device)
         for module in self.model.modules():
             if isinstance(module, Centre):
-                module.fit(mean_image(images))
+                module.fit(mean_image(images, config.stored))
         self.batches = Batches(
             images,
             labels,
@@ -206,11 +211,12 @@ class _Run:
             seed=config.seed,
             flips=config.flips,
             shift=config.shift,
+            stored=config.stored,
             device=config.device,
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
-        self.data = md5(b"".join(part.numpy(force=True).tobytes() for part in (images, labels)))
+        self.data = md5(*(part.contiguous().numpy(force=True) for part in (images, labels)))
         self.total = config.epochs * len(self.batches)
         self.optimizer = _make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer, self.total)
@@ -291,7 +297,9 @@ class _Run:
             self.model.eval()
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
-                row["validation_accuracy"] = accuracy(self.model, *held_out, config.device, ranks)
+                row["validation_accuracy"] = accuracy(
+                    self.model, *held_out, config.device, ranks, config.stored
+                )
         row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
@@ -307,7 +315,8 @@ class _Run:
         """Measure the trained network on the test images and write the result."""
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
-        found = accuracy_by_path(self.model, *test, config.device, self.ranks)
+        shape = config.input_shape
+        found = accuracy_by_path(self.model, *test, config.device, self.ranks, shape)
         row: dict[str, Any] = {
             "network": config.network,
             "dataset": config.dataset,
