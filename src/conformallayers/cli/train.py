@@ -25,6 +25,7 @@ def train(
     options: Flat[Options] = None,
     out: Path | None = None,
     resume: bool = False,
+    figures: bool = True,
     data: Flat[DataOptions] = None,
 ) -> None:
     """Train a network, and measure it folded and layer by layer.
@@ -70,12 +71,14 @@ def train(
         options.device: Device to train on; cpu if not given.
         out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
         resume: Continue the run in that folder.
+        figures: Draw curves, confusion matrix and worst mistakes into the folder, from the scores of the
+            test images.
     """
     from ..lab.training.train import train as run_training
     from ..utils.memory import keep_freed_memory
 
     keep_freed_memory()
-    places = {"out": out, "resume": resume, **given(data)}
+    places = {"out": out, "resume": resume, "figures": figures, **given(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])

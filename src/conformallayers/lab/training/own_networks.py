@@ -79,26 +79,31 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
 
 
 def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a network that does not give one score for every class, before it is trained."""
+    """Refuse a network before it is trained: without a score for every class, or that cannot be folded."""
     import torch
 
-    from ...nn.container import layer_by_layer
+    from ...folding.fold import fold
+    from ...nn.container import ConformalLayers, layer_by_layer
 
     expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
-    remedy = "Take num_classes and in_shape as arguments of the network."
+    remedy = "Let the network take num_classes and in_shape as arguments."
     was_training = model.training
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
         with torch.no_grad(), layer_by_layer():
             scores = model.eval()(torch.zeros(2, *shape, device=device))
+        found = getattr(scores, "shape", ())
+        if tuple(found) != (2, classes):
+            raise refusal("train, network", expected, shape_text(found), remedy)
+        if any(isinstance(module, ConformalLayers) for module in model.modules()):
+            fold(model, shape)
+    except ConformalError:
+        raise
     except Exception as error:  # code of the user
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise refusal("train, network", expected, got, remedy) from error
     finally:
         model.train(was_training)
-    if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (2, classes):
-        found = tuple(scores.shape) if isinstance(scores, torch.Tensor) else ()
-        raise refusal("train, network", expected, shape_text(found), remedy)
 
 
 def _read(network: str, where: str) -> bytes:

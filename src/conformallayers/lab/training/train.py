@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
@@ -32,6 +32,7 @@ from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .own_networks import absolute, check_outputs, is_own, source_hash
+from .outcome import write_outcome
 from .recipes import resolved
 
 
@@ -70,6 +71,7 @@ def train(
     resume: bool = False,
     data_root: str | os.PathLike[str] | None = None,
     verify: bool = True,
+    figures: bool = False,
     console: Console | None = None,
     **options: Any,
 ) -> TrainResult:
@@ -88,6 +90,8 @@ def train(
         out: the folder of the run; None takes one below ``runs`` named after it.
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        figures: also write training.png, confusion.csv, confusion.png and mistakes.png, from the same look at the
+            test images.
         console: where to show progress; None takes the terminal.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given.
@@ -117,8 +121,9 @@ def train(
         try:
             if resume:
                 run.restore()
-            run.train(console if ranks.is_first else Console(quiet=True))
-            return run.finish(source)
+            shown = console if ranks.is_first else Console(quiet=True)
+            run.train(shown)
+            return run.finish(source, shown if figures else None)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
@@ -311,12 +316,17 @@ class _Run:
         if self.ranks.is_first:
             runs.write_metrics(self.folder, history)
 
-    def finish(self, source: Dataset) -> TrainResult:
-        """Measure the trained network on the test images and write the result."""
+    def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
+        """Measure the trained network on the test images and write the result.
+
+        Args:
+            source: has the test images.
+            drawing: draw figures of the run, and say here if that is not possible.
+        """
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
-        shape = config.input_shape
-        found = accuracy_by_path(self.model, *test, config.device, self.ranks, shape)
+        shape, scores = config.input_shape, list[Tensor]()
+        found = accuracy_by_path(self.model, *test, config.device, self.ranks, shape, scores)
         row: dict[str, Any] = {
             "network": config.network,
             "dataset": config.dataset,
@@ -340,7 +350,19 @@ class _Run:
         if self.ranks.is_first:
             runs.write_metrics(self.folder, self.history)
             write_json(self.folder / runs.RESULT, row)
+        if drawing is not None:
+            self.draw(source, scores, drawing)
         return TrainResult(row, self.history, self.folder, self.model)
+
+
+    def draw(self, source: Dataset, scores: list[Tensor], console: Console) -> None:
+        """Write figures of the run from the scores of the test images."""
+        if self.ranks.world_size > 1:
+            console.print("No figures: several processes share the test images.", highlight=False)
+            return
+        told = write_outcome(self.folder, self.config, self.history, source, torch.cat(scores))
+        if told is not None:
+            console.print(told, highlight=False, markup=False)
 
 
 def _summary(row: dict[str, Any]) -> str:
