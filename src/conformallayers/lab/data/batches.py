@@ -41,7 +41,9 @@ def mean_image(images: Tensor, stored: bool = False) -> Tensor:
     Shape:
         (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32); with ``stored`` (1, C, H, W)
     """
-    chunk = max(1, _CHUNK // images[0].numel())  # in float64 all images need eight times their memory
+    chunk = max(
+        1, _CHUNK // images[0].numel()
+    )  # in float64 all images need eight times their memory
     parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
     mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
     return mean / 255 if stored else as_input(mean, torch.float64)

@@ -81,7 +81,9 @@ class Dataset:
                 name = self.labels[absent[0]] if self.labels else absent[0]
                 total = int((self.train_labels == absent[0]).sum())
                 got = f"{validation:g}, too little or too much of the {total} of {name}"
-                expected = "a share with an image of every class, in what is set aside and in the rest"
+                expected = (
+                    "a share with an image of every class, in what is set aside and in the rest"
+                )
                 raise refusal("validation", expected, got, "Change it, or add images.")
 
     def subset(self, count: int, seed: int = 0) -> Dataset:
@@ -104,7 +106,9 @@ class Dataset:
         if self.spread:
             chosen = slice(count), slice(count, None)
         first, rest = (
-            replace(self, train_images=self.train_images[rows], train_labels=self.train_labels[rows])
+            replace(
+                self, train_images=self.train_images[rows], train_labels=self.train_labels[rows]
+            )
             for rows in chosen
         )
         return first, rest

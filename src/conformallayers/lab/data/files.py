@@ -53,7 +53,9 @@ class Place:
 
 def layouts_of(name: str) -> tuple[Layout, ...]:
     """Return the layouts of a known data set; digits and shapes have none."""
-    require_choice("dataset", name, NAMES, "Run conformallayers data list, or name a folder of pictures.")
+    require_choice(
+        "dataset", name, NAMES, "Run conformallayers data list, or name a folder of pictures."
+    )
     return LAYOUTS.get(name, ())
 
 

@@ -41,7 +41,9 @@ def is_pictures(dataset: str) -> bool:
 
     A word that is neither is taken for a misspelt name of a known set.
     """
-    return dataset not in NAMES and (os.path.exists(dataset) or os.path.basename(dataset) != dataset)
+    return dataset not in NAMES and (
+        os.path.exists(dataset) or os.path.basename(dataset) != dataset
+    )
 
 
 def parse_size(text: str | None) -> tuple[int, int]:
@@ -141,7 +143,9 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     else:
         labels = names
         found = [[_shuffled(files) for files in _class_files(root, "", labels, where)]]
-        counts = [_test_count(files, label, where) for files, label in zip(*found, labels, strict=True)]
+        counts = [
+            _test_count(files, label, where) for files, label in zip(*found, labels, strict=True)
+        ]
         test = [files[:count] for files, count in zip(*found, counts, strict=True)]
         train = [files[count:] for files, count in zip(*found, counts, strict=True)]
     if len(labels) < 2:
@@ -209,7 +213,9 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
         below = os.path.join(part, label)
         folder = (root / below).resolve()
         if folder == root.resolve() or folder in root.resolve().parents:
-            raise refusal(where, "folders of classes", f"{label}, a link around", "Remove the link.")
+            raise refusal(
+                where, "folders of classes", f"{label}, a link around", "Remove the link."
+            )
         files = [os.path.join(below, path) for path in _pictures_below(folder, where)]
         if not files:
             remedy = "Add pictures, or remove the folder."

@@ -88,7 +88,9 @@ def run_inspect(
             "trained": config.command({}),
             **_results(model, found, untrained, x, labels),
         }
-        figures = inspection_figures(found, untrained, f"{config.network_name}, {Path(name).name}", dataset.classes)
+        figures = inspection_figures(
+            found, untrained, f"{config.network_name}, {Path(name).name}", dataset.classes
+        )
         _write(out, figures, record)
     return record
 

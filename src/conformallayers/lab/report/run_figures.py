@@ -26,13 +26,16 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
         style: Any = {"marker": "o", "markersize": 3}
         above.plot(epochs, [row["loss"] for row in history], color=BLUE, label="training", **style)
         above.set(ylabel="loss")
-        curves = {"training": ("train_accuracy", BLUE), "validation": ("validation_accuracy", ORANGE)}
+        curves = {
+            "training": ("train_accuracy", BLUE),
+            "validation": ("validation_accuracy", ORANGE),
+        }
         for label, (key, colour) in curves.items():
             values = [100 * row[key] for row in history if key in row]
             if values:
                 middle.plot(epochs[-len(values) :], values, color=colour, label=label, **style)
         middle.set(ylabel="accuracy (%)")
-        below.plot(epochs, rates, color=GREEN, label="last step", **style)
+        below.plot(epochs, rates, color=GREEN, label="last batch", **style)
         below.set(ylabel="learning rate", xlabel="epoch")
         if min(rates) > 0 and max(rates) >= _DECADE * min(rates):
             below.set_yscale("log")

@@ -157,9 +157,7 @@ class TrainConfig(BaseModel):
         given |= {key: value for key, value in derived.items() if key in accepted}
         module = build_own(self.network, network, given) if own else network(**given)
         if self.centre:
-            return torch.nn.Sequential(
-                OrderedDict(centre=Centre(self.input_shape), network=module)
-            )
+            return torch.nn.Sequential(OrderedDict(centre=Centre(self.input_shape), network=module))
         return module
 
     @property

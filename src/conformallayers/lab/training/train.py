@@ -31,8 +31,8 @@ from .checkpoint import TrainState
 from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
-from .own_networks import absolute, check_outputs, is_own, source_hash
 from .outcome import write_outcome
+from .own_networks import absolute, check_outputs, is_own, source_hash
 from .recipes import resolved
 
 
@@ -353,7 +353,6 @@ class _Run:
         if drawing is not None:
             self.draw(source, scores, drawing)
         return TrainResult(row, self.history, self.folder, self.model)
-
 
     def draw(self, source: Dataset, scores: list[Tensor], console: Console) -> None:
         """Write figures of the run from the scores of the test images."""
