@@ -37,7 +37,9 @@ def make_folder(root: Path, classes: Mapping[str, int]) -> Path:
         for index in range(count):
             height, width = random.integers(8, 40, 2)
             values = random.normal(40 * number, 10, (height, width, 3)).clip(0, 255)
-            image = Image.fromarray(values.astype(np.uint8)).convert(("RGB", "L", "RGBA")[index % 3])
+            image = Image.fromarray(values.astype(np.uint8)).convert(
+                ("RGB", "L", "RGBA")[index % 3]
+            )
             image.convert("RGB" if index == 1 else image.mode).save(
                 root / name / f"{index}.{'jpg' if index == 1 else 'png'}"
             )

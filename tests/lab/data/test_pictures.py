@@ -34,7 +34,13 @@ def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -
     assert (data.classes, data.labels) == (3, found.labels)
     for (path, label), image in zip(found.test, data.test_images, strict=True):
         assert path.startswith(found.labels[label] + os.sep)
-        assert abs(int(image.float().mean()) - 40 * (1 + ("dog", "a b é", "=cat").index(found.labels[label]))) < 8
+        assert (
+            abs(
+                int(image.float().mean())
+                - 40 * (1 + ("dog", "a b é", "=cat").index(found.labels[label]))
+            )
+            < 8
+        )
     only = found.read(SIZE, only_test=True)
     assert len(only.train_labels) == 0
     assert torch.equal(only.test_images, data.test_images)
@@ -56,9 +62,14 @@ def test_validation_is_stratified_and_copies_nothing(tmp_path: Path) -> None:
     train, held_out = data.split(0.25)
     assert held_out.test_labels.bincount().tolist() == [4, 2]
     assert train.train_labels.bincount().tolist() == [12, 6]
-    assert train.train_images.untyped_storage().data_ptr() == data.test_images.untyped_storage().data_ptr()
+    assert (
+        train.train_images.untyped_storage().data_ptr()
+        == data.test_images.untyped_storage().data_ptr()
+    )
     assert data.subset(6).train_labels.bincount().tolist() == [4, 2]
-    assert_says(lambda: data.split(1), "validation: expected a share with an image of every class", "dog")
+    assert_says(
+        lambda: data.split(1), "validation: expected a share with an image of every class", "dog"
+    )
     assert_says(lambda: data.split(23), "too little or too much of the")
 
 
@@ -70,7 +81,9 @@ def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
     assert (len(found.train), len(found.test)) == (5, 5)
     assert all(path.startswith("test") for path, _ in found.test)
     make_folder(tmp_path / "test", {"fox": 1})
-    assert_says(lambda: find_pictures(tmp_path), "the same classes in train and test, got fox in one")
+    assert_says(
+        lambda: find_pictures(tmp_path), "the same classes in train and test, got fox in one"
+    )
 
 
 def save_turned(path: Path, image: Image.Image) -> None:
@@ -119,7 +132,9 @@ def test_many_pictures_are_in_a_file_instead_of_memory(
     assert torch.equal(inside.test_images, outside.test_images)
     kinds = {type(pictures._empty(shape)) for shape in ((2, 3), (99, 99))}
     assert kinds == {np.ndarray, np.memmap}
-    monkeypatch.setattr(pictures.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr(
+        pictures.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 10})
+    )
     assert_says(lambda: found.read(SIZE), "pictures: expected", "got 10 B. Set TMPDIR")
 
 
@@ -212,7 +227,12 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
     (folder / "dog" / "gone.png").symlink_to("gone.png")
     (folder / "dog" / "new\nline.png").write_bytes(b"")
     found = find_pictures(folder)
-    parts = ("got 4 that cannot: ", "0.png (a damaged image", "1.jpg (no image of", "gone.png (a link")
+    parts = (
+        "got 4 that cannot: ",
+        "0.png (a damaged image",
+        "1.jpg (no image of",
+        "gone.png (a link",
+    )
     assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
 
 

@@ -243,7 +243,7 @@ def test_study_goes_on_behind_a_cut_line(cut: int | None, quick: dict[str, Any])
         ({"timeout": -1.0}, "sweep --timeout: expected a value greater than 0"),
         ({"max_epochs": 51}, "sweep --max-epochs: expected at most 50, got 51"),
         ({"validation": 0.0}, "sweep --validation: expected a value greater than 0"),
-        ({"subset": 1000}, "subset: expected a whole number from 1 to 180, got 1000"),
+        ({"subset": 9000}, "subset: expected a whole number from 1 to 4500, got 9000"),
         ({"alpha": "young"}, "--alpha: expected no such option for LeNet"),
     ],
 )
