@@ -103,7 +103,7 @@ def _range(name: str, low: str, rest: list[str], text: str, config: TrainConfig)
         raise refusal("sweep --space", _FORM, repr(text), _REMEDY)
     if log and ends[0] <= 0:
         raise refusal("sweep --space", "a lower bound above 0 for log", repr(text), _REMEDY)
-    return Range(*ends, log=log)
+    return Range(ends[0], ends[1], log)
 
 
 def _value(name: str, word: str, config: TrainConfig) -> Any:

@@ -114,7 +114,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     if archive.document["kind"] == "checkpoint":
         found = checkpoint.read(archive)
         config, module = checkpoint.trained(found, device)
-        about = {"network": config.network_name, "dataset": config.dataset}
+        about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
         about |= {"epoch": found.state.epoch, "white": WHITE}
         if is_own(config.network) or config.stored:
             about["in_shape"] = list(config.input_shape)
