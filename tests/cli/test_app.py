@@ -17,7 +17,7 @@ pytest.importorskip("sklearn")
 
 import conformallayers as cl
 from conformallayers.cli import app as cli
-from conformallayers.lab.training.config import TrainConfig
+from conformallayers.lab.training.config import DERIVED, TrainConfig
 from support import run_command
 
 
@@ -62,10 +62,10 @@ def test_every_option_has_a_help_text(command: str) -> None:
 
 
 def test_options_of_train_are_the_fields_of_its_model() -> None:
-    names = set(TrainConfig.model_fields) - {"classes"}  # which follows from the data set
+    names = set(TrainConfig.model_fields) - set(DERIVED)  # which follow from data set and network
     fields = {f"--{name.replace('_', '-')}" for name in names}
-    further = {"--out", "--resume", "--data-root", "--check"}
-    assert set(options_of("train")) == (fields - {"--classes"}) | further  # follows from the data
+    further = {"--out", "--resume", "--figures", "--data-root", "--check"}
+    assert set(options_of("train")) == fields | further
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,10 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> 
     """Search for batch size, epochs, learning rate and optimizer: TPE with Hyperband.
 
     Args:
-        network: Class of conformallayers.networks, such as LeNetCL.
-        dataset: mnist, fashion-mnist, cifar10, digits or shapes.
+        network: Class of conformallayers.networks, such as LeNetCL, or a class or function of your own
+            as FILE.py:NAME.
+        dataset: mnist, fashion-mnist, cifar10, digits or shapes; or a folder of pictures with one
+            sub-folder per class.
     """
     from ..lab.experiments.sweep import run_sweep
     from ..utils.memory import keep_freed_memory
@@ -138,13 +140,21 @@ def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptio
     run_inspect(run, dataset, **given(options))
 
 
-def report(*, results: Path = Path("results"), out: Path | None = None) -> None:
-    """Write one HTML page with all results beside the paper's numbers.
+def report(
+    run: Path | None = None, *, results: Path = Path("results"), out: Path | None = None
+) -> None:
+    """Write one HTML page: about a training run, or with all results beside the paper's numbers.
 
     Args:
+        run: Run folder; the results of the experiments if not given.
         results: Folder of the results of the experiments.
         out: File to write; report.html in that folder if not given.
     """
+    if run is not None:
+        from ..lab.report.run_report import write_run_report
+
+        print(f"Wrote {write_run_report(run, out)}")
+        return
     from ..lab.report.report import write_report
 
     print(f"Wrote {write_report(results, out)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..lab.experiments.options import DataOptions
-from ..lab.training.config import TrainConfig
+from ..lab.training.config import DERIVED, TrainConfig
 from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 else:
     # Not TrainConfig itself: a recipe fills in the options that are not given, then all are checked.
     _fields = {name: field.annotation for name, field in TrainConfig.model_fields.items()}
-    del _fields["network"], _fields["dataset"], _fields["classes"]
+    for _name in ("network", "dataset", *DERIVED):
+        del _fields[_name]
     Options = TypedDict("Options", _fields, total=False)
 
 
@@ -24,13 +25,18 @@ def train(
     options: Flat[Options] = None,
     out: Path | None = None,
     resume: bool = False,
+    figures: bool = True,
     data: Flat[DataOptions] = None,
 ) -> None:
     """Train a network, and measure it folded and layer by layer.
 
     Args:
-        network: Class of conformallayers.networks, such as LeNetCL.
-        dataset: mnist, fashion-mnist, cifar10, digits or shapes.
+        network: Class of conformallayers.networks, such as LeNetCL, or a class or function of your own
+            as FILE.py:NAME.
+        dataset: mnist, fashion-mnist, cifar10, digits or shapes; or a folder of pictures with one
+            sub-folder per class.
+        options.size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not
+            given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
         options.preset: Size of StageNet and StageReLUNet: micro (if not given), small, base or large.
         options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
@@ -49,7 +55,7 @@ def train(
         options.offset: Of the embedding of StageNet: learned (if not given), none or a number.
         options.pool: Pooling of StageReLUNet: average (if not given) or max.
         options.flips: Mirror a random half of the training images in every epoch.
-        options.shift: Shift the training images by up to this many pixels of 32.
+        options.shift: Shift the training images by up to this many pixels of the network's input.
         options.centre: Subtract the mean training image from every image.
         options.optimizer: adam if not given.
         options.learning_rate: Learning rate, or its maximum if the schedule changes it; 0.001 if
@@ -65,12 +71,14 @@ def train(
         options.device: Device to train on; cpu if not given.
         out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
         resume: Continue the run in that folder.
+        figures: Draw curves, confusion matrix and worst mistakes into the folder, from the scores of the
+            test images.
     """
     from ..lab.training.train import train as run_training
     from ..utils.memory import keep_freed_memory
 
     keep_freed_memory()
-    places = {"out": out, "resume": resume, "warn": True, **given(data)}
+    places = {"out": out, "resume": resume, "figures": figures, "warn": True, **given(data)}
     result = run_training(network=network, dataset=dataset, **places, **(options or {}))
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])

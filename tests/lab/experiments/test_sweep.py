@@ -19,6 +19,7 @@ import torch
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import coordinates, paper, sweep
+from conformallayers.lab.experiments.space import draw, fitting_space
 from conformallayers.lab.experiments.sweep import run_sweep
 from conformallayers.utils import memory
 from support import run_command
@@ -38,8 +39,11 @@ def small() -> Dataset:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, small: Dataset, tmp_path: Path) -> dict[str, Any]:
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """A search whose accuracy grows with the epoch, and falls with the learning rate."""
+    labels = torch.arange(5000) % 10
+    images, none = torch.zeros(5000, 1, 2, 2, dtype=torch.uint8), torch.empty(0)
+    large = Dataset("mnist", images, labels, none, none)
 
     def rows(config: Any, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
         for epoch in range(1, config.epochs + 1):
@@ -47,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, small: Dataset, tmp_path: Path) -> di
             yield {"epoch": epoch, "validation_accuracy": share}
 
     monkeypatch.setattr(sweep, "epoch_rows", rows)
-    return {"network": "LeNet", "dataset": small, "out": tmp_path / "study", "say": silent}
+    return {"network": "LeNet", "dataset": large, "out": tmp_path / "study", "say": silent}
 
 
 def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_path: Path) -> None:
@@ -57,7 +61,7 @@ def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_p
         out=tmp_path, say=lines.append,
     )  # fmt: skip
     assert record["images"] == {"train": 90, "validation": 20}
-    assert len(record["trials"]) == len(lines) == 3
+    assert len(record["trials"]) == len([line for line in lines if line.startswith("trial")]) == 3
     assert all(row["epochs_run"] >= 1 for row in record["trials"])
     assert lines[0].startswith("trial 0: complete, ")
     names = {path.name for path in tmp_path.iterdir()}
@@ -90,6 +94,45 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, An
         assert [int(row["trial"]) for row in csv.DictReader(stream)] == [r["trial"] for r in rows]
 
 
+def test_small_data_set_has_a_space_that_fits(quick: dict[str, Any], small: Dataset) -> None:
+    record = run_sweep(**{**quick, "dataset": small}, trials=8, max_epochs=12)
+    assert record["space"]["learning_rate"] == {"low": 1e-4, "high": 0.1, "log": True}
+    for row in record["trials"]:
+        assert 8 <= row["batch_size"] <= record["images"]["train"] == 180
+        assert 1e-4 <= row["learning_rate"] <= 0.1
+    assert min(row["learning_rate"] for row in record["trials"]) < 5e-3  # logarithmic
+    assert not record["at_chance"]
+
+
+def test_own_space_is_searched_and_kept(quick: dict[str, Any]) -> None:
+    space = ("learning_rate=1e-5:1e-3:log", "optimizer=sgd", "weight-decay=0,0.1", "epochs=2:3")
+    record = run_sweep(**quick, trials=6, space=space)
+    for row in record["trials"]:
+        assert 1e-5 <= row["learning_rate"] <= 1e-3
+        assert row["optimizer"] == "sgd"
+        assert row["weight_decay"] in (0.0, 0.1)
+        assert row["epochs"] in (2, 3)
+        assert paper.BATCH_SIZES[0] <= row["batch_size"] <= paper.BATCH_SIZES[1]
+    assert "--space learning_rate=1e-5:1e-3:log optimizer=sgd" in record["command"]
+    assert (quick["out"] / "figure.png").exists()
+    with pytest.raises(cl.ConformalError, match=r"sweep --space: expected \['learning_rate"):
+        run_sweep(**quick, trials=6)
+
+
+def test_trials_at_chance_are_said_to_be(
+    quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(config: Any, train_set: Dataset, held: Dataset) -> Iterator[dict[str, Any]]:
+        yield {"epoch": 1, "validation_accuracy": 0.11}
+
+    monkeypatch.setattr(sweep, "epoch_rows", rows)
+    lines: list[str] = []
+    record = run_sweep(**{**quick, "say": lines.append}, trials=2, max_epochs=1)
+    assert record["at_chance"]
+    assert 0.09 < record["chance"] < 0.14
+    assert lines[-1].startswith("Every trial stayed at chance (")
+
+
 def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -> None:
     first = run_sweep(**quick, trials=5)
     assert run_sweep(**quick, trials=5)["trials"] == first["trials"]
@@ -110,7 +153,8 @@ def test_study_goes_on_with_new_numbers(quick: dict[str, Any], tmp_path: Path) -
 def test_processes_that_start_together_draw_different_trials(tmp_path: Path) -> None:
     options = {"max_epochs": 50, "seed": 2**40}
     studies = [sweep._open_study("together", None, tmp_path, options) for _ in range(2)]
-    drawn = [sweep.suggested(study.ask(), 50) for study in studies]
+    space = fitting_space("mnist", 54000, 50)
+    drawn = [draw(study.ask(), space) for study in studies]
     assert drawn[0] != drawn[1]
 
 
@@ -199,7 +243,7 @@ def test_study_goes_on_behind_a_cut_line(cut: int | None, quick: dict[str, Any])
         ({"timeout": -1.0}, "sweep --timeout: expected a value greater than 0"),
         ({"max_epochs": 51}, "sweep --max-epochs: expected at most 50, got 51"),
         ({"validation": 0.0}, "sweep --validation: expected a value greater than 0"),
-        ({"subset": 1000}, "subset: expected a whole number from 1 to 180, got 1000"),
+        ({"subset": 9000}, "subset: expected a whole number from 1 to 4500, got 9000"),
         ({"alpha": "young"}, "--alpha: expected no such option for LeNet"),
     ],
 )

@@ -20,6 +20,7 @@ from conformallayers.cli import app as cli
 from conformallayers.lab.experiments import batchsize, coordinates, depth, paper
 from conformallayers.lab.experiments.accuracy import config_of, file_name
 from conformallayers.lab.experiments.inference import LAYERS, RELU
+from conformallayers.lab.experiments.space import fitting_space
 from conformallayers.lab.report import figures
 from conformallayers.lab.report.report import template_environment, write_report
 
@@ -133,7 +134,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record |= {"options": {"subset": 100}, "images": {"train": 100}, "best": trial}
     folder = root / "sweep" / "LeNetCL-mnist"
     write(folder / "study.json", {**record, "trials": [trial, {**trial, "state": "PRUNED"}]})
-    figures.save(coordinates.parallel_coordinates([trial], "LeNetCL"), folder, "figure")
+    space = fitting_space("mnist", 54000, 50)
+    figures.save(coordinates.parallel_coordinates([trial], "LeNetCL", space), folder, "figure")
     shutil.copytree(BENCHMARKS, root / "benchmarks")
     return root
 

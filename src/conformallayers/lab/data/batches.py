@@ -14,6 +14,7 @@ from ...errors import refusal
 from ...networks import IMAGE_SHAPE
 
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
+_CHUNK = 2**24  # values that are converted to float64 at a time
 
 
 def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -34,20 +35,25 @@ def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return _enlarge(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
 
 
-def mean_image(images: Tensor) -> Tensor:
+def mean_image(images: Tensor, stored: bool = False) -> Tensor:
     """Return the mean of images as a network input, in float64.
 
     Shape:
-        (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32)
+        (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32); with ``stored`` (1, C, H, W)
     """
-    return as_input(images.mean(0, keepdim=True, dtype=torch.float64), torch.float64)
+    chunk = max(
+        1, _CHUNK // images[0].numel()
+    )  # in float64 all images need eight times their memory
+    parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
+    mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
+    return mean / 255 if stored else as_input(mean, torch.float64)
 
 
 def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """Mirror some images left to right, then shift each by whole pixels, filling with black.
 
     Args:
-        images: (B, C, 32, 32).
+        images: (B, C, H, W).
         flipped: (B,), bool.
         down, right: (B,), the shifts in pixels.
 
@@ -59,9 +65,9 @@ def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor)
         [[0, 0, 6, 30]]
     """
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
-    pixels = torch.arange(_SIDE, device=images.device)
-    rows, columns = pixels - down[:, None], pixels - right[:, None]
-    columns = torch.where(flipped[:, None], _SIDE - 1 - columns, columns)
+    height, width = (torch.arange(side, device=images.device) for side in images.shape[2:])
+    rows, columns = height - down[:, None], width - right[:, None]
+    columns = torch.where(flipped[:, None], len(width) - 1 - columns, columns)
     padded = F.pad(images, (reach,) * 4)
     sample = torch.arange(len(images), device=images.device)[:, None, None]
     taken = padded[sample, :, rows[:, :, None] + reach, columns[:, None, :] + reach]
@@ -99,13 +105,13 @@ class Batches:
     """Iterate once over images (B, 3, 32, 32) with values in [0, 1] and labels (B,).
 
     Args:
-        images: (N, 1 or 3, H, W), unsigned bytes, at most 32×32.
+        images: (N, 1 or 3, H, W), unsigned bytes, at most 32×32 unless they are ``stored``.
         labels: (N,).
         batch_size: of all ranks together; the last batch may be smaller.
         shuffle: use a new order in every epoch; False keeps the order of the images.
         seed, epoch: determine the order, and the flips and shifts.
         flips: mirror a random half of the images left to right.
-        shift: the largest random shift along each axis, in pixels of 32.
+        shift: the largest random shift along each axis, in pixels of the network's input.
         stored: keep the shape of the images, (B, C, H, W), instead of enlarging them.
         device: of the batches.
         rank, world_size: of the process, and the number of processes that share every batch.
@@ -136,7 +142,8 @@ class Batches:
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
         fits = len(shape) == 4 and shape[1] in (1, _CHANNELS) and min(shape[2:], default=0) >= 1
-        if not fits or max(shape[2:]) > _SIDE or self.images.dtype != torch.uint8:
+        small = fits and (self.stored or max(shape[2:]) <= _SIDE)
+        if not small or self.images.dtype != torch.uint8:
             expected = f"images (N, 1 or 3, H, W) of unsigned bytes, at most {_SIDE}×{_SIDE}"
             raise refusal("Batches", expected, f"{self.images.dtype} of {shape}", "Convert them.")
         if tuple(self.labels.shape) != shape[:1]:
@@ -158,6 +165,10 @@ class Batches:
         """Return the number of images in a batch, of all ranks together."""
         return min(self.batch_size, len(self.labels) - index * self.batch_size)
 
+    def as_input(self, images: Tensor) -> Tensor:
+        """Return bytes as the network takes them: pixels in [0, 1], stored or enlarged."""
+        return images.float().div_(255) if self.stored else as_input(images)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._order()
         moves = self._moves() if self.flips or self.shift else None
@@ -173,8 +184,9 @@ class Batches:
             images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
             if moves is not None:
                 flipped, down, right = moves[:, rows].to(self.device)
-                images = flip_and_shift(_enlarge(images), flipped > 0, down, right)
-            yield (images.float().div_(255) if self.stored else as_input(images)), labels
+                whole = images if self.stored else _enlarge(images)
+                images = flip_and_shift(whole, flipped > 0, down, right)
+            yield self.as_input(images), labels
 
     def _order(self) -> Tensor | None:
         if not self.shuffle:

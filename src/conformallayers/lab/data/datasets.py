@@ -28,6 +28,9 @@ class Dataset:
         train_images, test_images: (N, C, H, W), unsigned bytes; 0 is black and 255 white.
         train_labels, test_labels: (N,), int64, from 0 to ``classes`` - 1.
         classes: their number, and the number of outputs of a network that is trained on them.
+        labels: a name for every class, if they have other names than those of the catalogue.
+        spread: the training images are in a random order with the classes spread evenly, and splits take the
+            first ones, without copying them.
     """
 
     name: str
@@ -36,6 +39,8 @@ class Dataset:
     test_images: Tensor
     test_labels: Tensor
     classes: int = CLASSES
+    labels: tuple[str, ...] | None = None
+    spread: bool = False
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train_labels, self.test_labels])
@@ -62,10 +67,24 @@ class Dataset:
             expected = f"a share below 1 or a whole number below {total}"
             raise refusal("validation", expected, str(validation), "0 sets nothing aside.")
         count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
-        order = _order(total, seed)
-        train, held_out = self._choose(order[count:]), self._choose(order[:count])
+        held_out, train = self._parts(count, seed)
+        if self.spread and count:
+            self._check_every_class(validation, held_out.train_labels, train.train_labels)
         images, labels = held_out.train_images, held_out.train_labels
         return train, replace(train, test_images=images, test_labels=labels)
+
+    def _check_every_class(self, validation: float | int, *parts: Tensor) -> None:
+        """Refuse a split that leaves a part without images of a class."""
+        for labels in parts:
+            absent = sorted(set(range(self.classes)) - set(labels.tolist()))
+            if absent:
+                name = self.labels[absent[0]] if self.labels else absent[0]
+                total = int((self.train_labels == absent[0]).sum())
+                got = f"{validation:g}, too little or too much of the {total} of {name}"
+                expected = (
+                    "a share with an image of every class, in what is set aside and in the rest"
+                )
+                raise refusal("validation", expected, got, "Change it, or add images.")
 
     def subset(self, count: int, seed: int = 0) -> Dataset:
         """Return a data set with ``count`` of the training images, chosen by the seed.
@@ -78,12 +97,21 @@ class Dataset:
         if not 1 <= count <= total:
             expected = f"a whole number from 1 to {total}"
             raise refusal("subset", expected, str(count), "Leave it out to take all images.")
-        return self._choose(_order(total, seed)[:count])
+        return self._parts(count, seed)[0]
 
-    def _choose(self, rows: Tensor) -> Dataset:
-        rows = rows.sort().values
-        images, labels = self.train_images[rows], self.train_labels[rows]
-        return replace(self, train_images=images, train_labels=labels)
+    def _parts(self, count: int, seed: int) -> tuple[Dataset, Dataset]:
+        """Return a data set with ``count`` of the training images, and one with the others."""
+        order = _order(len(self.train_labels), seed)
+        chosen: tuple[Any, Any] = order[:count].sort().values, order[count:].sort().values
+        if self.spread:
+            chosen = slice(count), slice(count, None)
+        first, rest = (
+            replace(
+                self, train_images=self.train_images[rows], train_labels=self.train_labels[rows]
+            )
+            for rows in chosen
+        )
+        return first, rest
 
 
 def _order(total: int, seed: int) -> Tensor:

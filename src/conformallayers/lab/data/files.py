@@ -53,7 +53,9 @@ class Place:
 
 def layouts_of(name: str) -> tuple[Layout, ...]:
     """Return the layouts of a known data set; digits and shapes have none."""
-    require_choice("dataset", name, NAMES, "Run conformallayers data list.")
+    require_choice(
+        "dataset", name, NAMES, "Run conformallayers data list, or name a folder of pictures."
+    )
     return LAYOUTS.get(name, ())
 
 
@@ -173,9 +175,12 @@ def _readable(path: Path) -> Iterator[None]:
         raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
 
 
-def md5(data: bytes) -> str:
+def md5(*parts: Any) -> str:
     """Return the checksum of the catalogue, a guard against accidents and not against attacks."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(usedforsecurity=False)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def check_md5(data: bytes, expected: str, where: str) -> None:

@@ -182,7 +182,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
         require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")
     if chosen.threads is not None:
         torch.set_num_threads(chosen.threads)
-    subjects = chosen_subjects(names, chosen.depths, chosen.results)
+    subjects = chosen_subjects(names, chosen.depths, chosen.results, chosen.input_shape)
     against = None if chosen.against is None else OnnxFile.open(chosen.against)
     for subject in subjects:
         if against is not None:

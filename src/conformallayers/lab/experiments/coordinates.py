@@ -12,33 +12,60 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
 from ..report import figures
-from . import paper
+from .space import Range, Space
 
-_OPTIMIZER = 3  # the axis that has names and no numbers
-_TITLES = ("batch size", "epochs", "learning rate", "optimiser", "validation\naccuracy (%)")
+_ACCURACY = "validation\naccuracy (%)"
 _BEND = 0.45  # distance of the control points from their axes, as a share of the gap
 
 
-def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw trials, rows of study.json, as curves coloured by accuracy, the best on top."""
+def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str, space: Space) -> Figure:
+    """Draw trials, rows of study.json, as curves coloured by accuracy, the best on top.
+
+    Args:
+        trials: finished ones.
+        title: of the figure.
+        space: that was searched; one axis for each of its options, and one for the accuracy.
+    """
     rows = sorted(trials, key=lambda row: row["validation_accuracy"])
-    values = np.array([_numbers(row) for row in rows])
-    low, high = _bounds(values)
-    heights = (values - low) / (high - low)
+    shares = [100 * row["validation_accuracy"] for row in rows]
+    margin = max(0.05, 0.05 * (shares[-1] - shares[0]))
+    ends: dict[str, Range | tuple[Any, ...]] = {
+        **space,
+        _ACCURACY: Range(shares[0] - margin, shares[-1] + margin),
+    }
+    values = [{**row, _ACCURACY: share} for row, share in zip(rows, shares, strict=True)]
+    heights = [[height(row[name], ends[name]) for name in ends] for row in values]
     colours = matplotlib.colormaps["cividis"]
-    with figures.styled(9, 4.2) as (figure, axes):
+    with figures.styled(max(6.0, 1.8 * len(ends)), 4.2) as (figure, axes):
         for rank, curve in enumerate(heights):
             line: Any = {"edgecolor": colours(curve[-1]), "facecolor": "none", "linewidth": 2}
             place = 2 + rank / len(rows)
             axes.add_patch(PathPatch(smooth(curve), zorder=place, alpha=0.9, **line))
-        for place in range(len(_TITLES)):
-            _draw_axis(axes, place, low[place], high[place])
-        axes.set(xlim=(-0.35, len(_TITLES) - 0.5), ylim=(-0.06, 1.06), yticks=[])
-        axes.set_xticks(range(len(_TITLES)), _TITLES)
+        for place, (name, end) in enumerate(ends.items()):
+            _draw_axis(axes, place, end, ".2f" if name == _ACCURACY else "")
+        axes.set(xlim=(-0.35, len(ends) - 0.5), ylim=(-0.06, 1.06), yticks=[])
+        axes.set_xticks(range(len(ends)), [name.replace("_", " ") for name in ends])
         axes.tick_params(axis="x", length=0, pad=8)
         axes.spines[:].set_visible(False)
         axes.set_title(f"{title}: the best {len(rows)} of the search")
     return figure
+
+
+def height(value: Any, ends: Range | tuple[Any, ...]) -> float:
+    """Return where a value is on its axis, from 0 at the lower end to 1 at the upper.
+
+    Examples:
+        >>> height(0.1, Range(0.01, 1.0, log=True)), height("sgd", ("adam", "sgd"))
+        (0.5, 0.75)
+    """
+    if not isinstance(ends, Range):
+        return (ends.index(value) + 0.5) / len(ends)
+    if ends.low == ends.high:
+        return 0.5
+    low, high, place = (
+        np.log([ends.low, ends.high, value]) if ends.log else (ends.low, ends.high, value)
+    )
+    return float((place - low) / (high - low))
 
 
 def smooth(heights: Sequence[float]) -> Curve:
@@ -51,32 +78,21 @@ def smooth(heights: Sequence[float]) -> Curve:
     return Curve(points, codes)
 
 
-def _numbers(row: dict[str, Any]) -> list[float]:
-    """Return a trial in the order of the axes."""
-    options = (row["batch_size"], row["epochs"], row["learning_rate"])
-    return [*options, paper.OPTIMIZERS.index(row["optimizer"]), 100 * row["validation_accuracy"]]
-
-
-def _bounds(values: Any) -> Any:
-    """Return the lower and the upper ends of the axes, (2, axes)."""
-    _, epochs, _, _, shares = values.T
-    margin = max(0.05, 0.05 * (shares.max() - shares.min()))
-    lengths = (min(paper.EPOCHS[0], epochs.min()), paper.EPOCHS[1])
-    names = (-0.5, len(paper.OPTIMIZERS) - 0.5)
-    found = (shares.min() - margin, shares.max() + margin)
-    return np.array([paper.BATCH_SIZES, lengths, paper.LEARNING_RATES, names, found]).T
-
-
-def _draw_axis(axes: Any, place: int, low: float, high: float) -> None:
+def _draw_axis(axes: Any, place: int, ends: Range | tuple[Any, ...], digits: str) -> None:
     axes.plot([place, place], [0, 1], color="#333333", linewidth=1, zorder=4)
-    marks = [(share, low + share * (high - low)) for share in (0, 0.25, 0.5, 0.75, 1)]
-    digits = (".0f", ".0f", ".3g", "", ".2f")[place]
-    texts = [(share, format(value, digits)) for share, value in marks]
-    if place == _OPTIMIZER:
-        texts = [((n - low) / (high - low), name) for n, name in enumerate(paper.OPTIMIZERS)]
-    for height, text in texts:
-        axes.plot([place - 0.03, place], [height, height], color="#333333", linewidth=1, zorder=4)
+    if isinstance(ends, Range):
+        spaced = np.geomspace if ends.log else np.linspace
+        values = spaced(ends.low, ends.high, 5 if ends.low < ends.high else 1).tolist()
+        whole = isinstance(ends.low, int) and isinstance(ends.high, int)
+        texts = [
+            (height(value, ends), format(value, digits or (".0f" if whole else ".3g")))
+            for value in values
+        ]
+    else:
+        texts = [(height(value, ends), str(value)) for value in ends]
+    for level, text in texts:
+        axes.plot([place - 0.03, place], [level, level], color="#333333", linewidth=1, zorder=4)
         box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.8}
         axes.text(
-            place - 0.05, height, text, ha="right", va="center", fontsize=9, bbox=box, zorder=5
+            place - 0.05, level, text, ha="right", va="center", fontsize=9, bbox=box, zorder=5
         )

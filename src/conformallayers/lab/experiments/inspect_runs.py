@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ...errors import refusal
 from ...inspection import Form, Inspection, Part, Terms, inspect
-from ...networks import IMAGE_SHAPE
 from ...nn.container import layer_by_layer
 from ...utils.files import write_json
 from ..checks import command_line, require_folder
 from ..data.batches import as_input
-from ..data.datasets import Dataset, load
+from ..data.datasets import Dataset
 from ..data.files import md5
+from ..data.sources import Trained, load_test
 from ..report.figures import save
 from ..settings import torch_settings
 from ..training import checkpoint
@@ -59,6 +59,7 @@ def run_inspect(
     require_folder("inspect --out", out)
     stored = checkpoint.load(path)
     config, model = checkpoint.trained(stored)
+    shape = config.input_shape
     name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
     shown: Row = {"dataset": name, "samples": chosen.samples}
     kept_options = {**shown, "checkpoint": md5(path.read_bytes())}
@@ -67,23 +68,29 @@ def run_inspect(
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
-        dataset = load(name, chosen.data_root, verify=chosen.verify)
+        names = None if config.labels is None else tuple(config.labels)
+        trained = Trained(config.dataset, names, config.pictures, shape)
+        root, verify = chosen.data_root, chosen.verify
+        dataset = load_test(name, trained, root, verify=verify, where="inspect")
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
-        x, labels = as_input(dataset.test_images[:count]), dataset.test_labels[:count]
-        found = inspect(model, IMAGE_SHAPE, x)
-        untrained = inspect(_initial(config), IMAGE_SHAPE, x)
+        images, labels = dataset.test_images[:count], dataset.test_labels[:count]
+        x = images.float() / 255 if config.stored else as_input(images)
+        found = inspect(model, shape, x)
+        untrained = inspect(_initial(config), shape, x)
         say(str(found))
         record = {
             **provenance(command_line(["inspect", str(run)], {**shown, "threads": chosen.threads})),
             "options": kept_options,
             "images": count,
-            "network": config.network,
+            "network": config.network_name,
             "epoch": stored.state.epoch,
             "trained": config.command({}),
             **_results(model, found, untrained, x, labels),
         }
-        figures = inspection_figures(found, untrained, f"{config.network}, {name}", dataset.classes)
+        figures = inspection_figures(
+            found, untrained, f"{config.network_name}, {Path(name).name}", dataset.classes
+        )
         _write(out, figures, record)
     return record
 

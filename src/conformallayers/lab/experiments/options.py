@@ -188,6 +188,7 @@ class BenchOptions:
         executions: Timed calls of each engine, three per turn.
         tolerance: Also fold with this relative error of the denominator, for pixels in [0, 1].
         sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy, c; onnxruntime and c if none is given.
+        input_shape: Shape of one sample, such as 3 64 64, for a model file that does not tell it.
         against: ONNX file to time beside every network, in ONNX Runtime.
         threads: Threads of every engine but C, which has one; all cores if not given.
         results: Folder of the results of the experiments, which have the accuracies.
@@ -200,6 +201,7 @@ class BenchOptions:
     executions: int = 45
     tolerance: float | None = 1e-3
     sessions: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
     against: Path | None = None
     threads: int | None = None
     results: Path = Path("results")
@@ -215,6 +217,10 @@ class SweepOptions(DataOptions):
         trials: Trials of the study in total, pruned ones included.
         timeout: Start no new trial after this many seconds.
         max_epochs: Most epochs of a trial.
+        space: What to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
+            learning_rate=1e-4:0.1:log; the rest is searched as usual.
+        size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
+        preset: Size of StageNet and StageReLUNet.
         subset: Train on this many images, always the same; all if not given.
         validation: Training images to hold out, as a fraction below 1 or a count.
         alpha: young (the paper's), spectral, learned or a number; for conformal networks.
@@ -229,6 +235,9 @@ class SweepOptions(DataOptions):
     trials: int = 50
     timeout: float | None = None
     max_epochs: int = paper.EPOCHS[1]
+    space: tuple[str, ...] = ()
+    size: str | None = None
+    preset: str | None = None
     subset: int | None = None
     validation: float = 0.1
     alpha: str | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ... import networks
-from ...errors import refusal
+from ...errors import checked_shape, refusal, shape_text
 from ...folding.folded import Folded
 from ...networks.stages import PRESETS
 from ...zoo.catalogue import network_files
@@ -53,13 +53,16 @@ class Subject:
     accuracy: Mapping[str, float] | None = None
 
 
-def chosen_subjects(names: Sequence[str], depths: Iterable[int], results: Path) -> list[Subject]:
+def chosen_subjects(
+    names: Sequence[str], depths: Iterable[int], results: Path, shape: tuple[int, ...] = ()
+) -> list[Subject]:
     """Return networks and files by their names; all networks if there are none.
 
     Args:
         names: such as ``"LeNet"``, ``"DkNet 9"``, ``"StageNet-micro"``, the path of a file, or a name of the zoo.
         depths: of DkNet.
         results: folder of the experiments, where accuracies are found.
+        shape: of one sample of the files, if they are to be measured for another shape than their own.
     """
     known = {one.name: one for one in _networks(depths, _accuracies(results))}
     shipped = network_files()
@@ -67,8 +70,11 @@ def chosen_subjects(names: Sequence[str], depths: Iterable[int], results: Path) 
     for name in names or known:
         is_file = name.endswith(_FILE) or name in shipped or os.path.exists(name)
         if name not in known and is_file:
-            found.append(_read_file(name))
+            found.append(_read_file(name, shape))
             continue
+        if shape:
+            remedy = "Name files and run folders alone beside it."
+            raise refusal("bench --input-shape", "it for model files", name, remedy)
         choices = (*known, *sorted(shipped))
         require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
         found.append(known[name])
@@ -125,22 +131,28 @@ def _accuracies(results: Path) -> dict[str, float]:
     return found
 
 
-def _read_file(name: str) -> Subject:
+def _read_file(name: str, shape: tuple[int, ...] = ()) -> Subject:
     """Return the fold or the model of a file, or of a run folder."""
     loaded = load_model(name, "bench")
     share = _file_accuracy(loaded)
     plain = not loaded.folds and not isinstance(loaded.module, Folded)
     accuracy = None if share is None else {RELU if plain else FOLD: share}
     if isinstance(loaded.module, Folded):
-        shape = loaded.module.input_shape
-        return Subject(name, folded=loaded.module, shape=shape, accuracy=accuracy)
-    if loaded.shape is None:
-        remedy = "Fold it first: conformallayers fold --input-shape 1 28 28."
+        own = loaded.module.input_shape
+        if shape not in ((), own):
+            remedy = "A fold has one shape: fold the model again."
+            raise refusal("bench --input-shape", shape_text(own), shape_text(shape), remedy)
+        return Subject(name, folded=loaded.module, shape=own, accuracy=accuracy)
+    if shape:
+        checked_shape(shape, "bench --input-shape")
+    elif loaded.shape is None:
+        remedy = "Give it: --input-shape 1 28 28."
         raise refusal(f"bench {name}", "a model with an input shape", "none", remedy)
-    model = from_images(loaded.module, loaded.shape, "bench")
+    shape = shape or loaded.shape or ()
+    model = from_images(loaded.module, shape, "bench")
     if plain:
-        return Subject(name, relu=lambda: merged(model), shape=loaded.shape, accuracy=accuracy)
-    return Subject(name, conformal=lambda: model, shape=loaded.shape, accuracy=accuracy)
+        return Subject(name, relu=lambda: merged(model), shape=shape, accuracy=accuracy)
+    return Subject(name, conformal=lambda: model, shape=shape, accuracy=accuracy)
 
 
 def _file_accuracy(loaded: Loaded) -> float | None:

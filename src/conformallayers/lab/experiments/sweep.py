@@ -1,4 +1,4 @@
-"""Search for hyperparameters as in the paper: TPE with Hyperband, by validation accuracy."""
+"""Search for hyperparameters as in the paper, TPE with Hyperband, by validation accuracy."""
 
 from __future__ import annotations
 
@@ -15,23 +15,32 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
+from torch import Tensor
 
 from ...errors import ConformalError, refusal
 from ..checks import command_line, make_folder, require_positive, require_same
-from ..data.datasets import Dataset, load
+from ..data.datasets import Dataset
+from ..data.sources import find_source
 from ..report import figures
 from ..training.config import make_config
+from ..training.own_networks import absolute, source_hash
 from ..training.train import epoch_rows
 from . import paper
 from .coordinates import parallel_coordinates
 from .options import SweepOptions
 from .records import Row, provenance, write_record
+from .space import Range, draw, fitting_space, parse_space
 
 NAME = "study"
 BEST = 10  # trials in the figure
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 _OPTIONS = "options"  # user attribute of a study that holds its options
-_STUDY_OPTIONS = ("max_epochs", "subset", "validation", "alpha", "projective", "seed")
+_TRAIN_OPTIONS = ("preset", "size", "alpha", "projective", "seed", "threads")
+_STUDY_OPTIONS = (
+    *("max_epochs", "subset", "validation", "alpha", "projective", "seed"),
+    *("preset", "size"),
+)
+_SURE = 2.0  # standard deviations above chance
 
 
 def run_sweep(
@@ -72,38 +81,53 @@ def run_sweep(
         search.conclude()
         message = f"Interrupted: {search.done} trials kept. To go on, repeat the command."
         raise KeyboardInterrupt(message) from stop
-    return search.conclude()
+    record = search.conclude()
+    if record["at_chance"]:
+        share = f"{100 * record['chance']:.1f} % of the validation images are of one class"
+        hint = "Search other learning rates (--space) or more epochs, or take another network."
+        say(f"Every trial stayed at chance ({share}): nothing was learned. {hint}")
+    return record
 
 
 class _Search:
     """A study, the images its trials use, and the folder it writes to."""
 
     def __init__(self, network: str, dataset: str | Dataset, options: SweepOptions) -> None:
-        name = dataset if isinstance(dataset, str) else dataset.name
-        usual = f"{network}-{name}"
+        source = find_source(
+            dataset, options.size, options.data_root, verify=options.verify, where="sweep"
+        )
+        network, name = absolute(network), source.name
+        chosen = {key: getattr(options, key) for key in _TRAIN_OPTIONS}
+        self.config = make_config(
+            network=network,
+            dataset=name,
+            epochs=options.max_epochs,
+            **{**chosen, **source.options, "source": source_hash(network)},
+        )
+        usual = f"{self.config.network_name}-{self.config.dataset_name}"
         study = options.study or usual
         kept = {key: getattr(options, key) for key in _STUDY_OPTIONS}
-        fixed = {key: getattr(options, key) for key in ("alpha", "projective", "seed", "threads")}
+        kept["space"] = list(options.space) or None
+        kept |= {key: getattr(self.config, key) for key in ("pictures", "source")}
         self.options, self.out = options, options.out or Path("results/sweep") / study
-        self.config = make_config(network=network, dataset=name, epochs=options.max_epochs, **fixed)
-        if isinstance(dataset, str):
-            dataset = load(dataset, options.data_root, verify=options.verify)
-        self.train_set, self.held_out = dataset.split(options.validation)
+        own = parse_space(options.space, self.config)
+        self.train_set, self.held_out = source.read().split(options.validation)
         if options.subset is not None:
             self.train_set = self.train_set.subset(options.subset)
+        images = len(self.train_set.train_labels)
+        self.space = {**fitting_space(name, images, options.max_epochs), **own}
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # an interrupt is not a failed trial
         names = {"network": network, "dataset": name}
         self.study = _open_study(study, options.storage, self.out, {**names, **kept})
-        shown = {"trials": options.trials, **kept, "study": study if study != usual else None}
+        shown = {key: getattr(options, key) for key in ("trials", *_STUDY_OPTIONS, "space")}
+        shown["study"] = study if study != usual else None
         self.source = {
             **provenance(command_line(["sweep", network, name], shown)),
             **names,
             "options": kept,
-            "images": {
-                "train": len(self.train_set.train_labels),
-                "validation": len(self.held_out.test_labels),
-            },
+            "images": {"train": images, "validation": len(self.held_out.test_labels)},
+            "space": {key: _shown(values) for key, values in self.space.items()},
         }
 
     @property
@@ -113,7 +137,7 @@ class _Search:
 
     def objective(self, trial: Trial) -> float:
         """Train with the options of a trial, and return the last validation accuracy."""
-        chosen = self.config.model_copy(update=suggested(trial, self.options.max_epochs))
+        chosen = self.config.model_copy(update=draw(trial, self.space))
         accuracy = 0.0
         try:
             for row in epoch_rows(chosen, self.train_set, self.held_out):
@@ -130,6 +154,7 @@ class _Search:
         """Write study.json and study.csv, and return the record."""
         record = {**self.source, "finished": self.done >= self.options.trials}
         record |= _summary(self.study)
+        record |= _chance(record["trials"], self.held_out.test_labels)
         write_record(self.out, NAME, record, record["trials"])
         return record
 
@@ -138,19 +163,13 @@ class _Search:
         record = self.write()
         best = [trial for trial in record["trials"] if trial["state"] == "COMPLETE"][:BEST]
         if best:
-            title = f"{record['network']}, {record['dataset']}"
-            figures.save(parallel_coordinates(best, title), self.out, "figure")
+            title = f"{self.config.network_name}, {self.config.dataset_name}"
+            figures.save(parallel_coordinates(best, title, self.space), self.out, "figure")
         return record
 
 
-def suggested(trial: Trial, max_epochs: int) -> Row:
-    """Draw options from the paper's search space, with at most ``max_epochs`` epochs."""
-    return {
-        "batch_size": trial.suggest_int("batch_size", *paper.BATCH_SIZES),
-        "epochs": trial.suggest_int("epochs", min(paper.EPOCHS[0], max_epochs), max_epochs),
-        "learning_rate": trial.suggest_float("learning_rate", *paper.LEARNING_RATES),
-        "optimizer": trial.suggest_categorical("optimizer", paper.OPTIMIZERS),
-    }
+def _shown(values: Range | tuple[Any, ...]) -> Any:
+    return vars(values) if isinstance(values, Range) else list(values)
 
 
 def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:
@@ -231,6 +250,14 @@ def _summary(study: Study) -> Row:
     rows.sort(key=lambda row: (row["state"] != "COMPLETE", -(row["validation_accuracy"] or 0)))
     best = rows[0] if rows and rows[0]["state"] == "COMPLETE" else None
     return {"study": study.study_name, "best": best, "trials": rows}
+
+
+def _chance(trials: list[Row], labels: Tensor) -> Row:
+    """Return the share of the largest class, and whether no trial was clearly above it."""
+    chance = float(labels.bincount().max()) / len(labels)
+    limit = chance + _SURE * (chance * (1 - chance) / len(labels)) ** 0.5
+    reached = [row["last_accuracy"] for row in trials if row["last_accuracy"] is not None]
+    return {"chance": chance, "at_chance": bool(reached) and max(reached) <= limit}
 
 
 def _line(trial: FrozenTrial) -> str:

@@ -33,7 +33,11 @@ def is_image(head: bytes) -> bool:
 
 
 def read_image(
-    source: str | bytes, shape: tuple[int, ...], white: float = 1.0, resize: bool = False
+    source: str | bytes,
+    shape: tuple[int, ...],
+    white: float = 1.0,
+    resize: bool = False,
+    opaque: bool = False,
 ) -> Array:
     """Return an image as (C, H, W), float32, black 0 and white ``white``.
 
@@ -42,6 +46,7 @@ def read_image(
         shape: of the network's input.
         white: value of a white pixel.
         resize: scale an image of another size instead of refusing it.
+        opaque: put transparent pixels over white instead of refusing them.
 
     Raises:
         Unreadable: not an image, damaged, too large, or of another shape.
@@ -56,7 +61,7 @@ def read_image(
                 require_file(source)
             file = io.BytesIO(source) if isinstance(source, bytes) else source
             with Image.open(file, formats=_formats()) as image:
-                return _pixels(image, shape, resize) * np.float32(white)
+                return _pixels(image, shape, resize, opaque) * np.float32(white)
         except Unreadable:
             raise
         except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
@@ -86,7 +91,7 @@ def need_pillow() -> None:
         raise missing_extra("pillow", "experiments", "reading images") from error
 
 
-def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
+def _pixels(image: Picture, shape: tuple[int, ...], resize: bool, opaque: bool) -> Array:
     """Return the pixels, (C, H, W), in [0, 1]."""
     from PIL import Image, ImageOps
 
@@ -106,7 +111,8 @@ def _pixels(image: Picture, shape: tuple[int, ...], resize: bool) -> Array:
         values = np.asarray(upright).astype(np.float32) / np.float32(65535)
         grey = _resized(Image.fromarray(values), (width, height))
         return np.repeat(np.asarray(grey, np.float32)[None], channels, 0)
-    plain = _resized(_opaque(upright).convert("L" if channels == 1 else "RGB"), (width, height))
+    plain = _without_alpha(upright, opaque).convert("L" if channels == 1 else "RGB")
+    plain = _resized(plain, (width, height))
     values = np.asarray(plain, np.float32).reshape(height, width, channels)
     return np.ascontiguousarray(values.transpose(2, 0, 1)) / np.float32(255)
 
@@ -118,10 +124,14 @@ def _resized(image: Picture, size: tuple[int, int]) -> Picture:
     return image if image.size == size else image.resize(size, Resampling.BILINEAR)
 
 
-def _opaque(image: Picture) -> Picture:
-    """Return an image without its alpha channel; refuse transparent pixels."""
+def _without_alpha(image: Picture, over_white: bool) -> Picture:
+    """Return an image without its alpha channel; transparent pixels are put over white, or refused."""
+    from PIL import Image
+
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         image = image.convert("RGBA")
-        if np.asarray(image.getchannel("A")).min() < 255:
+        if over_white:
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        elif np.asarray(image.getchannel("A")).min() < 255:
             raise Unreadable("transparent pixels, whose colour is not known")
     return image.convert("RGB") if image.mode not in ("1", "L") else image

@@ -28,6 +28,8 @@ class ReadyNetwork:
         output_shape: of its scores.
         labels: names of the classes, or None.
         white: value of a white pixel.
+        pictures: whether it was trained on a folder of pictures: images are then scaled, and transparent pixels put
+            over white, as in training.
     """
 
     run: Callable[[Array], Array]
@@ -35,6 +37,7 @@ class ReadyNetwork:
     output_shape: tuple[int, ...]
     labels: tuple[str, ...] | None
     white: float
+    pictures: bool = False
 
     @property
     def classes(self) -> int:
@@ -68,9 +71,8 @@ def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:
 
     path = locate(model, "predict")
     net = load(path)
-    return ReadyNetwork(
-        net, net.input_shape, net.output_shape, net.labels, white_of(net.about, path)
-    )
+    white, pictures = white_of(net.about, path), "pictures" in (net.about or {})
+    return ReadyNetwork(net, net.input_shape, net.output_shape, net.labels, white, pictures)
 
 
 def _open_torch(
@@ -103,4 +105,5 @@ def _open_torch(
         remedy = "Fold it for samples of a shape: conformallayers fold --input-shape 1 28 28."
         raise refusal(f"predict {os.fspath(model)}", "a model with an input shape", "none", remedy)
     output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    return ReadyNetwork(run, shape, output, loaded.labels, white_of(loaded.about, loaded.path))
+    white, pictures = white_of(loaded.about, loaded.path), loaded.pictures is not None
+    return ReadyNetwork(run, shape, output, loaded.labels, white, pictures)

@@ -92,7 +92,7 @@ class Writer:
                 rows.writerow(["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)])
             for found in predictions:
                 values = (value for choice in found.choices for value in astuple(choice))
-                rows.writerow(map(_csv_text, (found.name, *values)))
+                rows.writerow(map(csv_text, (found.name, *values)))
         else:
             for found in predictions:
                 top = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in found.choices]
@@ -112,11 +112,11 @@ class Writer:
             self._stream.write("  ".join(cells).rstrip() + "\n")
 
 
-def _csv_text(value: str | float) -> str:
+def csv_text(value: str | float) -> str:
     """Write a cell; an apostrophe stands before text that a spreadsheet would run as a formula.
 
     Examples:
-        >>> _csv_text("=1+1"), _csv_text("-1"), _csv_text("cat"), _csv_text(-1e-9)
+        >>> csv_text("=1+1"), csv_text("-1"), csv_text("cat"), csv_text(-1e-9)
         ("'=1+1", '-1', 'cat', '-1e-09')
     """
     if isinstance(value, float):

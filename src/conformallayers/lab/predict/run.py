@@ -78,12 +78,13 @@ def score(
     """Read and run one batch; broken samples keep their places."""
     found: list[str | Broken] = []  # the name of a sample that was read
     values: list[Array] = []
+    resize, opaque = options.resize or network.pictures, network.pictures
     for sample in batch:
         if isinstance(sample, Broken):
             found.append(sample)
             continue
         try:
-            values.append(sample.read(network.input_shape, network.white, options.resize))
+            values.append(sample.read(network.input_shape, network.white, resize, opaque))
             found.append(sample.name)
         except Unreadable as fault:
             found.append(Broken(sample.name, str(fault)))

@@ -35,13 +35,15 @@ class Sample:
     source: str | bytes | Array
     row: int | None = None
 
-    def read(self, shape: tuple[int, ...], white: float, resize: bool) -> Array:
+    def read(
+        self, shape: tuple[int, ...], white: float, resize: bool, opaque: bool = False
+    ) -> Array:
         """Return the values, float32; raise Unreadable if there are none of this shape."""
         if isinstance(self.source, np.ndarray):
             return scaled(self.source, white)
         if self.row is not None:
             return scaled(open_rows(str(self.source), shape)[self.row], white)
-        return read_image(self.source, shape, white, resize)
+        return read_image(self.source, shape, white, resize, opaque)
 
 
 @dataclass(frozen=True)

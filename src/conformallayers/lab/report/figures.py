@@ -29,9 +29,11 @@ STYLE: Any = {
 }
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PNG and SVG without a date; return both paths."""
-    paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+def save(
+    figure: Figure, folder: Path, name: str, suffixes: Sequence[str] = ("png", "svg")
+) -> list[Path]:
+    """Write a figure as PNG and SVG without a date; return the paths."""
+    paths = [folder / f"{name}.{suffix}" for suffix in suffixes]
     with matplotlib.rc_context(STYLE):
         for path in paths:
             options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}

@@ -220,7 +220,7 @@ def _ablation_lines(records: Sequence[Record]) -> list[list[str]]:
 
 
 def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
-    return [name, *(_number(setting[key]) for key in _HYPERPARAMETERS), _percent(accuracy)]
+    return [name, *(_number(setting[key]) for key in _HYPERPARAMETERS), percent(accuracy)]
 
 
 def _matching(records: Sequence[Record], cell: str, variant: str = "") -> list[Record]:
@@ -243,10 +243,10 @@ def _source(
         "command": record.get("command") or command,
         "details": [f"commit {short_commit(record.get('commit'))}", *details],
     }
-    return {"picture": _picture(folder, picture), "source": source}
+    return {"picture": embedded_picture(folder, picture), "source": source}
 
 
-def _picture(folder: Path, name: str) -> str | None:
+def embedded_picture(folder: Path, name: str) -> str | None:
     """Return a picture as a data URI, SVG before PNG; None if there is no such file."""
     for suffix, media_type in _MEDIA_TYPES.items():
         path = folder / f"{name}.{suffix}"
@@ -260,7 +260,8 @@ def _title(dataset: str) -> str:
     return paper.TITLES.get(dataset, dataset)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Write a share in percent."""
     return f"{100 * share:.2f} %"
 
 
@@ -272,7 +273,7 @@ def _number(value: object) -> str:
 _SETTINGS: dict[str, Callable[[Record], object]] = {
     "network": itemgetter("network"),
     "set": lambda record: _title(record["dataset"]),
-    "accuracy": lambda record: _percent(record["accuracy"]),
+    "accuracy": lambda record: percent(record["accuracy"]),
     "epochs": itemgetter("epochs"),
     "batch": itemgetter("batch_size"),
     "rate": lambda record: _number(record["learning_rate"]),

@@ -25,10 +25,11 @@ from pydantic import (
     model_validator,
 )
 
-from ...errors import ConformalError, refusal
+from ...errors import ConformalError, refusal, shape_text
 from ...utils.text import suggest
 from ..checks import command_line, flag
 from ..data.catalogue import CLASSES
+from .own_networks import build_own, find_network, is_own
 from .recipes import recipe
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ NETWORK_OPTIONS = (
     *("rectifier", "respro", "offset", "pool"),
 )
 _REQUIRED = ("network", "dataset")
+DERIVED = ("classes", "labels", "in_shape", "pictures", "source")  # no options of the user
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
+_IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
 
@@ -47,7 +50,9 @@ _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with th
 class TrainConfig(BaseModel):
     """The options of a run; stored in its folder, and compared when it is resumed.
 
-    ``classes``, the number of outputs, is no option of the user: it follows from the data set.
+    Those in ``DERIVED`` are no options of the user: ``classes``, the number of outputs, ``labels`` and
+    ``in_shape`` (None: 3×32×32) follow from the data set. ``pictures`` is the digest of a folder of
+    pictures, ``source`` the hash of the file of a network.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -81,7 +86,12 @@ class TrainConfig(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: PositiveInt | None = None
     device: str = "cpu"
+    size: str | None = None
     classes: PositiveInt = CLASSES
+    labels: list[str] | None = None
+    in_shape: list[PositiveInt] | None = None
+    pictures: str | None = None
+    source: str | None = None
 
     @field_validator("alpha", "offset", mode="before")
     @classmethod
@@ -108,20 +118,18 @@ class TrainConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_network_options(cls, values: dict[str, Any]) -> dict[str, Any]:
-        from ... import networks
-
-        name = values.get("network")
-        known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
-        if name not in known:
-            remedy = f"Name one.{suggest(str(name), known)}"
-            raise refusal("train", f"a network of {', '.join(known)}", repr(name), remedy)
-        accepted = inspect.signature(getattr(networks, name)).parameters
+        name, own = str(values.get("network")), is_own(str(values.get("network")))
+        accepted = inspect.signature(find_network(name, values.get("source"))).parameters
         for option in NETWORK_OPTIONS:
             if option in accepted:
-                if values.get(option) is None and option in _NETWORK_DEFAULTS:
+                if values.get(option) is None and option in _NETWORK_DEFAULTS and not own:
                     values = {**values, option: _NETWORK_DEFAULTS[option]}
             elif values.get(option) not in (None, cls.model_fields[option].default):
                 raise _refused(option, f"no such option for {name}", repr(values[option]))
+        shape = tuple(values.get("in_shape") or _IMAGE_SHAPE)
+        if shape != _IMAGE_SHAPE and "in_shape" not in accepted and not own:
+            expected = f"images of {shape_text(_IMAGE_SHAPE)} for {name}"
+            raise _refused("size", expected, shape_text(shape), " StageNet takes other sizes.")
         needs_depth = "depth" in accepted and accepted["depth"].default is inspect.Parameter.empty
         if needs_depth and values.get("depth") is None:
             raise _refused("depth", f"the number of convolutions of {name}", "none")
@@ -135,10 +143,9 @@ class TrainConfig(BaseModel):
         """Return the network with random weights, after a Centre if ``centre`` is set."""
         import torch
 
-        from ... import networks
         from ...nn.extra_layers import Centre
 
-        network = getattr(networks, self.network)
+        network, own = find_network(self.network, self.source), is_own(self.network)
         accepted = inspect.signature(network).parameters
         chosen = {name: getattr(self, name) for name in NETWORK_OPTIONS if name in accepted}
         given = {
@@ -146,19 +153,39 @@ class TrainConfig(BaseModel):
             for key, value in chosen.items()
             if value is not None and (value or key not in _OFF_AT_ZERO)
         }
-        module: torch.nn.Module = network(**given, num_classes=self.classes)
+        derived = {"num_classes": self.classes, "in_shape": self.input_shape}
+        given |= {key: value for key, value in derived.items() if key in accepted}
+        module = build_own(self.network, network, given) if own else network(**given)
         if self.centre:
-            return torch.nn.Sequential(
-                OrderedDict(centre=Centre(networks.IMAGE_SHAPE), network=module)
-            )
+            return torch.nn.Sequential(OrderedDict(centre=Centre(self.input_shape), network=module))
         return module
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one image as the network takes it."""
+        return tuple(self.in_shape or _IMAGE_SHAPE)
+
+    @property
+    def stored(self) -> bool:
+        """Whether the network takes images in the shape in which they are stored."""
+        return self.in_shape is not None
+
+    @property
+    def network_name(self) -> str:
+        """The network without the path of its file."""
+        return self.network.rpartition(":")[2]
+
+    @property
+    def dataset_name(self) -> str:
+        """The data set without the path of its folder."""
+        return Path(self.dataset).name if self.pictures else self.dataset
 
     def command(self, extra: Mapping[str, Any]) -> str:
         """Return the command line of the run; ``extra`` has options that do not change its result."""
         usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
         if self.recipe:
             usual |= recipe(self.recipe, self.network, self.dataset)
-        options = self.model_dump(exclude={*_REQUIRED, "classes"})
+        options = self.model_dump(exclude={*_REQUIRED, *DERIVED})
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
         given = {
             f"no_{key}" if value is False else key: True if value is False else value
@@ -171,7 +198,8 @@ class TrainConfig(BaseModel):
         """The default folder of the run."""
         preset = f"-{self.preset}" if self.preset else ""
         depth = f"-depth{self.depth}" if self.depth else ""
-        return Path("runs") / f"{self.network}{preset}{depth}-{self.dataset}-seed{self.seed}"
+        name = f"{self.network_name}{preset}{depth}-{self.dataset_name}-seed{self.seed}"
+        return Path("runs") / name
 
 
 # Also the values of options that older records do not have.
@@ -195,11 +223,16 @@ def make_config(**options: Any) -> TrainConfig:
 
     try:
         config = TrainConfig(**options)
-        with torch.device("meta"):
-            config.build()  # modules validate their own options, such as alpha
+        # Modules validate their own options, such as alpha. Code of the user may need numbers.
+        with torch.random.fork_rng(devices=[]), torch.device(_device_of(config)):
+            config.build()
     except ValidationError as error:
         raise _one_line(error) from None
     return config
+
+
+def _device_of(config: TrainConfig) -> str:
+    return "cpu" if is_own(config.network) else "meta"
 
 
 def _one_line(error: ValidationError) -> ConformalError:
@@ -213,7 +246,7 @@ def _one_line(error: ValidationError) -> ConformalError:
             name,
             "an option of train",
             "another",
-            suggest(name, [n for n in DEFAULTS if n != "classes"]),
+            suggest(name, [n for n in DEFAULTS if n not in DERIVED]),
         )
     expected = first["msg"].removeprefix("Input should be ")
     if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction

@@ -15,8 +15,8 @@ from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
-from ..data.datasets import Dataset, load
-from ..data.image_adapter import native_shape
+from ..data.datasets import Dataset
+from ..data.sources import Trained, load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
 from .saved_models import WHITE, Loaded, load_model, white_of
@@ -31,6 +31,7 @@ def accuracy(
     device: str = "cpu",
     ranks: Ranks | None = None,
     stored: bool = False,
+    keep: list[Tensor] | None = None,
 ) -> float:
     """Return the share of correctly classified images, of all ranks together.
 
@@ -40,6 +41,7 @@ def accuracy(
         labels: (N,).
         device: of the model.
         ranks: the processes that share the images.
+        keep: receives the scores of every batch of this process.
     """
     ranks = ranks or Ranks()
     where: Any = {"device": device, "rank": ranks.rank, "world_size": ranks.world_size}
@@ -52,6 +54,8 @@ def accuracy(
                 remedy = "Name the data set that the network was trained on."
                 raise refusal("evaluate --dataset", expected, str(int(y.max())), remedy)
             right += int((scores.argmax(1) == y).sum())
+            if keep is not None:
+                keep.append(scores.float().cpu())
     return ranks.sum(right, device=device)[0] / len(labels)
 
 
@@ -61,20 +65,27 @@ def accuracy_by_path(
     labels: Tensor,
     device: str = "cpu",
     ranks: Ranks | None = None,
+    shape: tuple[int, ...] = IMAGE_SHAPE,
+    keep: list[Tensor] | None = None,
 ) -> dict[str, Any]:
     """Return the accuracy layer by layer (``layers``) and ``folded``, and the fold's ``strategy``.
 
-    The model takes images in their own shape, or 3×32×32. A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
+    A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
+
+    Args:
+        model, images, labels, device, ranks: as in :func:`accuracy`.
+        shape: of one image as the network takes it; images are stored in this shape, or become 3×32×32.
+        keep: receives the scores, (B, classes), of every batch: folded if the network folds.
     """
     model = model.eval()
-    shape = tuple(images.shape[1:])
-    stored = native_shape(model) == shape
+    how: Any = {"device": device, "ranks": ranks, "stored": shape != IMAGE_SHAPE}
+    folds = any(isinstance(module, ConformalLayers) for module in model.modules())
     with layer_by_layer():
-        layers = accuracy(model, images, labels, device, ranks, stored)
+        layers = accuracy(model, images, labels, **how, keep=None if folds else keep)
     found: dict[str, Any] = {"layers": layers, "folded": None, "strategy": None}
-    if any(isinstance(module, ConformalLayers) for module in model.modules()):
-        folded = fold(model, shape if stored else IMAGE_SHAPE)
-        found["folded"] = accuracy(folded, images, labels, device, ranks, stored)
+    if folds:
+        folded = fold(model, shape)
+        found["folded"] = accuracy(folded, images, labels, **how, keep=keep)
         found["strategy"] = folded.strategy
     return found
 
@@ -91,7 +102,9 @@ def evaluate(
 
     Args:
         run: the folder of a run, a checkpoint, a file of :func:`conformallayers.save`, or a name of the zoo.
-        dataset: or its name; None takes the one that the network was trained on.
+        dataset: its name, or a folder of pictures; None takes the one that the network was trained on. The
+            folder of the training is recognised by its files; of another folder all pictures are measured, or
+            those below ``test`` if it has ``train`` and ``test``.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         device: where to run.
 
@@ -105,7 +118,9 @@ def evaluate(
         if name is None:
             remedy = "Name one: --dataset mnist."
             raise refusal("evaluate --dataset", "the set of the test images", "none", remedy)
-        dataset = load(name, data_root, verify=verify)
+        shape = model.native_shape or model.shape or IMAGE_SHAPE
+        trained = Trained(model.dataset, model.labels, model.pictures, shape)
+        dataset = load_test(name, trained, data_root, verify=verify, where="evaluate")
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
@@ -120,10 +135,11 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
     module, white = model.module, white_of(model.about, model.path)
     shape = tuple(images.shape[1:])
     if not isinstance(module, Folded):
-        if native_shape(module) not in (IMAGE_SHAPE, shape) or white != WHITE:
+        native = model.native_shape
+        if native is None or native not in (IMAGE_SHAPE, shape) or white != WHITE:
             got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
             raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
-        return accuracy_by_path(module, images, labels, device)
+        return accuracy_by_path(module, images, labels, device, shape=native)
 
     def run(x: Tensor) -> Tensor:
         result: Tensor = module((white * x).to(module.dtype))

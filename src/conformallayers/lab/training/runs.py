@@ -13,6 +13,8 @@ from ..checks import require_folder, require_same
 from .config import DEFAULTS, TrainConfig
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
+# Options that a user cannot give: what it means if they differ.
+_UNCHANGED = {"pictures": "the folder of pictures", "source": "the file of the network"}
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -55,6 +57,10 @@ def _check_same_options(folder: Path, config: TrainConfig) -> None:
     # A constant learning rate does not depend on the number of epochs.
     if config.schedule == "constant" and before.get("epochs", 0) < config.epochs:
         del options["epochs"]
+    for name, meant in _UNCHANGED.items():
+        if before[name] not in (None, options.pop(name)):
+            remedy = "Restore it, or start another run with --out."
+            raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
     remedy = f"Give the options of the run in {folder}, or start another one with --out."
     require_same("train --resume,", before, options, remedy)
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import refusal
+from ...errors import checked_shape, refusal
 from ...recipe.archive import open_archive
 from ...recipe.file import read_notes
 from ...utils.text import suggest
 from ...zoo.catalogue import network_files
 from ..data.catalogue import LABELS, SHAPES
+from .own_networks import is_own
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +39,8 @@ class Loaded:
         module: a :class:`Folded`, or a model in evaluation mode.
         path: of its file.
         labels: a name for every output, or None.
-        about: notes of the file: network, dataset, epoch, white.
+        about: notes of the file: network, dataset, epoch, white; of a network with an input of its own in_shape;
+            of one that was trained on a folder of pictures its digest, pictures.
     """
 
     module: nn.Module
@@ -50,7 +52,13 @@ class Loaded:
     def dataset(self) -> str | None:
         """The data set of the training, if it is a known one."""
         name = self.about.get("dataset")
-        return name if name in SHAPES else None
+        return name if name in SHAPES or self.pictures is not None else None
+
+    @property
+    def pictures(self) -> str | None:
+        """The digest of the folder of pictures that it was trained on, if it was."""
+        digest = self.about.get("pictures")
+        return digest if isinstance(digest, str) else None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -60,10 +68,20 @@ class Loaded:
 
         if isinstance(self.module, Folded):
             return self.module.input_shape
-        native = native_shape(self.module)
-        if native is not None and self.dataset is not None:
+        native = self.native_shape
+        if native_shape(self.module) is not None and self.dataset in SHAPES:
             return SHAPES[self.dataset]
         return native
+
+    @property
+    def native_shape(self) -> tuple[int, ...] | None:
+        """The shape of one image as the network itself takes it; None if it is unknown."""
+        from ..data.image_adapter import native_shape
+
+        noted = self.about.get("in_shape")
+        if noted is None:
+            return native_shape(self.module)
+        return checked_shape(noted, f"{self.path}, in_shape")
 
     @property
     def folds(self) -> bool:
@@ -105,11 +123,16 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     if archive.document["kind"] == "checkpoint":
         found = checkpoint.read(archive)
         config, module = checkpoint.trained(found, device)
-        about = {"network": config.network, "dataset": config.dataset, "epoch": found.state.epoch}
-        labels = LABELS.get(config.dataset)
+        about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
+        about |= {"epoch": found.state.epoch, "white": WHITE}
+        if is_own(config.network) or config.stored:
+            about["in_shape"] = list(config.input_shape)
+        if config.pictures is not None:
+            about["pictures"] = config.pictures
+        labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
         if labels is not None and len(labels) != config.classes:  # a data set of the same name
             labels = None
-        return Loaded(module.eval(), path, labels, {**about, "white": WHITE})
+        return Loaded(module.eval(), path, labels, about)
     module = read_network(archive).eval().to(device)
     labels, notes = read_notes(archive.document, None)
     return Loaded(module, path, labels, notes or {})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
@@ -22,16 +22,18 @@ from ...errors import refusal
 from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
-from ..data.batches import Batches, as_input, derive_seed, mean_image
-from ..data.catalogue import CLASSES, LABELS
-from ..data.datasets import Dataset, load
+from ..data.batches import Batches, derive_seed, mean_image
+from ..data.datasets import Dataset
 from ..data.files import md5
+from ..data.sources import find_source
 from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
 from .config import TrainConfig, make_config
 from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
+from .outcome import write_outcome
+from .own_networks import absolute, check_outputs, is_own, source_hash
 from .recipes import resolved
 
 _DIAGNOSED = 32  # training images that a health check looks at
@@ -72,6 +74,7 @@ def train(
     resume: bool = False,
     data_root: str | os.PathLike[str] | None = None,
     verify: bool = True,
+    figures: bool = False,
     console: Console | None = None,
     warn: bool = False,
     **options: Any,
@@ -84,41 +87,48 @@ def train(
     set has classes.
 
     Args:
-        network: a class of :mod:`conformallayers.networks`, by its name.
-        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, or a data set.
+        network: a class of :mod:`conformallayers.networks`, by its name; or ``FILE.py:NAME``, a class or function
+            that returns an ``nn.Module``. It is called with ``num_classes`` and ``in_shape`` if it takes them.
+        dataset: a name for :func:`conformallayers.lab.data.datasets.load`, a folder of pictures with one
+            sub-folder per class, or a data set.
         out: the folder of the run; None takes one below ``runs`` named after it.
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        figures: also write training.png, confusion.csv, confusion.png and mistakes.png, from the same look at the
+            test images.
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given.
     """
-    name = dataset if isinstance(dataset, str) else dataset.name
-    named = len(LABELS.get(name, range(CLASSES)))
-    classes = named if isinstance(dataset, str) else dataset.classes
+    found = find_source(dataset, options.get("size"), data_root, verify=verify)
+    classes, name = found.options["classes"], found.name
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
         raise refusal("train, classes", f"{classes} for {name}", got, remedy)
-    options = {"network": network, "dataset": name, **options, "classes": classes}
-    config = make_config(**resolved(options))
+    network = absolute(network)
+    options = {"network": network, "dataset": name, **options, **found.options}
+    config = make_config(**resolved({**options, "source": source_hash(network)}))
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
     with torch_settings(config.threads), process_group(config.device) as ranks:
-        source = load(dataset, data_root, verify=verify) if isinstance(dataset, str) else dataset
+        source = found.read()
         train_set, held_out = source, None
         if config.validation:
             train_set, held_out = source.split(config.validation)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
+        if is_own(network):
+            check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
             runs.prepare_folder(folder, config, resume)
         ranks.barrier()
         try:
             if resume:
                 run.restore()
-            run.train(console if ranks.is_first else Console(quiet=True), warn and ranks.is_first)
-            return run.finish(source)
+            shown = console if ranks.is_first else Console(quiet=True)
+            run.train(shown, warn and ranks.is_first)
+            return run.finish(source, shown if figures else None)
         except KeyboardInterrupt as stop:
             done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
             raise Stopped(f"{done} To go on: {run.command} --resume") from stop
@@ -202,7 +212,7 @@ class _Run:
         self.model = config.build().to(config.device)
         for module in self.model.modules():
             if isinstance(module, Centre):
-                module.fit(mean_image(images))
+                module.fit(mean_image(images, config.stored))
         self.batches = Batches(
             images,
             labels,
@@ -211,11 +221,12 @@ class _Run:
             seed=config.seed,
             flips=config.flips,
             shift=config.shift,
+            stored=config.stored,
             device=config.device,
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
-        self.data = md5(b"".join(part.numpy(force=True).tobytes() for part in (images, labels)))
+        self.data = md5(*(part.contiguous().numpy(force=True) for part in (images, labels)))
         self.total = config.epochs * len(self.batches)
         self.optimizer = _make_optimizer(config, self.model)
         self.scheduler = make_scheduler(config, self.optimizer, self.total)
@@ -268,7 +279,7 @@ class _Run:
 
     def health_warnings(self) -> Iterator[str]:
         """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
-        images = as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
+        images = self.batches.as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
         if conformal and bool(images.any()):
             for warning in diagnose(self.model, images, fold=False).warnings:
@@ -306,7 +317,9 @@ class _Run:
             self.model.eval()
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
-                row["validation_accuracy"] = accuracy(self.model, *held_out, config.device, ranks)
+                row["validation_accuracy"] = accuracy(
+                    self.model, *held_out, config.device, ranks, config.stored
+                )
         row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
@@ -318,11 +331,17 @@ class _Run:
         if self.ranks.is_first:
             runs.write_metrics(self.folder, history)
 
-    def finish(self, source: Dataset) -> TrainResult:
-        """Measure the trained network on the test images and write the result."""
+    def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
+        """Measure the trained network on the test images and write the result.
+
+        Args:
+            source: has the test images.
+            drawing: draw figures of the run, and say here if that is not possible.
+        """
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
-        found = accuracy_by_path(self.model, *test, config.device, self.ranks)
+        shape, scores = config.input_shape, list[Tensor]()
+        found = accuracy_by_path(self.model, *test, config.device, self.ranks, shape, scores)
         row: dict[str, Any] = {
             "network": config.network,
             "dataset": config.dataset,
@@ -346,7 +365,18 @@ class _Run:
         if self.ranks.is_first:
             runs.write_metrics(self.folder, self.history)
             write_json(self.folder / runs.RESULT, row)
+        if drawing is not None:
+            self.draw(source, scores, drawing)
         return TrainResult(row, self.history, self.folder, self.model)
+
+    def draw(self, source: Dataset, scores: list[Tensor], console: Console) -> None:
+        """Write figures of the run from the scores of the test images."""
+        if self.ranks.world_size > 1:
+            console.print("No figures: several processes share the test images.", highlight=False)
+            return
+        told = write_outcome(self.folder, self.config, self.history, source, torch.cat(scores))
+        if told is not None:
+            console.print(told, highlight=False, markup=False)
 
 
 def _summary(row: dict[str, Any]) -> str:

@@ -1,0 +1,274 @@
+"""Read folders of pictures as data sets: one sub-folder for each class, PNG, JPEG or other image files in it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import refusal
+from ...utils.progress import progress
+from ...utils.text import size as size_text
+from ..predict.arrays import Unreadable
+from ..predict.images import SUFFIXES, need_pillow, read_image
+from ..predict.output import printable
+from .catalogue import NAMES
+from .datasets import Dataset
+from .formats import Bytes
+
+SIZE = "32"  # pixels of both sides, if no size is given
+TEST_SHARE = 0.2  # of each class, set aside for testing
+IN_MEMORY = 2**30  # bytes of decoded pictures that are kept in memory; more go to a temporary file
+_LARGEST = 1024  # pixels of a side
+_SHOWN = 5  # names in an error message
+_PARTS = ("train", "test")
+_LAYOUT = "Give a folder with one sub-folder of pictures per class."
+
+
+def is_pictures(dataset: str) -> bool:
+    """Return whether a data set is a folder of pictures, and none of the known sets.
+
+    A word that is neither is taken for a misspelt name of a known set.
+    """
+    return dataset not in NAMES and (
+        os.path.exists(dataset) or os.path.basename(dataset) != dataset
+    )
+
+
+def parse_size(text: str | None) -> tuple[int, int]:
+    """Return height and width from ``"48"`` or ``"48x64"``; None means 32.
+
+    Examples:
+        >>> parse_size("48"), parse_size("48x64"), parse_size(None)
+        ((48, 48), (48, 64), (32, 32))
+    """
+    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(text or SIZE).strip())
+    sides = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= min(sides) <= max(sides) <= _LARGEST:
+        expected = f"N or HEIGHTxWIDTH, from 1 to {_LARGEST} pixels"
+        raise refusal("train --size", expected, repr(text), "Leave it out for 32.")
+    return sides
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The files of a folder: which are for training and which for testing, and their classes.
+
+    Args:
+        folder: absolute path.
+        labels: names of the classes, sorted.
+        train, test: (path below the folder, class). Training files are in a fixed random order in which
+            the classes are spread evenly.
+        has_parts: whether the folder itself says which files are for testing.
+    """
+
+    folder: Path
+    labels: tuple[str, ...]
+    train: tuple[tuple[str, int], ...]
+    test: tuple[tuple[str, int], ...]
+    has_parts: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names, the sizes and the parts of all files."""
+        lines = [
+            f"{part} {os.fsencode(path).hex()} {_bytes(self.folder / path)}\n"
+            for part, files in zip(_PARTS, (self.train, self.test), strict=True)
+            for path, _ in sorted(files)
+        ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def read(self, size: tuple[int, int], only_test: bool = False) -> Dataset:
+        """Decode the pictures, (N, 3, H, W); refuse the folder if one cannot be read.
+
+        Args:
+            size: height and width that pictures are scaled to.
+            only_test: leave the training images out.
+        """
+        files = [*([] if only_test else self.train), *self.test]
+        images = decode([str(self.folder / path) for path, _ in files], (3, *size))
+        labels = torch.tensor([label for _, label in files])
+        count = len(files) - len(self.test)
+        parts = (images[:count], labels[:count], images[count:], labels[count:])
+        return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
+
+    def all_as_test(self) -> Pictures:
+        """Return the same pictures, all for testing."""
+        return replace(self, train=(), test=(*self.train, *self.test))
+
+    def with_labels(self, labels: tuple[str, ...], where: str) -> Pictures:
+        """Return the pictures with the classes of a network, which are found by name."""
+        odd = [label for label in self.labels if label not in labels]
+        if odd:
+            remedy = "Name the folders as the network names its classes."
+            raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
+        train, test = (
+            tuple((path, labels.index(self.labels[label])) for path, label in part)
+            for part in (self.train, self.test)
+        )
+        return Pictures(self.folder, labels, train, test, self.has_parts)
+
+
+def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
+    """List the pictures of a folder and set those aside that are for testing; nothing is decoded.
+
+    A folder with ``train`` and ``test`` in it, and no other folder, has its test pictures already. Otherwise a fifth of
+    each class, at least one picture, is for testing: always the same files, as the hash of their names
+    decides.
+    """
+    need_pillow()
+    root = Path(folder).absolute()
+    where = f"{where} {printable(str(folder))}"
+    names = _sub_folders(root, where)
+    has_parts = sorted(names) == sorted(_PARTS)
+    if has_parts:
+        labels = _sub_folders(root / _PARTS[0], f"{where}/{_PARTS[0]}")
+        others = _sub_folders(root / _PARTS[1], f"{where}/{_PARTS[1]}")
+        if labels != others:
+            odd = ", ".join(sorted(set(labels) ^ set(others)))
+            raise refusal(where, "the same classes in train and test", f"{odd} in one", _LAYOUT)
+        found = [_class_files(root, part, labels, where) for part in _PARTS]
+        train, test = ([_shuffled(files) for files in part] for part in found)
+    else:
+        labels = names
+        found = [[_shuffled(files) for files in _class_files(root, "", labels, where)]]
+        counts = [
+            _test_count(files, label, where) for files, label in zip(*found, labels, strict=True)
+        ]
+        test = [files[:count] for files, count in zip(*found, counts, strict=True)]
+        train = [files[count:] for files, count in zip(*found, counts, strict=True)]
+    if len(labels) < 2:
+        got = f"one, {labels[0]}" if labels else "none"
+        raise refusal(where, "two classes or more", got, _LAYOUT)
+    return Pictures(root, tuple(labels), _spread(train), _spread(test), has_parts)
+
+
+def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
+    """Return pictures as (N, C, H, W), unsigned bytes: scaled, upright, transparent pixels over white."""
+    images = _empty((len(paths), *shape))
+    broken = []
+    for index, path in enumerate(progress(paths, len(paths), "pictures")):
+        try:
+            values = read_image(path, shape, 255.0, resize=True, opaque=True)
+        except Unreadable as fault:
+            broken.append(f"{printable(path)} ({printable(str(fault))})")
+            continue
+        images[index] = values.round().astype(np.uint8)
+    if broken:
+        more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
+        got = f"{len(broken)} that cannot: {'; '.join(broken[:_SHOWN])}{more}"
+        remedy = "Replace or remove them."
+        raise refusal("pictures", "files that can be read", got, remedy)
+    return torch.from_numpy(images)
+
+
+def _empty(shape: tuple[int, ...]) -> Bytes:
+    """Return memory for images, or a mapped temporary file without a name if they are too many."""
+    needed = math.prod(shape)
+    if needed <= IN_MEMORY:
+        return np.empty(shape, np.uint8)
+    place = tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
+    if free < needed:  # to write to a file on a full disk through a map would end the process
+        expected, got = f"{size_text(needed)} in {place}", size_text(free)
+        remedy = "Set TMPDIR to a folder with room, or give a smaller --size."
+        raise refusal("pictures", expected, got, remedy)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, np.uint8, "w+", shape=shape)
+
+
+def _sub_folders(folder: Path, where: str) -> list[str]:
+    """Return the names of the folders in a folder, sorted; hidden ones and files do not count."""
+    if not folder.is_dir():
+        got = "a file" if folder.exists() else "no such folder"
+        raise refusal(where, "a folder with one sub-folder per class", got, _LAYOUT)
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    names = [path.name for path in entries if path.is_dir()]
+    for path in entries:
+        if path.name.lower().endswith(SUFFIXES) and not path.is_dir():
+            got = f"the picture {printable(path.name)} beside them"
+            raise refusal(where, "pictures in the folders of their classes", got, "Move it.")
+    for name in names:
+        if printable(name) != name or name != name.strip():
+            got = printable(name)
+            raise refusal(where, "folder names that can be printed", got, "Rename the folder.")
+    return names
+
+
+def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> list[list[str]]:
+    """Return the files of each class as paths below the root, sorted."""
+    found = []
+    for label in labels:
+        below = os.path.join(part, label)
+        folder = (root / below).resolve()
+        if folder == root.resolve() or folder in root.resolve().parents:
+            raise refusal(
+                where, "folders of classes", f"{label}, a link around", "Remove the link."
+            )
+        files = [os.path.join(below, path) for path in _pictures_below(folder, where)]
+        if not files:
+            remedy = "Add pictures, or remove the folder."
+            raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
+        found.append(files)
+    return found
+
+
+def _pictures_below(folder: Path, where: str) -> Iterator[str]:
+    """Yield the image files below a folder, sorted; links to folders are not followed."""
+
+    def fail(error: OSError) -> None:
+        reason = f"{printable(str(error.filename))}: {error.strerror}"
+        raise refusal(where, "folders that can be read", reason, "Check their permissions.")
+
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield os.path.relpath(os.path.join(place, name), folder)
+
+
+def _shuffled(files: Sequence[str]) -> list[str]:
+    """Order files by the hash of their names: a file that is added leaves the order of the others."""
+    return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
+
+
+def _test_count(files: Sequence[str], label: str, where: str) -> int:
+    """Return how many files of a class are for testing."""
+    if len(files) < 2:
+        remedy = "Add pictures: one is for training and one for testing at least."
+        raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
+    return max(1, round(TEST_SHARE * len(files)))
+
+
+def _spread(classes: Sequence[Sequence[str]]) -> tuple[tuple[str, int], ...]:
+    """Mix the files of the classes so that the first ones of all have each class in its share.
+
+    Examples:
+        >>> _spread([["a1", "a2", "a3", "a4"], ["b1", "b2"]])
+        (('a1', 0), ('b1', 1), ('a2', 0), ('a3', 0), ('b2', 1), ('a4', 0))
+    """
+    places = [
+        ((index + 0.5) / len(files), label, path)
+        for label, files in enumerate(classes)
+        for index, path in enumerate(files)
+    ]
+    return tuple((path, label) for _, label, path in sorted(places))
+
+
+def _bytes(path: Path) -> int:
+    """Return the size of a file; -1 of a link to nothing, which is refused when it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,113 @@
+"""What a run knows of its data set before it is read: a known set, a folder of pictures, or a data set in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import refusal
+from ...networks import IMAGE_SHAPE
+from ..predict.output import printable
+from .catalogue import CLASSES, LABELS
+from .datasets import Dataset, load
+from .pictures import find_pictures, is_pictures, parse_size
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that is not read yet.
+
+    Args:
+        name: a known name, or the absolute path of a folder.
+        options: of a run, which follow from it: classes, and labels, in_shape and pictures of a folder.
+        read: returns the images.
+    """
+
+    name: str
+    options: dict[str, Any]
+    read: Callable[[], Dataset]
+
+
+def find_source(
+    dataset: str | Dataset,
+    size: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    verify: bool = True,
+    where: str = "train",
+) -> Source:
+    """Look up a data set; a folder of pictures is listed, and nothing is decoded yet.
+
+    Args:
+        dataset: a name, a folder of pictures, or a data set.
+        size: of pictures, ``"48"`` or ``"48x64"``; None means 32.
+        root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        where: the command, for error messages.
+    """
+    if isinstance(dataset, str) and is_pictures(dataset):
+        pictures, sides = find_pictures(dataset, where), parse_size(size)
+        return Source(
+            str(pictures.folder),
+            {
+                "classes": len(pictures.labels),
+                "labels": list(pictures.labels),
+                "in_shape": [3, *sides],
+                "pictures": pictures.digest,
+            },
+            lambda: pictures.read(sides),
+        )
+    if size is not None:
+        name = dataset if isinstance(dataset, str) else dataset.name
+        remedy = "Leave it out: its images have a size."
+        raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
+    if isinstance(dataset, str):
+        classes = len(LABELS.get(dataset, range(CLASSES)))
+        return Source(dataset, {"classes": classes}, lambda: load(dataset, root, verify=verify))
+    options: dict[str, Any] = {"classes": dataset.classes}
+    if dataset.labels is not None:
+        options["labels"] = list(dataset.labels)
+    shape = tuple(dataset.train_images.shape[1:])
+    if len(shape) == 3 and max(shape[1:]) > IMAGE_SHAPE[1]:
+        options["in_shape"] = list(shape)
+    return Source(dataset.name, options, lambda: dataset)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trained network knows of its data.
+
+    Args:
+        dataset: the name, or the path of the folder, that it was trained on.
+        labels: names of its classes.
+        pictures: digest of the folder at the time of the training.
+        shape: of one image as the network takes it.
+    """
+
+    dataset: str | None
+    labels: tuple[str, ...] | None
+    pictures: str | None
+    shape: tuple[int, ...]
+
+
+def load_test(
+    name: str, trained: Trained, root: str | os.PathLike[str] | None, *, verify: bool, where: str
+) -> Dataset:
+    """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
+
+    These are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
+    below ``test``. Classes are found by name among those of the network.
+    """
+    if not is_pictures(name):
+        return load(name, root, verify=verify)
+    pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
+    if pictures.digest != trained.pictures:
+        if trained.pictures is not None and str(pictures.folder) == trained.dataset:
+            remedy = "Restore it, or name a folder of other pictures by --dataset."
+            got = "one with other files: those to test could be among those of the training"
+            raise refusal(where, "the folder as it was for the training", got, remedy)
+        pictures = pictures if pictures.has_parts else pictures.all_as_test()
+    if trained.labels is not None:
+        pictures = pictures.with_labels(trained.labels, where)
+    return pictures.read((trained.shape[-2], trained.shape[-1]), only_test=True)

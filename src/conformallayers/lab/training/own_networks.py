@@ -1,0 +1,162 @@
+"""Networks by their names: those of the package, and classes or functions in files, as FILE.py:NAME."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConformalError, refusal, shape_text
+from ...utils.text import suggest
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Build = Callable[..., "nn.Module"]
+_REMEDY = "Name a class or function that returns an nn.Module: FILE.py:NAME."
+
+
+def is_own(network: str) -> bool:
+    """Return whether a network is given as a file and a name in it."""
+    return ":" in network or network.endswith(".py")
+
+
+def absolute(network: str) -> str:
+    """Return the network with the absolute path of its file; a name of the package as it is."""
+    if not is_own(network):
+        return network
+    file, _, name = network.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{name}" if file else network
+
+
+def source_hash(network: str, where: str = "train") -> str | None:
+    """Return the SHA-256 of the file of a network; None for a network of the package."""
+    return hashlib.sha256(_read(network, where)).hexdigest() if is_own(network) else None
+
+
+def find_network(network: str, source: str | None = None, where: str = "train") -> Build:
+    """Return the class or function of a network.
+
+    Args:
+        network: a name of :mod:`conformallayers.networks`, or ``FILE.py:NAME``. The file is run.
+        source: the SHA-256 that the file must have; None takes any.
+        where: the name for error messages.
+    """
+    from ... import networks
+
+    if is_own(network):
+        return _from_file(network, source, where)
+    known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
+    if network not in known:
+        remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
+        raise refusal(where, f"a network of {', '.join(known)}", repr(network), remedy)
+    build: Build = getattr(networks, network)
+    return build
+
+
+def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module:
+    """Call the class or function of a file and check that it returns a module."""
+    from torch import nn
+
+    try:
+        inspect.signature(build).bind(**given)
+        module = build(**given)
+    except ConformalError:
+        raise
+    except Exception as error:  # code of the user
+        got = f"{type(error).__name__}: {error}"
+        remedy = "Give further arguments default values."
+        raise refusal(f"train {network}", f"a network for {dict(given)}", got, remedy) from error
+    if not isinstance(module, nn.Module):
+        raise refusal(f"train {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
+    return module
+
+
+def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse a network before it is trained: without a score for every class, or that cannot be folded."""
+    import torch
+
+    from ...folding.fold import fold
+    from ...nn.container import ConformalLayers, layer_by_layer
+
+    expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
+    remedy = "Let the network take num_classes and in_shape as arguments."
+    was_training = model.training
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad(), layer_by_layer():
+            scores = model.eval()(torch.zeros(2, *shape, device=device))
+        found = getattr(scores, "shape", ())
+        if tuple(found) != (2, classes):
+            raise refusal("train, network", expected, shape_text(found), remedy)
+        if any(isinstance(module, ConformalLayers) for module in model.modules()):
+            fold(model, shape)
+    except ConformalError:
+        raise
+    except Exception as error:  # code of the user
+        got = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise refusal("train, network", expected, got, remedy) from error
+    finally:
+        model.train(was_training)
+
+
+def _read(network: str, where: str) -> bytes:
+    file, _, name = network.rpartition(":")
+    if not file or not name.isidentifier():
+        raise refusal(where, "a network as FILE.py:NAME", repr(network), _REMEDY)
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        got = f"{error.strerror or error}"
+        remedy = "Put the file there again, with its code as it was."
+        raise refusal(where, f"the code of {name} in {file}", got, remedy) from error
+
+
+def _from_file(network: str, source: str | None, where: str) -> Build:
+    code = _read(network, where)
+    found = hashlib.sha256(code).hexdigest()
+    file, _, name = network.rpartition(":")
+    if source is not None and found != source:
+        expected, got = f"{file} with the SHA-256 {source[:12]}…", f"{found[:12]}…"
+        remedy = "The code has changed since the training: restore it, or train again."
+        raise refusal(where, expected, got, remedy)
+    module = _import(file, found, where)
+    build = getattr(module, name, None)
+    if not callable(build):
+        own = [key for key, value in vars(module).items() if _is_own_callable(value, module)]
+        remedy = f"It has {', '.join(own) or 'no classes or functions'}.{suggest(name, own)}"
+        raise refusal(f"{where} {network}", f"a class or function {name}", "none", remedy)
+    result: Build = build
+    return result
+
+
+def _is_own_callable(value: object, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+@lru_cache(maxsize=32)
+def _import(file: str, digest: str, where: str) -> ModuleType:
+    """Run a file as a module; modules beside it can be imported, as Python does for a script."""
+    name = f"conformallayers_own_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise refusal(where, "a file of Python code", file, _REMEDY)
+    module = importlib.util.module_from_spec(spec)
+    folder = str(Path(file).absolute().parent)
+    sys.modules[name] = module  # which dataclasses and pickle look for
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # code of the user
+        del sys.modules[name]
+        got = f"{type(error).__name__}: {error}"
+        raise refusal(f"{where} {file}", "code that can be imported", got, "Correct it.") from error
+    finally:
+        sys.path.remove(folder)
+    return module

@@ -1,0 +1,258 @@
+"""Folders of pictures: every kind of image, a fixed split, and folders that are broken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+import torch
+from PIL import Image
+
+from conformallayers.lab.data import pictures
+from conformallayers.lab.data.pictures import find_pictures, is_pictures, parse_size
+from picture_folders import make_folder
+from support import assert_says
+
+SIZE = (12, 16)
+
+
+def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -> None:
+    found = find_pictures(make_folder(tmp_path, {"dog": 10, "a b é": 7, "=cat": 2}))
+    assert found.labels == ("=cat", "a b é", "dog")
+    assert [sum(label == c for _, label in found.test) for c in range(3)] == [1, 1, 2]
+    assert [sum(label == c for _, label in found.train) for c in range(3)] == [1, 6, 8]
+    assert not set(found.train) & set(found.test)
+    data = found.read(SIZE)
+    assert data.train_images.shape == (15, 3, 12, 16)
+    assert data.train_images.dtype == torch.uint8
+    assert (data.classes, data.labels) == (3, found.labels)
+    for (path, label), image in zip(found.test, data.test_images, strict=True):
+        assert path.startswith(found.labels[label] + os.sep)
+        assert (
+            abs(
+                int(image.float().mean())
+                - 40 * (1 + ("dog", "a b é", "=cat").index(found.labels[label]))
+            )
+            < 8
+        )
+    only = found.read(SIZE, only_test=True)
+    assert len(only.train_labels) == 0
+    assert torch.equal(only.test_images, data.test_images)
+
+
+def test_split_is_always_the_same_and_a_new_picture_moves_few(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 20, "dog": 20})
+    moved = make_folder(tmp_path / "b", {"cat": 20, "dog": 20})
+    one, other = find_pictures(folder), find_pictures(moved)
+    assert (one.train, one.test, one.digest) == (other.train, other.test, other.digest)
+    Image.new("L", (4, 4)).save(moved / "cat" / "new.png")
+    more = find_pictures(moved)
+    assert more.digest != one.digest
+    assert len(set(more.test) ^ set(one.test)) <= 2
+
+
+def test_validation_is_stratified_and_copies_nothing(tmp_path: Path) -> None:
+    data = find_pictures(make_folder(tmp_path, {"cat": 20, "dog": 10})).read(SIZE)
+    train, held_out = data.split(0.25)
+    assert held_out.test_labels.bincount().tolist() == [4, 2]
+    assert train.train_labels.bincount().tolist() == [12, 6]
+    assert (
+        train.train_images.untyped_storage().data_ptr()
+        == data.test_images.untyped_storage().data_ptr()
+    )
+    assert data.subset(6).train_labels.bincount().tolist() == [4, 2]
+    assert_says(
+        lambda: data.split(1), "validation: expected a share with an image of every class", "dog"
+    )
+    assert_says(lambda: data.split(23), "too little or too much of the")
+
+
+def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", {"cat": 3, "dog": 2})
+    make_folder(tmp_path / "test", {"cat": 1, "dog": 4})
+    found = find_pictures(tmp_path)
+    assert found.has_parts
+    assert (len(found.train), len(found.test)) == (5, 5)
+    assert all(path.startswith("test") for path, _ in found.test)
+    make_folder(tmp_path / "test", {"fox": 1})
+    assert_says(
+        lambda: find_pictures(tmp_path), "the same classes in train and test, got fox in one"
+    )
+
+
+def save_turned(path: Path, image: Image.Image) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image.rotate(90, expand=True).save(path, exif=exif)
+
+
+MODES: dict[str, Callable[[Path, Image.Image], None]] = {
+    "grey": lambda path, image: image.convert("L").save(path),
+    "palette": lambda path, image: image.quantize(256).save(path),
+    "opaque RGBA": lambda path, image: image.convert("RGBA").save(path),
+    "CMYK": lambda path, image: image.convert("CMYK").save(path.with_suffix(".jpg"), quality=95),
+    "turned": save_turned,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_the_same_picture(mode: str, tmp_path: Path) -> None:
+    ramp = np.add.outer(np.arange(12) * 8, np.arange(16) * 6).astype(np.uint8)
+    image = Image.fromarray(np.stack([ramp] * 3, -1))
+    path = tmp_path / "a.png"
+    MODES[mode](path, image)
+    (written,) = tmp_path.iterdir()
+    (found,) = pictures.decode([str(written)], (3, 12, 16))
+    assert (found.int() - torch.from_numpy(ramp).int()).abs().max() <= (6 if mode == "CMYK" else 1)
+
+
+def test_transparent_pixels_are_white(tmp_path: Path) -> None:
+    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    image.putpixel((0, 0), (255, 0, 0, 255))
+    image.save(tmp_path / "a.png")
+    (found,) = pictures.decode([str(tmp_path / "a.png")], (3, 4, 4))
+    assert found[:, 0, 0].tolist() == [255, 0, 0]
+    assert found[:, 1:].min() == 255
+
+
+def test_many_pictures_are_in_a_file_instead_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = find_pictures(make_folder(tmp_path, {"cat": 5, "dog": 5}))
+    inside = found.read(SIZE)
+    monkeypatch.setattr(pictures, "IN_MEMORY", 100)
+    outside = found.read(SIZE)
+    assert torch.equal(inside.train_images, outside.train_images)
+    assert torch.equal(inside.test_images, outside.test_images)
+    kinds = {type(pictures._empty(shape)) for shape in ((2, 3), (99, 99))}
+    assert kinds == {np.ndarray, np.memmap}
+    monkeypatch.setattr(
+        pictures.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 10})
+    )
+    assert_says(lambda: found.read(SIZE), "pictures: expected", "got 10 B. Set TMPDIR")
+
+
+def no_folder(root: Path) -> Path:
+    return root / "none"
+
+
+def a_file(root: Path) -> Path:
+    (root / "file").write_text("")
+    return root / "file"
+
+
+def nothing(root: Path) -> Path:
+    return root
+
+
+def loose_pictures(root: Path) -> Path:
+    make_folder(root, {"cat": 3, "dog": 3})
+    Image.new("L", (4, 4)).save(root / "a.png")
+    return root
+
+
+def one_class(root: Path) -> Path:
+    return make_folder(root, {"cat": 3})
+
+
+def empty_class(root: Path) -> Path:
+    (make_folder(root, {"cat": 3}) / "dog").mkdir()
+    return root
+
+
+def other_files(root: Path) -> Path:
+    (make_folder(root, {"cat": 3}) / "dog").mkdir()
+    (root / "dog" / "notes.txt").write_text("")
+    (root / "dog" / ".hidden.png").write_text("")
+    return root
+
+
+def too_few(root: Path) -> Path:
+    return make_folder(root, {"cat": 3, "dog": 1})
+
+
+def odd_name(root: Path) -> Path:
+    return make_folder(root, {"cat": 3, "do\ng": 3})
+
+
+def bytes_in_name(root: Path) -> Path:
+    return make_folder(root, {"cat": 3, os.fsdecode(b"d\xffg"): 3})
+
+
+def link_around(root: Path) -> Path:
+    make_folder(root, {"cat": 3, "dog": 3})
+    (root / "loop").symlink_to(root)
+    return root
+
+
+def file_for_test(root: Path) -> Path:
+    make_folder(root / "train", {"cat": 3, "dog": 3})
+    (root / "test").write_text("")
+    return root
+
+
+BROKEN = {
+    no_folder: "got no such folder",
+    a_file: "expected a folder with one sub-folder per class, got a file",
+    nothing: "expected two classes or more, got none",
+    loose_pictures: "got the picture a.png beside them",
+    one_class: "expected two classes or more, got one, cat",
+    empty_class: "expected pictures of the class dog, got an empty folder",
+    other_files: "expected pictures of the class dog, got an empty folder",
+    too_few: "expected 2 or more pictures of the class dog, got 1",
+    odd_name: r"expected folder names that can be printed, got do\ng",
+    bytes_in_name: r"expected folder names that can be printed, got d\udcffg",
+    link_around: "got loop, a link around",
+    file_for_test: "expected two classes or more, got one, train",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_broken_folder_is_refused(broken: Callable[[Path], Path], tmp_path: Path) -> None:
+    folder = broken(tmp_path)
+    assert_says(lambda: find_pictures(folder), BROKEN[broken])
+
+
+def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, {"cat": 4, "dog": 4})
+    whole = (folder / "cat" / "0.png").read_bytes()
+    (folder / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "dog" / "1.jpg").write_text("no picture")
+    (folder / "dog" / "gone.png").symlink_to("gone.png")
+    (folder / "dog" / "new\nline.png").write_bytes(b"")
+    found = find_pictures(folder)
+    parts = (
+        "got 4 that cannot: ",
+        "0.png (a damaged image",
+        "1.jpg (no image of",
+        "gone.png (a link",
+    )
+    assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
+
+
+def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, {"cat": 3, "dog": 3})
+    (folder / "cat" / "loop").symlink_to(folder / "cat")
+    (folder / "cat" / "more").mkdir()
+    Image.new("L", (4, 4)).save(folder / "cat" / "more" / "deep.JPEG")
+    found = find_pictures(folder)
+    assert len(found.train) + len(found.test) == 7
+
+
+@pytest.mark.parametrize("text", ["0", "2000", "12x", "x12", "a", "-3", "3.5", "1x2x3"])
+def test_wrong_size_is_refused(text: str) -> None:
+    assert_says(lambda: parse_size(text), "train --size: expected N or HEIGHTxWIDTH")
+
+
+def test_known_names_are_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "pets").mkdir()
+    found = [is_pictures(name) for name in ("digits", "./digits", "pets", "mnits", "a/b", "pets/")]
+    assert found == [False, True, True, False, True, True]

@@ -1,0 +1,62 @@
+"""What is known of a data set before it is read, and which pictures a network may be tested on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("PIL")
+
+import torch
+
+from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.data.sources import Trained, find_source, load_test
+from picture_folders import make_folder
+from support import assert_says
+
+SIZE = (3, 8, 8)
+
+
+def test_folder_tells_classes_and_shape(tmp_path: Path) -> None:
+    source = find_source(str(make_folder(tmp_path, {"cat": 4, "dog": 4})), "8x10")
+    assert source.name == str(tmp_path)
+    assert source.options["classes"] == 2
+    assert source.options["labels"] == ["cat", "dog"]
+    assert source.options["in_shape"] == [3, 8, 10]
+    assert source.read().train_images.shape[1:] == (3, 8, 10)
+
+
+def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:
+    assert find_source("shapes").options == {"classes": 3}
+    assert_says(lambda: find_source("shapes", "8"), "train --size: expected it for a folder")
+    images, labels = torch.zeros(2, 1, 40, 33, dtype=torch.uint8), torch.tensor([0, 1])
+    data = Dataset("own", images, labels, images, labels, 2, ("a", "b"))
+    expected = {"classes": 2, "labels": ["a", "b"], "in_shape": [1, 40, 33]}
+    assert find_source(data).options == expected
+
+
+def read(folder: Path, trained: Trained) -> Dataset:
+    return load_test(str(folder), trained, None, verify=True, where="evaluate")
+
+
+def test_network_is_tested_on_pictures_that_were_set_aside(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
+    source = find_source(str(folder))
+    trained = Trained(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
+    assert len(read(folder, trained).test_labels) == 4
+    moved = make_folder(tmp_path / "b", {"cat": 10, "dog": 10})
+    assert len(read(moved, trained).test_labels) == 4  # the same files elsewhere
+    make_folder(folder, {"dog": 11})
+    assert_says(lambda: read(folder, trained), "the folder as it was for the training")
+
+
+def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
+    trained = Trained("elsewhere", ("ant", "cat", "dog"), "0", SIZE)
+    folder = make_folder(tmp_path / "a", {"dog": 4, "cat": 6})
+    assert read(folder, trained).test_labels.bincount().tolist() == [0, 6, 4]
+    make_folder(tmp_path / "b" / "train", {"dog": 4, "cat": 6})
+    make_folder(tmp_path / "b" / "test", {"dog": 1, "cat": 2})
+    assert read(tmp_path / "b", trained).test_labels.bincount().tolist() == [0, 2, 1]
+    make_folder(folder, {"fox": 2})
+    assert_says(lambda: read(folder, trained), "classes among ant, cat, dog, got fox")
