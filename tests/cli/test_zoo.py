@@ -53,6 +53,10 @@ def test_predict_takes_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with torch.no_grad():
         classes = cl.zoo.load(NAME)(data.test_images[:5].float() / 255).argmax(1).tolist()
     assert [int(row["top"][0]["label"]) for row in rows] == classes
+    with Image.open(paths[0]) as digit:
+        digit.resize((40, 40)).save(tmp_path / "large.png")
+    assert run_command("predict", NAME, tmp_path / "large.png", "--format", "jsonl") == 0
+    assert json.loads(capsys.readouterr().out)["top"][0]["label"] == str(classes[0])
 
 
 def test_evaluate_measures_both_paths_on_stored_images() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import refusal, shape_text
+from ...zoo.catalogue import network_files
 from ..checks import require_choice
 from ..training.saved_models import checked_labels, load_model, locate, read_labels, ready, white_of
 from .arrays import Array
@@ -28,8 +29,9 @@ class ReadyNetwork:
         output_shape: of its scores.
         labels: names of the classes, or None.
         white: value of a white pixel.
-        pictures: whether it was trained on a folder of pictures: images are then scaled, and transparent pixels put
-            over white, as in training.
+        pictures: whether it was trained on a folder of pictures: transparent pixels are then put over white, as in
+            training.
+        scales: whether images of another size are scaled: for folders of pictures and the zoo.
     """
 
     run: Callable[[Array], Array]
@@ -38,6 +40,7 @@ class ReadyNetwork:
     labels: tuple[str, ...] | None
     white: float
     pictures: bool = False
+    scales: bool = False
 
     @property
     def classes(self) -> int:
@@ -63,7 +66,10 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     labels = network.labels
     if options.labels is not None:
         labels, where = read_labels(options.labels), f"predict --labels {options.labels}"
-    return replace(network, labels=checked_labels(labels, network.classes, where))
+    labels = checked_labels(labels, network.classes, where)
+    path = os.fspath(model)
+    shipped = path in network_files() and not os.path.exists(path)
+    return replace(network, labels=labels, scales=network.pictures or shipped)
 
 
 def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:

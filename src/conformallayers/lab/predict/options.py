@@ -15,7 +15,7 @@ class PredictOptions:
         format: table, csv or jsonl.
         out: File for the rows; standard output if not given.
         batch: Images to read and run at a time.
-        resize: Scale images of another size; otherwise they count as broken. A network that was trained on a folder of pictures always scales.
+        resize: Scale images of another size; otherwise they count as broken. A network of the zoo, or one that was trained on a folder of pictures, always scales.
         labels: Text file with the name of each class, one per line; those of the model if not given.
         engine: torch, numpy (imports no torch), onnxruntime, c, or auto: torch if it is installed, else numpy. numpy takes folds only; the others fold what is not folded.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.

@@ -78,7 +78,7 @@ def score(
     """Read and run one batch; broken samples keep their places."""
     found: list[str | Broken] = []  # the name of a sample that was read
     values: list[Array] = []
-    resize, opaque = options.resize or network.pictures, network.pictures
+    resize, opaque = options.resize or network.scales, network.pictures
     for sample in batch:
         if isinstance(sample, Broken):
             found.append(sample)
