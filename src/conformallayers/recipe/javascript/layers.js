@@ -37,6 +37,10 @@ function rowTimes(x, start, size, matrix, offset, columns) {
   return image;
 }
 
+function addMultiple(sums, start, factor, values) {
+  for (let i = 0; i < values.length; i++) sums[start + i] += factor * values[i];
+}
+
 // -- products and convolutions -----------------------------------------------------------------
 
 function matmul(op, net) {
@@ -77,7 +81,8 @@ function span(size, stride, shift, places) {
 }
 
 // A convolution reads entry j·stride + shift of its input and writes entry j. A transposed one
-// reads entry j and writes entry j·stride + shift.
+// reads entry j and writes entry j·stride + shift. For each input channel and tap, the channel is
+// moved to where it is written; then every output channel adds a multiple of it.
 function convolution(op, net) {
   const transposed = op.operation === "conv_transpose", { settings } = op;
   const weight = net.constant(op, "weight"), bias = net.constant(op, "bias");
@@ -90,39 +95,39 @@ function convolution(op, net) {
   const spans = kernel.map((size, axis) => Array.from({ length: size }, (_, k) =>
     span(dense[axis], stride[axis], k * dilation[axis] - padding[axis], strided[axis])));
   const taps = spans[0].flatMap((a) => spans[1].flatMap((b) => spans[2].map((c) => [a, b, c])));
+  const size = product(to), plane = product(from);
 
-  function addTap(sum, x, start, w, [rows, columns, line]) {
+  function move(x, start, moved, [rows, columns, line]) {
     const { first, last } = line, step = stride[2];
+    moved.fill(0);
     for (let a = rows.first; a <= rows.last; a++) {
       const row = (a * stride[0] + rows.shift) * dense[1] + columns.shift;
       for (let b = columns.first; b <= columns.last; b++) {
         const wide = (row + b * stride[1]) * dense[2] + line.shift;
         const short = (a * strided[1] + b) * strided[2];
         if (transposed) {
-          for (let c = first; c <= last; c++) sum[wide + c * step] += w * x[start + short + c];
+          for (let c = first; c <= last; c++) moved[wide + c * step] = x[start + short + c];
         } else {
-          for (let c = first; c <= last; c++) sum[short + c] += w * x[start + wide + c * step];
+          for (let c = first; c <= last; c++) moved[short + c] = x[start + wide + c * step];
         }
       }
     }
   }
 
   return (x) => {
-    const size = product(to), plane = product(from), sum = new Float64Array(size);
-    const y = like(x, outputs * size);
-    for (let o = 0; o < outputs; o++) {
-      sum.fill(bias ? bias[o] : 0);
-      const group = Math.floor(o / perOutput);
-      for (let i = 0; i < perInput; i++) {
-        const input = group * perInput + i;
-        const row = transposed ? input * perOutput + (o % perOutput) : o * perInput + i;
-        for (let k = 0; k < taps.length; k++) {
-          addTap(sum, x, input * plane, weight[row * taps.length + k], taps[k]);
+    const sums = new Float64Array(outputs * size), moved = new Float64Array(size);
+    if (bias) bias.forEach((value, o) => sums.fill(value, o * size, (o + 1) * size));
+    for (let input = 0; input < inputs; input++) {
+      const group = Math.floor(input / perInput);
+      for (let k = 0; k < taps.length; k++) {
+        move(x, input * plane, moved, taps[k]);
+        for (let o = group * perOutput; o < (group + 1) * perOutput; o++) {
+          const row = transposed ? input * perOutput + (o % perOutput) : o * perInput + (input % perInput);
+          addMultiple(sums, o * size, weight[row * taps.length + k], moved);
         }
       }
-      y.set(sum, o * size);
     }
-    return y;
+    return new x.constructor(sums);
   };
 }
 
@@ -131,7 +136,7 @@ function convolution(op, net) {
 // Replace the entries along each axis: position j starts as `start` and takes in those of its table.
 function along(op, x, start, takeIn) {
   const shape = [...op.from[0]];
-  let values = Float64Array.from(x);
+  let values = new Float64Array(x);
   for (const { axis, positions, places, weights } of op.tables) {
     const size = shape[axis], after = product(shape.slice(axis + 1));
     const before = product(shape.slice(0, axis)), taps = places.length / positions;
@@ -155,10 +160,11 @@ function along(op, x, start, takeIn) {
 }
 
 const weighted = (sum, value, weight) => sum + (weight ?? 1) * value;
-const average = (op) => (x) => x.constructor.from(along(op, x, 0, weighted));
-const maximum = (op) => (x) => x.constructor.from(along(op, x, -Infinity, (most, value) => Math.max(most, value)));
-const pad = (op) => (x) =>
-  x.constructor.from(along(op, x, op.settings.value, (_, value) => value));
+const average = (op) => (x) => new x.constructor(along(op, x, 0, weighted));
+const larger = (most, value) => Math.max(most, value); // NaN stays NaN
+const copied = (_, value) => value;
+const maximum = (op) => (x) => new x.constructor(along(op, x, -Infinity, larger));
+const pad = (op) => (x) => new x.constructor(along(op, x, op.settings.value, copied));
 
 function normPool(op) {
   const count = product(op.settings.kernel);
@@ -191,9 +197,9 @@ const withConstant = (key, combine) => (op, net) => {
 };
 
 const add = () => (...values) => {
-  const sum = Float64Array.from(values[0]);
+  const sum = new Float64Array(values[0]);
   for (const value of values.slice(1)) for (let i = 0; i < sum.length; i++) sum[i] += value[i];
-  return values[0].constructor.from(sum);
+  return new values[0].constructor(sum);
 };
 
 function concatenate(op) {
@@ -240,7 +246,7 @@ function permute(op) {
 }
 
 const cast = (op, net) => (x) =>
-  op.settings.to === "wide" ? Float64Array.from(x) : net.Array.from(x);
+  op.settings.to === "wide" ? new Float64Array(x) : new net.Array(x);
 
 // -- functions of single numbers, and normalisations -----------------------------------------------
 
@@ -310,7 +316,7 @@ function standardized(op, net, size, indexOf) {
   return (x) => {
     const y = like(x);
     for (let first = 0; first < x.length; first += size) {
-      const part = Float64Array.from(x.subarray(first, first + size));
+      const part = new Float64Array(x.subarray(first, first + size));
       const mean = part.reduce((a, b) => a + b, 0) / size;
       const variance = part.reduce((sum, value) => sum + (value - mean) ** 2, 0) / size;
       const deviation = Math.sqrt(variance + op.settings.eps);

@@ -69,7 +69,7 @@ class Network {
     if (sample.length !== this.size) {
       throw new Error(`Network: expected ${this.size} numbers, got ${sample.length}. Give one sample.`);
     }
-    const values = { x: this.Array.from(sample) };
+    const values = { x: new this.Array(sample) };
     this.document.operations.forEach(({ reads, writes }, index) => {
       const result = this.steps[index](...reads.map((name) => values[name]));
       if (writes.length === 1) values[writes[0]] = result;

@@ -124,6 +124,6 @@ function combine(op, net) {
     };
     linear.forEach((key, index) => addPart(v, index, scale * passed(key, inverse(tau), growths)));
     fixed.forEach((key, index) => addPart(vectors, index, passed(key, Number(tau !== 0), growths)));
-    return v.constructor.from(sum);
+    return new v.constructor(sum);
   };
 }
