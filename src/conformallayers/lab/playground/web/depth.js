@@ -20,14 +20,17 @@ function smallImage() {
   return [...fitted(drawing.ink, [1, "box"], [8, 8])];
 }
 
-// Return the time of a run in microseconds; what is shorter than a round is repeated.
-function timeOf(run) {
-  for (let repeats = 1; ; repeats *= 2) {
-    const start = performance.now();
-    for (let i = 0; i < repeats; i++) run();
-    const time = performance.now() - start;
-    if (time >= ROUND) return (1000 * time) / repeats;
-  }
+function elapsed(run, repeats) {
+  const start = performance.now();
+  for (let i = 0; i < repeats; i++) run();
+  return performance.now() - start;
+}
+
+// How often to run what is shorter than a round; the shorter of two tries is less disturbed.
+function repeatsOf(run) {
+  let repeats = 1;
+  while (Math.min(elapsed(run, repeats), elapsed(run, repeats)) < ROUND) repeats *= 2;
+  return repeats;
 }
 
 const median = (sorted) => sorted[sorted.length >> 1];
@@ -39,12 +42,16 @@ function measure(index) {
   const size = Math.max(...Array.from(a, Math.abs));
   times[index].difference = Math.max(...Array.from(a, (score, i) => Math.abs(score - b[i]))) / size;
   for (const kind of ["layers", "folded"]) {
-    times[index][kind].push(timeOf(() => stacks[index][kind].run(image)));
+    const run = () => stacks[index][kind].run(image), repeats = (stacks[index].repeats ??= {});
+    repeats[kind] ??= repeatsOf(run);
+    times[index][kind].push((1000 * elapsed(run, repeats[kind])) / repeats[kind]);
     times[index][kind].sort((a, b) => a - b);
   }
 }
 
-const duration = (time) => (time < 1000 ? `${time.toPrecision(2)} µs` : `${(time / 1000).toPrecision(2)} ms`);
+// Microseconds with two digits, or whole ones.
+const digits = (value) => value.toFixed(value < 10 ? 1 : 0);
+const duration = (time) => (time < 1000 ? `${digits(time)} µs` : `${digits(time / 1000)} ms`);
 
 function drawChart() {
   const chart = find("depth-chart"), chosen = Number(find("layers").value) - 1;
@@ -75,7 +82,7 @@ function drawChart() {
   if (!time || !measuring.done) return; // one announcement, not one for every round
   const ratio = time.layers / time.folded, plural = chosen ? "layers" : "layer";
   find("depth-result").textContent = `${chosen + 1} ${plural}: ${duration(time.layers)} layer by layer, ` +
-    `${duration(time.folded)} folded, ${ratio.toFixed(ratio < 10 ? 1 : 0)} times faster. ` +
+    `${duration(time.folded)} folded, ${digits(ratio)} times faster. ` +
     `The scores differ by ${times[chosen].difference.toExponential(0)} of the largest.`;
 }
 
