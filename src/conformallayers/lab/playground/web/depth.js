@@ -58,7 +58,7 @@ function drawChart() {
   const known = times.map(({ layers, folded }, i) => ({ i, layers: median(layers), folded: median(folded) }))
     .filter(({ layers }) => layers);
   const narrow = matchMedia("(max-width: 30rem)").matches;
-  const [left, right, top, bottom] = [narrow ? 110 : 80, 620, 16, 250];
+  const [left, right, top, bottom] = [narrow ? 140 : 80, 620, 16, 250];
   const most = Math.max(1, ...known.map(({ layers }) => layers)) * 1.05;
   const x = (i) => left + ((right - left) * i) / (stacks.length - 1), y = (time) => bottom - ((bottom - top) * time) / most;
   chart.replaceChildren();
@@ -67,7 +67,7 @@ function drawChart() {
     chart.append(svg("line", { class: "axis", x1: left, x2: right, y1: at, y2: at }));
     chart.append(svg("text", { x: left - 12, y: at + 5, "text-anchor": "end" }, share ? duration(time) : "0"));
   }
-  stacks.forEach((_, i) => chart.append(svg("text", { x: x(i), y: bottom + 26, "text-anchor": "middle" }, i + 1)));
+  stacks.forEach((_, i) => chart.append(svg("text", { x: x(i), y: bottom + 34, "text-anchor": "middle" }, i + 1)));
   chart.append(svg("line", { class: "selected", x1: x(chosen), x2: x(chosen), y1: top, y2: bottom }));
   for (const kind of ["layers", "folded"]) {
     const name = kind === "layers" ? "layered" : "folded";

@@ -10,7 +10,7 @@ function make(tag, properties = {}, ...children) {
 }
 
 const SIDE = 160; // of the drawing area, in pixels
-const PEN = 7; // radius
+const PEN = 12; // radius: strokes of the digits are about a sixth as wide as the digit is high
 const STEP = 6; // of an arrow key
 
 class Drawing {

@@ -27,7 +27,7 @@ function dot(chart, [x, y], name, label, right = 0.14, up = 0.14) {
 
 const polyline = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(3)} ${(-y).toFixed(3)}`).join("");
 // Where the labels of x, x′, x″ and y are, so that they do not cover each other.
-const LABELS = [[0.12, 0.16], [-0.42, -0.05], [0.14, 0.1], [0.1, -0.32]];
+const LABELS = [[0.12, 0.16], [-0.42, -0.05], [0.14, 0.1], [-0.3, 0.14]];
 
 function drawPlane() {
   const plane = find("plane"), { x, alpha, step } = point, y = respro(x, alpha);
