@@ -16,9 +16,6 @@ import conformallayers as cl
 from conformallayers.lab.playground.page import data_file, write_playground
 from oracle import relative_error
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if CHROMIUM is None or DRIVER is None:
-    pytest.skip("chromium and chromedriver are not installed", allow_module_level=True)
 pytest.importorskip("selenium", reason="selenium is not installed: pip install '.[browser]'")
 
 from PIL import Image, ImageDraw
@@ -28,7 +25,12 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-pytestmark = pytest.mark.browser
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+MISSING = CHROMIUM is None or DRIVER is None
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(MISSING, reason="chromium and chromedriver are not installed"),
+]
 
 Driver = Any
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028"
@@ -119,7 +121,9 @@ def assert_torch_agrees(driver: Driver, path: Path) -> None:
 def draw(driver: Driver, points: list[tuple[float, float]]) -> None:
     """Draw a line through points, from -0.5 to 0.5 of the drawing area, with the pointer."""
     ink = driver.find_element(By.ID, "ink")
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", ink)
+    driver.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", ink
+    )
     side = ink.size["width"]
     places = [(round(x * side), round(y * side)) for x, y in points]
     actions = ActionChains(driver, duration=10)
@@ -228,7 +232,9 @@ def test_everything_works_by_keyboard(visit: Callable[..., Driver], folds: list[
     while (active := driver.switch_to.active_element).tag_name != "body":
         assert len(reached) < 50
         reached.append(active.get_attribute("id") or active.get_attribute("class"))
-        style = "const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.stroke"
+        style = (
+            "const s = getComputedStyle(document.activeElement); return s.outlineStyle + s.stroke"
+        )
         assert driver.execute_script(style) != "nonenone", reached
         ActionChains(driver).send_keys(Keys.TAB).perform()
     wanted = {"network", "ink", "clear", "file", "layers", "measure", "alpha", "handle"}

@@ -1,4 +1,4 @@
-"""The demonstrations of the playground against torch and cl.inspect."""
+"""The demonstrations of the playground against torch."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ import pytest
 pytest.importorskip("sklearn")
 
 import torch
-from torch.nn import functional as F
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import digits
 from conformallayers.lab.playground import demonstrations
 from conformallayers.lab.playground.page import data_file
 from node import needs_node, outputs
-from oracle import exact_output, relative_error
+from oracle import exact, exact_output, relative_error
 
 PATH = data_file("d3modnet-digits")
 
 
-def test_templates_and_eigenvalues_are_those_of_inspect() -> None:
-    """Inspect looks at 3×32×32 images X = U x with ‖X‖ = c·‖x‖; a fold has taken U into M and Q."""
+def test_rows_of_the_matrix_and_the_form_give_what_the_layers_give() -> None:
+    """Compare y = M x / (‖x‖ + xᵀQx) + bias with the layers in float64."""
     found = demonstrations.insight(PATH)
     model = cl.load(PATH)
-    (part,) = cl.inspect(model, (1, 8, 8)).parts
-    c = 4 * 3**0.5
-    small = F.avg_pool2d(part.templates.sum(1, keepdim=True), 4) * 16 / c
-    templates = torch.tensor(found["templates"], dtype=torch.float64).view(10, 1, 8, 8)
-    assert relative_error(templates, small) < 1e-4
     images = np.array(found["eigenimages"])
     assert np.allclose(images @ images.T, np.eye(len(images)), atol=1e-3)
     assert found["eigenvalues"] == sorted(found["eigenvalues"], reverse=True)
     x = digits().test_images[:50]
-    matrix, form = demonstrations.matrix_and_form(cl.fold(model, (1, 8, 8), strategy="dense").recipe)
+    matrix, form = demonstrations.matrix_and_form(
+        cl.fold(model, (1, 8, 8), strategy="dense").recipe
+    )
+    assert np.allclose(found["templates"], matrix, rtol=1e-4)
+    assert abs(found["trace"] - np.trace(form)) < 1e-6 * found["trace"]
+    assert np.allclose(form @ images.T, images.T * found["eigenvalues"], atol=1e-3)
     rows = x.flatten(1).double().numpy()
     energies = np.einsum("bi,ij,bj->b", rows, form, rows)
     y = rows @ matrix.T / (np.linalg.norm(rows, axis=1) + energies)[:, None]
     bias = model[2].head.bias.detach().double()
-    assert relative_error(torch.from_numpy(y) + bias, exact_output(model, x)) < 1e-5
+    with torch.no_grad(), cl.layer_by_layer():
+        expected = exact(model)(x.double())
+    assert relative_error(torch.from_numpy(y) + bias, expected) < 1e-5
 
 
 def test_networks_that_come_with_the_package_know_digits() -> None:

@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 def document_of(folded: Folded) -> Json:
     """Return what a fold in float32 runs, for JavaScript."""
-    recipe: Recipe = folded.recipe.with_constants(lambda name, array: array.detach().cpu().numpy())
+    recipe: Recipe = folded.recipe.with_constants(lambda _, array: array.detach().cpu().numpy())
     return javascript_document(recipe, "float32")
 
 

@@ -28,7 +28,7 @@ Entries = dict[str, Any]  # what an operation has beside its settings
 WRITE = Runtime("JavaScript")
 for _kind in OPERATIONS.values():
     if _kind not in _LACKS:
-        WRITE[_kind] = lambda op, shape, dtype: {}
+        WRITE[_kind] = lambda *_: {}
 
 
 def javascript_source() -> str:
