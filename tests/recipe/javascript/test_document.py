@@ -139,7 +139,7 @@ def test_what_it_lacks_is_refused_by_name() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro())
     spectral = cl.fold(model, (1, 8, 8), strategy="spectral")
     recipe, dtype = spectral.recipe, spectral.dtype
-    assert_says(lambda: document_of(recipe, dtype), "got fourier", 'strategy="dense" or "conv"')
+    assert_says(lambda: document_of(recipe, dtype), "got fourier", 'Fold with strategy="dense".')
     builder = RecipeBuilder((3,))
     called = builder.module("attention", nn.Identity())
     y = builder.add(layer.Call, INPUT, module=called, what="MultiheadAttention", result=(3,))

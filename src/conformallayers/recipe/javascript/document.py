@@ -53,7 +53,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     for operation in recipe.operations:
         remedy = f"{_DENSE}, which keeps no layers inside a ConformalLayers."
         if isinstance(operation, _SPECTRAL):
-            remedy = f'{_DENSE} or "conv".'
+            remedy = f"{_DENSE}."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
     shapes, indices, wide = recipe.shapes(), recipe.index_constants(), _wide_values(recipe)
     document = describe(recipe) | {"dtype": dtype}
