@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
+BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: demo quick test test-slow soak lint types package format docs bench clean
+.PHONY: demo quick test test-slow test-browser soak lint types package format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +18,10 @@ $(READY): pyproject.toml constraints.txt
 
 $(DOCS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+$(BROWSER_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	touch $@
 
 demo: $(READY)
@@ -40,7 +45,11 @@ soak: $(READY)
 	$(BIN)/python -m conformallayers.testing.soak --minutes $(MINUTES) --jobs 2
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -q -n 2 -m 'slow or not slow'
+	$(BIN)/python -m pytest -q -n 2 -m 'not browser'
+
+# The playground in headless Chromium: apt-get install chromium chromium-driver.
+test-browser: $(BROWSER_READY)
+	$(BIN)/python -m pytest -q -m browser tests/browser
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ ORDER = (
     "recipe.places",
     "recipe.archive",
     "recipe.file",
+    "recipe.javascript",
     "recipe.numpy",
     "numpy",
     "nn.extra_layers",

@@ -148,7 +148,8 @@ def build_app() -> "App":
     summary = "Train a network, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (
-        *(data, models.evaluate, models.fold, models.export, models.predict, zoo),
+        *(data, models.evaluate, models.fold, models.export, models.predict),
+        *(models.playground, zoo),
         *(experiments.demo, experiments.bench, experiments.experiment),
         *(experiments.sweep, experiments.inspect, experiments.report),
     ):

@@ -1,4 +1,4 @@
-"""conformallayers evaluate, fold, export and predict: the commands that take a trained MODEL."""
+"""conformallayers evaluate, fold, export, predict and playground: the commands that take trained networks."""
 
 import sys
 from dataclasses import dataclass, fields, replace
@@ -188,6 +188,18 @@ def predict(
             raise refusal("predict", "an option of predict", path, remedy)
     if run_predict(model, paths, options or PredictOptions()):
         sys.exit(1)
+
+
+def playground(folds: tuple[Path, ...] = (), *, out: Path = Path("playground.html")) -> None:
+    """Write a web page to draw on, which runs folded networks in JavaScript and needs no server.
+
+    Args:
+        folds: Folds written by cl.save, from images to classes; a network for digits if none is given.
+        out: File to write, at most 3 MB.
+    """
+    from ..lab.playground.page import write_playground
+
+    _print_written(write_playground(out, folds))
 
 
 def _check_export(format: str, options: ExportOptions) -> None:

@@ -1,0 +1,1 @@
+"""The playground: one HTML page that runs folded networks in JavaScript."""

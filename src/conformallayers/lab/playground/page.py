@@ -1,0 +1,118 @@
+"""Write the playground as one static HTML page: no server, and nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...errors import refusal, shape_text
+from ...numpy import Network, load
+from ...recipe.javascript.document import javascript_document, javascript_source
+from ...utils.files import replace_file
+from ...utils.text import size
+from ..data.catalogue import DIGITS
+from ..training.saved_models import white_of
+from .demonstrations import depth_documents, examples, insight
+
+LIMIT = 3 * 10**6  # bytes of the page
+_SCRIPTS = "drawing", "picture", "classify", "depth", "respro", "insight"
+# How a drawing fills the images of a data set: the share of the side, and what is in the middle.
+_FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, "mass")}
+
+
+def write_playground(out: Path, folds: Sequence[Path] = ()) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        out: the file.
+        folds: files written by cl.save, to classify drawings with; none takes the network that comes with the
+            package.
+    """
+    if out.is_dir():
+        remedy = "Give a file name such as playground.html."
+        raise refusal("playground --out", "a file", f"the folder {out}", remedy)
+    text = render(folds).encode()
+    if len(text) > LIMIT:
+        expected, got = f"a page of at most {size(LIMIT)}", size(len(text))
+        remedy = 'Fold with strategy="conv" and in float32, or give fewer files.'
+        raise refusal("playground", expected, got, remedy)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(out, [text])
+    return out
+
+
+def render(folds: Sequence[Path] = ()) -> str:
+    """Return the page as text."""
+    folds = folds or [data_file("stagenet-digits")]
+    data = {
+        "version": __version__,
+        "networks": _distinct([network_entry(path) for path in folds], folds),
+        "examples": examples(),
+        "depth": depth_documents(),
+        "insight": insight(data_file("d3modnet-digits")),
+    }
+    web = files(__package__) / "web"
+    scripts = [(web / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
+    parts = {
+        "STYLE": (web / "style.css").read_text("utf-8"),
+        "DATA": _script_safe(json.dumps(data, separators=(",", ":"))),
+        "RUNTIME": javascript_source(),
+        "SCRIPTS": "\n".join(scripts),
+    }
+    page = (web / "page.html").read_text("utf-8")
+    return re.sub(
+        r"@([A-Z]+)@", lambda found: parts[found[1]], page
+    )  # in one pass: parts stay as they are
+
+
+def network_entry(path: Path) -> dict[str, Any]:
+    """Return a fold for the page: its recipe, its labels, and how its images look."""
+    net = load(path)
+    _check_shapes(path, net)
+    about = net.about or {}
+    dataset = str(about.get("dataset", ""))
+    words = [str(about["network"])] if "network" in about else []
+    words += [f"on {dataset}"] if words and dataset else []
+    outputs = net.output_shape[0]
+    return {
+        "name": " ".join(words) or path.name,
+        "labels": list(net.labels or map(str, range(outputs))),
+        "white": white_of(about, path),
+        "fit": _FITS.get(dataset),
+        "document": javascript_document(net.recipe, str(net.dtype)),
+    }
+
+
+def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict[str, Any]]:
+    """Add the file to names that several networks have."""
+    names = [entry["name"] for entry in entries]
+    for entry, name, path in zip(entries, names, folds, strict=True):
+        if names.count(name) > 1:
+            entry["name"] = f"{name} ({path})"
+    return entries
+
+
+def data_file(name: str) -> Path:
+    """Return a network that comes with the package."""
+    return Path(str(files(__package__) / "data" / f"{name}.safetensors"))
+
+
+def _check_shapes(path: Path, net: Network) -> None:
+    shape, outputs = net.input_shape, net.output_shape
+    if len(shape) != 3 or shape[0] not in (1, 3) or len(outputs) != 1 or prod(outputs) < 2:
+        expected = "a fold from images (1 or 3, H, W) to one score for each class"
+        got = f"{shape_text(shape)} → {shape_text(outputs)}"
+        raise refusal(f"playground {path}", expected, got, "Give another file.")
+
+
+def _script_safe(text: str) -> str:
+    """Return JSON that no HTML parser can take for the end of a script or a comment."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

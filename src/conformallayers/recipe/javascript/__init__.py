@@ -1,0 +1,1 @@
+"""The JavaScript runtime of recipes, for browsers and node."""

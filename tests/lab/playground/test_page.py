@@ -1,0 +1,85 @@
+"""The playground as a file: one page, within its limit, that holds what torch computed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.lab.playground import page as playground
+from conformallayers.lab.playground.page import data_file, network_entry, write_playground
+from support import assert_says, run_command
+
+HOSTILE = "</script><b>@RUNTIME@"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "new" / "playground.html"
+    assert run_command("playground", "--out", out) == 0
+    assert out.stat().st_size < playground.LIMIT
+    return out.read_text("utf-8")
+
+
+def fold_file(folder: Path, shape: tuple[int, ...], outputs: int, **notes: object) -> Path:
+    torch.manual_seed(0)
+    features = cl.ConformalLayers(cl.Flatten(), cl.Linear(int(np.prod(shape)), 4), cl.ReSPro())
+    model = nn.Sequential(features, nn.Linear(4, outputs))
+    path = folder / "net.safetensors"
+    cl.save(cl.fold(model, shape, strategy="dense"), path, **notes)
+    return path
+
+
+def data_of(text: str) -> dict[str, object]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return dict(json.loads(found))
+
+
+def test_one_page_without_anything_from_outside(written: str) -> None:
+    assert not re.search(r'(src|href)="(?!#|data:)', written)
+    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", written)
+    assert "default-src 'none'" in written
+    assert not re.search(r"@(STYLE|DATA|RUNTIME|SCRIPTS)@", written)
+    assert set(data_of(written)) == {"version", "networks", "examples", "depth", "insight"}
+
+
+def test_names_and_labels_cannot_leave_their_place(tmp_path: Path) -> None:
+    notes = {"labels": [HOSTILE, "b"], "about": {"network": HOSTILE, "dataset": "x", "white": 1.0}}
+    path = fold_file(tmp_path, (1, 4, 4), 2, **notes)
+    text = write_playground(tmp_path / "page.html", [path, path]).read_text("utf-8")
+    assert HOSTILE not in text
+    networks = data_of(text)["networks"]
+    assert [entry["labels"] for entry in networks] == [[HOSTILE, "b"]] * 2
+    assert networks[0]["name"] == f"{HOSTILE} on x ({path})"
+
+
+def test_networks_say_how_their_images_look(tmp_path: Path) -> None:
+    entry = network_entry(data_file("stagenet-digits"))
+    assert (entry["name"], entry["fit"], entry["white"]) == ("StageNet on digits", (1.0, "box"), 1)
+    bare = network_entry(fold_file(tmp_path, (3, 4, 4), 2))
+    assert (bare["name"], bare["fit"], bare["labels"]) == ("net.safetensors", None, ["0", "1"])
+
+
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "page.html"
+    flat = fold_file(tmp_path, (16,), 2)
+    assert_says(lambda: write_playground(out, [flat]), "images (1 or 3, H, W)", "(16,) → (2,)")
+    model = data_file("d3modnet-digits")
+    assert run_command("playground", model, "--out", out) == 1
+    assert "expected a folded network" in capsys.readouterr().err
+    assert run_command("playground", tmp_path / "none", "--out", out) == 1
+    assert_says(lambda: write_playground(tmp_path), "playground --out: expected a file")
+    monkeypatch.setattr(playground, "LIMIT", 1000)
+    assert_says(lambda: write_playground(out), "a page of at most 1000 B", 'strategy="conv"')
+    assert not out.exists()

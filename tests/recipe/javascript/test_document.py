@@ -1,0 +1,180 @@
+"""The JavaScript runtime in node: every operation, strategy and golden file against torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.networks import D3ModNetCL, DkNetCL, LeNetCL, StageNet
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.javascript.document import WRITE, javascript_document
+from conformallayers.recipe.operation import OPERATIONS
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe.torch.module import RecipeModule
+from conformallayers.testing.recipes import RECIPE_CASES
+from nets import NETS, folds
+from node import document_of, needs_node, outputs, run_node
+from oracle import randomise, relative_error
+from programs import Fold
+from support import assert_says
+
+LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}
+GOLDEN = sorted((Path(__file__).parents[2] / "data" / "golden").glob("*.safetensors"))
+
+
+def has(recipe: Recipe) -> bool:
+    return all(type(operation) in WRITE for operation in recipe.operations)
+
+
+def samples(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return samples of every size, a zero one, and two with NaN."""
+    x = torch.randn(9, *shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    x[1] = 0
+    x[2].view(-1)[-1], x[3] = float("nan"), float("nan")
+    for index, size in enumerate((1e-30, 1e-3, 1e3, 1e15), 4):
+        x[index] *= size
+    return x.to(dtype)
+
+
+def compare(
+    folder: Path, modules: list[RecipeModule], sample: Callable[..., Tensor] = samples
+) -> list[float]:
+    """Return the error of JavaScript relative to torch for each of several networks."""
+    xs = [sample(module.recipe.input_shape, module.dtype) for module in modules]
+    documents = [document_of(module.recipe, module.dtype) for module in modules]
+    with torch.no_grad():
+        expected = [module(x) for module, x in zip(modules, xs, strict=True)]
+    found = outputs(folder, list(zip(documents, xs, strict=True)))
+    return [relative_error(y, e) for y, e in zip(found, expected, strict=True)]
+
+
+@needs_node
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_every_option_of_every_operation_gives_the_numbers_of_torch(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    cases = {case.name: Fold(case.build(), dtype) for case in RECIPE_CASES if has(case.build())}
+    errors = dict(zip(cases, compare(tmp_path, list(cases.values())), strict=True))
+    assert {name: error for name, error in errors.items() if not error < LIMITS[dtype]} == {}
+    kinds = {type(op) for fold in cases.values() for op in fold.recipe.operations}
+    assert kinds == set(WRITE)
+
+
+@needs_node
+def test_infinity_and_the_ends_of_the_range(tmp_path: Path) -> None:
+    def ends(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        x = samples(shape, dtype)[:4]
+        x[1].view(-1)[2] = float("inf")
+        x[2] = 1e30 * torch.where(x[0] > 0, x[0], -0.1)
+        x[3] = 1e-42  # not beside an offset, where so small a point has few digits
+        return x
+
+    names = "points", "rescale", "rebase", "stages"
+    recipes = [case.build() for case in RECIPE_CASES if case.name.startswith(names)]
+    cases = [Fold(recipe) for recipe in recipes if not recipe.operations[0].offset]
+    assert len(cases) > 15
+    assert max(compare(tmp_path, cases, ends)) < 5e-6
+
+
+@needs_node
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_every_strategy_that_it_takes(dtype: torch.dtype, tmp_path: Path) -> None:
+    found = [(name, fold) for name in NETS for fold in folds(name, dtype) if has(fold.recipe)]
+    assert {fold.strategy for _, fold in found} >= {"dense", "banded", "sparse", "conv", "layers"}
+    errors = compare(tmp_path, [fold for _, fold in found])
+    wrong = [pair for pair in zip(found, errors, strict=True) if not pair[1] < LIMITS[dtype]]
+    assert wrong == []
+
+
+@needs_node
+def test_networks_of_the_paper_and_stage_nets(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    models: list[nn.Module] = [LeNetCL(), D3ModNetCL(projective=True), DkNetCL(2)]
+    models += [StageNet(preset) for preset in ("micro", "small", "base", "large")]
+    models += [StageNet("micro", rectifier="max"), StageNet("micro", rectifier="abs")]
+    made = [cl.fold(randomise(m).eval(), (3, 32, 32), strategy="conv") for m in models]
+    made += [cl.fold(LeNetCL().eval(), (3, 32, 32), strategy=s) for s in ("layers", "auto")]
+    few = {"sample": lambda shape, dtype: samples(shape, dtype)[:3]}
+    assert max(compare(tmp_path, made, **few)) < 1e-5
+
+
+@needs_node
+def test_golden_files(tmp_path: Path) -> None:
+    nets = {path.stem: cln.load(path) for path in GOLDEN}
+    taken = {name: net for name, net in nets.items() if has(net.recipe)}
+    refused = {name for name in nets if name not in taken}
+    assert all("spectral" in name or "fourier" in name for name in refused)
+    cases, expected = [], []
+    for net in taken.values():
+        x = torch.tensor(net.about["input"], dtype=torch.float64)
+        expected.append(torch.tensor(net.about["output"], dtype=torch.float64))
+        kind = torch.float64 if net.dtype == np.float64 else torch.float32
+        cases.append((javascript_document(net.recipe, str(net.dtype)), x.to(kind)))
+    found = outputs(tmp_path, cases)
+    for net, y, e in zip(taken.values(), found, expected, strict=True):
+        assert relative_error(y, e) < (1e-12 if net.dtype == np.float64 else 1e-6)
+
+
+@needs_node
+def test_both_sides_have_the_same_operations(tmp_path: Path) -> None:
+    program = 'console.log(JSON.stringify(Object.keys(require("./runtime.js").OPERATIONS)))'
+    assert {kind.kind for kind in WRITE} == set(json.loads(run_node(tmp_path, program)))
+    lacks = {"call", "fourier", "inverse_fourier", "spectral_form", "spectral_product"}
+    assert {kind.kind for kind in WRITE} == set(OPERATIONS) - lacks
+
+
+def test_what_it_lacks_is_refused_by_name() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro())
+    spectral = cl.fold(model, (1, 8, 8), strategy="spectral")
+    recipe, dtype = spectral.recipe, spectral.dtype
+    assert_says(lambda: document_of(recipe, dtype), "got fourier", 'Fold with strategy="dense".')
+    builder = RecipeBuilder((3,))
+    called = builder.module("attention", nn.Identity())
+    y = builder.add(layer.Call, INPUT, module=called, what="MultiheadAttention", result=(3,))
+    own = builder.recipe(y)
+    assert_says(lambda: document_of(own, dtype), "JavaScript has", "got MultiheadAttention")
+    builder = RecipeBuilder((3,))
+    module = builder.module("own", nn.Identity())
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(point.SumSquares, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Cubic", module=module)
+    cubic = builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
+    assert_says(lambda: document_of(cubic, dtype), "got Cubic", "Use an activation")
+
+
+@needs_node
+@pytest.mark.parametrize(
+    ("change", "numbers", "message"),
+    [
+        (lambda d: d["operations"][0].update(operation="fft"), 60, "got fft. Fold with strategy"),
+        (lambda d: d["operations"][0].update(operation="toString"), 60, "got toString"),
+        (lambda d: None, 59, "expected 60 numbers, got 59"),
+    ],
+)
+def test_javascript_refuses_too(
+    change: Callable[[Any], None], numbers: int, message: str, tmp_path: Path
+) -> None:
+    (case,) = (case for case in RECIPE_CASES if case.name == "slice")
+    document = document_of(case.build(), torch.float64)
+    change(document)
+    program = 'const { Network } = require("./runtime.js");'
+    program += f"new Network({json.dumps(document)}).run(new Array({numbers}).fill(1));"
+    assert message in run_node(tmp_path, program, check=False)
+
+
+def test_documents_need_no_torch() -> None:
+    code = "import conformallayers.recipe.javascript.document, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
