@@ -94,7 +94,7 @@ class Terms:
 
     @property
     def denominators(self) -> Tensor:
-        """D of each sample, (samples,): ``y = M x / D + bias``."""
+        """The denominator D of each sample in ``y = M x / D + bias``, of shape (samples,)."""
         return self.norms / self.shares[:, 0]
 
 
