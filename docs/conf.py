@@ -21,7 +21,7 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"  # of pages with code cells: what they show is what the code does
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
