@@ -66,8 +66,8 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     ),
     "small": (
         (
-            Stage(20, kernel=5, inner=24, stride=2),
-            Stage(72, kernel=3, inner=80, pool=3),
+            Stage(16, kernel=5, inner=16, stride=2),
+            Stage(96, kernel=3, inner=96, pool=3),
         ),
         84,
     ),
