@@ -14,16 +14,16 @@ pytest.importorskip("sklearn")
 import conformallayers as cl
 from conformallayers.cli import app as cli
 from conformallayers.lab.data.datasets import Dataset, load
+from conformallayers.lab.data.sources import find_source
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.experiments.accuracy import accuracy_table, config_of, run_accuracy
 from conformallayers.lab.report.report import write_report
 from conformallayers.lab.training import evaluate, recipes
 from conformallayers.lab.training.recipes import FAMILIES, RECIPES
-from conformallayers.lab.training.train import train
 from conformallayers.utils import memory
 from training import QUIET
 
-TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew would hide it
+SOURCES = sys.modules[find_source.__module__]  # by a path, a test that imports anew would hide it
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_ablation_is_every_combination_with_fewer_epochs_and_the_papers_head() -
 def test_ablation_and_seeds_make_rows_and_tables(
     small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TRAINING, "load", lambda *_, **__: small)
+    monkeypatch.setattr(SOURCES, "load", lambda *_, **__: small)
     brief = {"epochs": 1, "batch_size": 75}
     tiny = {key: {**row, **brief} for key, row in RECIPES["modern"].items()}
     monkeypatch.setitem(recipes.RECIPES, "modern", tiny)

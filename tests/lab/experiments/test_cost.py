@@ -12,9 +12,9 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 import conformallayers as cl
+from conformallayers.lab.data import sources
 from conformallayers.lab.experiments import cost
 from conformallayers.lab.experiments.cost import cells, front_figure, run_cost
-from conformallayers.lab.training import train as training
 from conformallayers.lab.training.evaluate import accuracy
 from runs import few_digits
 from support import run_command
@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"dataset": "digits", "epochs": 1, "only": NAMES, "con
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, and few images under the name of digits."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "load", lambda *names, **options: few_digits())
+    monkeypatch.setattr(sources, "load", lambda *names, **options: few_digits())
     return tmp_path
 
 
@@ -50,7 +50,7 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
 
     # The runs are there: only the second seed of one network is trained.
     names: list[str] = []
-    original = training.train
+    original = cost.train
     monkeypatch.setattr(cost, "train", lambda **o: (names.append(o["network"]), original(**o)))
     again = run_cost(**OPTIONS, seeds=(0,), resume=False, say=lines.append)
     assert [{**row, "seconds": 0} for row in again["rows"]] == [
