@@ -92,7 +92,8 @@ class Plan(Printed):
         yield Table(header, rows)
         lines = [f"{self.strategy}: {self.reason}"]
         if self.absorbed:
-            lines.append(f"head: {self.absorbed} following layers absorbed into the matrix")
+            layers = "layer" if self.absorbed == 1 else "layers"
+            lines.append(f"head: {self.absorbed} following {layers} absorbed into the matrix")
         if self.parts:
             lines.append(self.parts)
         if self.certificate is not None:
