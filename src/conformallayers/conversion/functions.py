@@ -15,7 +15,7 @@ from ..nn.branches import Join
 from ..nn.homogeneous import Abs
 from ..utils.text import call_text
 
-SAMPLES = 2  # of the batch that records shapes
+SAMPLES = 7  # of the batch that records shapes: a number that few models have as a size
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _RESHAPES = (torch.flatten, "flatten", torch.reshape, "reshape", "view")

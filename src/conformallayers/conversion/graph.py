@@ -72,11 +72,12 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    root = _OneInput(model)
     try:
-        graph = _Tracer().trace(_OneInput(model))
+        graph = _Tracer().trace(root)
     except Exception as error:
         return _untraceable(model, error)
-    module = fx.GraphModule(_OneInput(model), graph)
+    module = fx.GraphModule(root, graph)
     overwriting = _overwriting(module)
     if not overwriting:
         module.graph.eliminate_dead_code()
