@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,6 +17,7 @@ from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
 from ..nn.container import ConformalLayers
 from ..registry.registry import branches, is_affine, is_homogeneous
+from ..utils.html import Block, Printed, Table
 from ..utils.text import table
 from .assemble import Assembly
 from .compare import check_twin
@@ -36,17 +37,15 @@ class Change:
     reason: str
 
 
-@dataclass(frozen=True)
-class Conversion:
+@dataclass(frozen=True, repr=False)
+class Conversion(Printed):
     """What :func:`convert` did; prints as a table with a row for every call of the model."""
 
     changes: tuple[Change, ...] = ()
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         rows = [[one.path, one.type, one.action, one.reason] for one in self.changes]
-        return table(_HEADER, rows)
-
-    __repr__ = __str__
+        yield Table(_HEADER, rows)
 
 
 class Converted(nn.Sequential):
