@@ -90,10 +90,10 @@ def _check_equal(where: str, expected: Tensor, twin: nn.Module, x: Tensor) -> No
         same_shape, got = False, type(error).__name__
     if same_shape:
         limits = torch.finfo(expected.dtype)
-        error, size = (found - expected).norm(), expected.norm() + limits.tiny
-        if error <= limits.eps**0.25 * size:
+        distance, size = (found - expected).norm(), expected.norm() + limits.tiny
+        if distance <= limits.eps**0.25 * size:
             return
-        got = f"results that differ from it by {float(error / size):.1%}"
+        got = f"results that differ from it by {float(distance / size):.1%}"
     remedy = (
         "The model changes a map in place that it reads again by another name, or mixes samples: "
         "use inplace=False and x = x + y, and keep the batch axis."

@@ -373,7 +373,8 @@ def run_layers(
 
 def _is_fresh(norm: Any) -> Tensor:
     """Tell whether a norm has seen no batch. Norms of other frameworks have a mean, but no number of batches."""
-    return (norm.num_batches_tracked == 0) & ~norm.running_mean.any()
+    fresh: Tensor = (norm.num_batches_tracked == 0) & ~norm.running_mean.any()
+    return fresh
 
 
 def _add_to_running_mean(norm: Any, bias: Tensor, fresh: Any) -> None:
