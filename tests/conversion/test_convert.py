@@ -169,11 +169,25 @@ def test_twins_are_copied_pickled_and_loaded(tmp_path: Path) -> None:
             assert torch.allclose(other(x), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", [name for name in CNNS if name != "dense"])
+def test_twins_are_saved_as_their_parts(name: str, tmp_path: Path) -> None:
+    build, shape = CNNS[name]
+    twin, x = cl.convert(randomise(build()), shape).eval(), samples(shape, torch.float32)
+    cl.save(twin, tmp_path / "twin.safetensors")
+    again = cl.load(tmp_path / "twin.safetensors")
+    assert type(again) is nn.Sequential
+    assert [*again.state_dict()] == [*twin.state_dict()]
+    with torch.no_grad():
+        assert torch.equal(again(x), twin(x))
+
+
 def test_the_record_is_a_table_that_cannot_be_changed() -> None:
     twin = cl.convert(ResNet(), SHAPE)
     lines = str(twin.conversion).splitlines()
     assert lines[0].split() == ["path", "type", "what", "why"]
     assert len(lines) == 2 + len(twin.conversion.changes)
+    assert "<table><thead><tr><th>path</th>" in twin.conversion._repr_html_()
+    assert repr(twin.conversion) == str(twin.conversion)
     with pytest.raises(dataclasses.FrozenInstanceError):
         twin.conversion.changes = ()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -348,3 +362,28 @@ def test_names_that_a_container_has_already() -> None:
     assert [one.path for one in twin.conversion.changes] == ["offset", "train_", "unit"]
     with torch.no_grad():
         assert relative_error(twin(x), expected_of(model, twin, x)) <= 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_a_model_without_a_copy_is_refused() -> None:
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Conv1d(2, 2, 1)))
+    assert_says(lambda: cl.convert(model, (2, 5)), "a model that copy.deepcopy copies", "remove")
+
+
+def test_hooks_are_refused() -> None:
+    model = vgg()
+    model[0][0][3].register_forward_hook(lambda module, args, result: 2 * result)
+    model[1][1].register_forward_pre_hook(lambda module, args: None)
+    rows = refusal_of(model)
+    assert [row.split()[:2] for row in rows] == [["0.0.3", "Conv2d"], ["1.1", "Linear"]]
+    assert all("it has hooks" in row for row in rows)
+
+
+def test_a_twin_made_in_inference_mode_learns() -> None:
+    with torch.inference_mode():
+        made, twin = vgg(), cl.convert(ResNet(), SHAPE)
+        again = cl.convert(made, SHAPE)
+    for one in (twin, again, cl.convert(made, SHAPE)):
+        one.train()(samples(SHAPE, torch.float32)).square().sum().backward()
+        assert not any(value.is_inference() for value in one.state_dict().values())
+        assert all(value.grad is not None for value in one.parameters())

@@ -135,6 +135,24 @@ def test_dropout_of_a_function_follows_the_mode() -> None:
         assert (twin.features[0].p, twin.features[0].training) == (0.9, training)
 
 
+def test_a_dropout_that_is_off_is_the_identity() -> None:
+    class Off(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.dropout2d(self.conv(F.dropout(x, 0.5, False)), 0.5, training=bool(self.training))
+            return F.dropout2d(x, training=False)
+
+    model = Off().train()
+    twin = cl.convert(model, (2, 6, 6))
+    kinds = [type(module).__name__ for module in twin.features]
+    assert kinds == ["Identity", "Conv2d", "Dropout2d", "Identity"]
+    assert model.training
+    assert twin.features[2].training
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

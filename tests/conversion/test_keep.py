@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import conformallayers as cl
 from cnns import Mobile, ResNet, replaced, signal_net, vgg
@@ -71,6 +72,27 @@ def test_all_calls_of_a_module_or_one_of_them() -> None:
     }
     assert rows["relu (relu_1)"] == 'keep="none"'
     assert rows["prelu"] == 'keep="none"; its weight is dropped'
+
+
+def test_names_of_functions_and_modules_are_apart() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.relu, self.relu_1 = nn.Conv1d(2, 2, 1), nn.ReLU(), nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.relu(self.relu(F.relu(self.first(x))))
+            return self.first(self.relu_1(self.first(self.relu(x))))
+
+    def kept(*keep: str) -> list[str]:
+        rows = cl.convert(Named(), (2, 5), keep=keep).conversion.changes
+        assert len({one.path for one in rows}) == len(rows) == 8
+        return [one.path for one in rows if one.reason == "named in keep"]
+
+    assert kept("relu") == ["relu", "relu (relu_3)"]
+    assert kept("relu_3") == ["relu (relu_3)"]
+    for name in ("relu_1", "relu_2", "relu_1_1"):  # the module, and two functions
+        assert kept(name) == [name]
 
 
 def test_the_head_keeps_its_rectifiers() -> None:

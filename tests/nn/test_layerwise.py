@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from cnns import embedded
 from oracle import exact, oracle, relative_error
 from support import folds, samples
 
@@ -201,3 +202,22 @@ def test_alpha_does_not_follow_running_statistics(alpha: str | None) -> None:
         assert torch.equal(before, after)
     else:
         assert (before - after).norm() < 0.05 * before.norm()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_trained_mean_without_a_number_of_batches_includes_the_bias(
+    momentum: float | None,
+) -> None:
+    """Checkpoints of other frameworks count no batches."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4, momentum=momentum)).double()
+    with torch.no_grad():
+        plain[0].bias.fill_(5.0)
+        plain[1].running_mean.fill_(4.998)
+    twin = cl.convert(plain, SHAPE, keep="all")
+    x = samples(SHAPE, torch.float64, 8)
+    for _ in range(3):
+        plain(embedded(twin, x))
+        twin(x)
+        found = dict(twin.features.named_children())["1"].running_mean
+        assert torch.allclose(found, plain[1].running_mean, rtol=1e-12)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -16,8 +17,10 @@ from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
 from ..nn.container import ConformalLayers
 from ..registry.registry import branches, is_affine, is_homogeneous
+from ..utils.html import Block, Printed, Table
 from ..utils.text import table
 from .assemble import Assembly
+from .compare import check_twin
 from .graph import INPUT, Item, read
 from .keep import Keep, checked_keep, reasons
 
@@ -34,17 +37,15 @@ class Change:
     reason: str
 
 
-@dataclass(frozen=True)
-class Conversion:
+@dataclass(frozen=True, repr=False)
+class Conversion(Printed):
     """What :func:`convert` did; prints as a table with a row for every call of the model."""
 
     changes: tuple[Change, ...] = ()
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         rows = [[one.path, one.type, one.action, one.reason] for one in self.changes]
-        return table(_HEADER, rows)
-
-    __repr__ = __str__
+        yield Table(_HEADER, rows)
 
 
 class Converted(nn.Sequential):
@@ -106,7 +107,13 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
     _check_model(where, model)
-    items = read(copy.deepcopy(model), shape)
+    with torch.inference_mode(False):  # parameters made in it cannot be trained
+        return _converted(where, model, shape, keep)
+
+
+def _converted(where: str, model: nn.Module, shape: tuple[int, ...], keep: Keep) -> Converted:
+    copied = _copied(where, model)
+    items = read(copied, shape)
     head = _head(items)
     refused = [item for item in items if _is_refused(item, head)]
     if refused:
@@ -114,12 +121,22 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
     chosen = reasons(items, checked_keep(keep, items), head)
     changes = tuple(_change(item, chosen, head) for item in items)
     modes = {part: part.training for item in items if item.module for part in item.module.modules()}
+    check_twin(where, model, shape, copied, _assembled(items, head))
     twin = _assembled([_replaced(item, chosen) for item in items], head)
     twin.conversion = Conversion(changes)
     twin.train(model.training)
     for part, mode in modes.items():
         part.training = mode
     return twin
+
+
+def _copied(where: str, model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+        remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
+        raise refusal(where, "a model that copy.deepcopy copies", got, remedy) from error
 
 
 def _check_model(where: str, model: nn.Module) -> None:

@@ -15,11 +15,12 @@ from ..nn.branches import Join
 from ..nn.homogeneous import Abs
 from ..utils.text import call_text
 
-SAMPLES = 2  # of the batch that records shapes
+SAMPLES = 7  # of the batch that records shapes: a number that few models have as a size
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _RESHAPES = (torch.flatten, "flatten", torch.reshape, "reshape", "view")
 _MEANS = (torch.mean, "mean")
+CONSTANT = "constant"  # in the meta of a dropout: it does not follow the mode
 _IGNORED = ("inplace", "_stacklevel")  # arguments that do not change a value
 
 _Row = tuple[type[nn.Module], tuple[str, ...]]
@@ -102,7 +103,18 @@ def _function(
         return _unknown(node)
     if "training" in names and found.pop("training", True):
         return "it drops values at evaluation too. Pass training=self.training, or use nn.Dropout."
-    return kind(**found)
+    return nn.Identity() if node.meta.get(CONSTANT) else kind(**found)
+
+
+def drops(node: fx.Node) -> bool:
+    """Tell whether a node calls a function of dropout."""
+    return node.op == "call_function" and "training" in _MODULES.get(node.target, (None, ()))[1]
+
+
+def argument(node: fx.Node, name: str) -> Any:
+    """Return an argument of a function by its name, or None."""
+    names = _MODULES[node.target][1]
+    return {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}.get(name)
 
 
 def is_map(value: Any, values: Mapping[fx.Node, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from collections.abc import Iterator
@@ -15,8 +16,8 @@ from ..errors import refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
 from ..nn.container import ConformalLayers
-from ..registry.registry import find_spec, flatten_modules, suggestion
-from .functions import SAMPLES, is_map, module_for
+from ..registry.registry import find_spec, flatten_modules, has_hooks, suggestion
+from .functions import CONSTANT, SAMPLES, argument, drops, is_map, module_for
 
 INPUT = ""  # the name of the model's input, which no item has
 _STATIC = "Write its forward without control flow or other code that needs values."
@@ -72,11 +73,13 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     """
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    root = _OneInput(model)
     try:
-        graph = _Tracer().trace(_OneInput(model))
+        graph = _Tracer().trace(root)
     except Exception as error:
         return _untraceable(model, error)
-    module = fx.GraphModule(_OneInput(model), graph)
+    _mark_constant(graph, root)
+    module = fx.GraphModule(root, graph)
     overwriting = _overwriting(module)
     if not overwriting:
         module.graph.eliminate_dead_code()
@@ -85,6 +88,22 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
         part.training = mode
     items = _items(module, values, overwriting, model.training)
     return items + list(_not_called("", model, {item.path for item in items}))
+
+
+def _mark_constant(graph: fx.Graph, root: nn.Module) -> None:
+    """Mark the dropouts of functions that drop nothing in training either: they do not read the mode."""
+    before = [node for node in graph.nodes if drops(node)]
+    if not before:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]):
+            training = _Tracer().trace(copy.deepcopy(root).train())
+    except Exception:
+        return  # the mode is read then
+    after = [node for node in training.nodes if drops(node)]
+    if len(before) == len(after):
+        for node, other in zip(before, after, strict=True):
+            node.meta[CONSTANT] = not argument(other, "training")
 
 
 def _not_called(path: str, module: nn.Module, called: set[str]) -> Iterator[Item]:
@@ -179,16 +198,13 @@ def _items(
     overwriting: dict[fx.Node, str],
     training: bool,
 ) -> list[Item]:
-    names: dict[fx.Node, str] = {}
+    names, paths = _names(module.graph)
     items = []
-    for node in module.graph.nodes:
+    for node in names:
         if node.op == "placeholder":
-            names[node] = INPUT
-        if node.op not in ("call_module", "call_function", "call_method"):
             continue
         calls = node.op == "call_module"
-        path = str(node.target).partition(".")[2] or "model" if calls else node.name
-        names[node] = name = _unused(_key(path), set(names.values()))
+        name, path = names[node], paths[node]
         found: tuple[nn.Module, list[fx.Node]] | str
         if calls:
             part = module.get_submodule(str(node.target))
@@ -210,10 +226,32 @@ def _items(
     return items
 
 
+def _names(graph: fx.Graph) -> tuple[dict[fx.Node, str], dict[fx.Node, str]]:
+    """Return a name for every call, and the paths of modules; that of a function is its name.
+
+    First calls of modules come first, so that no function and no second call has the name of another module.
+    """
+    nodes = [node for node in graph.nodes if node.op not in ("get_attr", "output")]
+    paths = {node: node.name for node in nodes}
+    for node in nodes:
+        if node.op == "call_module":
+            paths[node] = str(node.target).partition(".")[2] or "model"
+    first = {paths[node]: node for node in reversed(nodes) if node.op == "call_module"}
+    names: dict[fx.Node, str] = {}
+    for node in sorted(nodes, key=lambda node: first.get(paths[node]) is not node):
+        enters = node.op == "placeholder"
+        names[node] = INPUT if enters else _unused(_key(paths[node]), set(names.values()))
+        if node.op != "call_module" and names[node] != _key(paths[node]):
+            paths[node] = names[node]
+    return {node: names[node] for node in nodes}, paths
+
+
 def _called(
     node: fx.Node, module: nn.Module, values: dict[fx.Node, Any]
 ) -> tuple[nn.Module, list[fx.Node]] | str:
     """Return a module of the model with the node that it reads, or why it cannot be used."""
+    if any(map(has_hooks, module.modules())):
+        return "it has hooks, which a fold would not run. Remove them."
     nodes = node.all_input_nodes
     one = len(nodes) == len(node.args) == 1 and not node.kwargs and is_map(nodes[0], values)
     if not one or not is_map(node, values):

@@ -60,6 +60,7 @@ def reasons(
 ) -> dict[str, tuple[bool, str]]:
     """Return, for every rectifier before the head, whether it stays, and why."""
     found = {}
+    paths = {item.path for item in items if is_rectifier(item)}
     for item in items:
         if not is_rectifier(item) or item.name in head:
             continue
@@ -69,7 +70,7 @@ def reasons(
         elif isinstance(keep, str):
             found[item.name] = keep == "all", f'keep="{keep}"'
         else:
-            kept = item.path in keep or item.name in keep
+            kept = item.path in keep or item.name in {*keep} - paths
             found[item.name] = kept, "named in keep" if kept else "not named in keep"
     return found
 

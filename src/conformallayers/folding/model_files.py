@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import __all__ as public_names
 from .. import networks
+from ..conversion.convert import Converted
 from ..errors import refusal
 from ..nn import activations, extra_layers, homogeneous, layers
 from ..nn.branches import Composite, Parallel, Residual, below
@@ -67,6 +68,7 @@ COMPOSITES: dict[str, type[nn.Module]] = {
     **{f"networks.{name}": getattr(networks, name) for name in _NETWORKS},
 }
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
+_NAMES[Converted] = "nn.Sequential"  # its parts are all that it computes with
 _WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool|LPPool)([123])d$")
 _ENTRIES = {"type", "settings", "tensors", "children"}
 # A few numbers of a small file could ask for any amount of memory when the model runs.

@@ -218,9 +218,10 @@ class LayerFlow(Flow[Points]):
             index += 1
             following = pairs[index][1] if index < len(pairs) else None
             redundant = bias_is_redundant(module, following, value.z.dim())
+            fresh = None if bias is None else _is_fresh(module)
             value = self.step(path, module, value, with_bias=not redundant)
             if bias is not None:
-                _add_to_running_mean(module, bias)
+                _add_to_running_mean(module, bias, fresh)
             bias = module.bias if redundant else None  # type: ignore[assignment]
             if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
                 value.tau, value.divided = value.tau + 0 * bias.sum(), False
@@ -370,13 +371,19 @@ def run_layers(
     return flow.run_chain(pairs, value).dehomogenize()
 
 
-def _add_to_running_mean(norm: Any, bias: Tensor) -> None:
+def _is_fresh(norm: Any) -> Tensor:
+    """Tell whether a norm has seen no batch. Norms of other frameworks have a mean, but no number of batches."""
+    fresh: Tensor = (norm.num_batches_tracked == 0) & ~norm.running_mean.any()
+    return fresh
+
+
+def _add_to_running_mean(norm: Any, bias: Tensor, fresh: Any) -> None:
     """Correct the running mean after a batch whose bias b was left out.
 
     The mean of the batches without their bias is averaged, and the current b added:
     ``mean + b − (1 − momentum)·b_before``, where b_before is the bias that the mean included. Averaging
     b itself would lag behind weight decay by many standard deviations of small points. The initial
-    mean of 0 includes no bias.
+    mean of 0, of a fresh norm, includes no bias.
     """
     with torch.no_grad():
         batches = norm.num_batches_tracked.to(bias.dtype)
@@ -384,7 +391,7 @@ def _add_to_running_mean(norm: Any, bias: Tensor) -> None:
         before = vars(norm).get(_BIAS_IN_MEAN)
         before = bias if before is None else before.to(bias)  # unknown after loading a checkpoint
         # Through .data: the backward pass holds the running mean, but does not use its values.
-        norm.running_mean.data.add_(bias - (1 - share) * before * (batches > 1))
+        norm.running_mean.data.add_(bias - (1 - share) * before * ~fresh)
         if not torch.compiler.is_compiling():
             vars(norm)[_BIAS_IN_MEAN] = bias.clone()
 
