@@ -387,3 +387,23 @@ def test_a_twin_made_in_inference_mode_learns() -> None:
         one.train()(samples(SHAPE, torch.float32)).square().sum().backward()
         assert not any(value.is_inference() for value in one.state_dict().values())
         assert all(value.grad is not None for value in one.parameters())
+
+
+def test_a_twin_without_rectifiers_says_so() -> None:
+    layers = (
+        nn.Flatten(),
+        nn.Linear(16, 8),
+        nn.ReLU(),
+        nn.Linear(8, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    )
+    model = nn.Sequential(*layers)
+    conversion = cl.convert(model, (1, 4, 4)).conversion
+    assert "nothing rectifies" in conversion.warning
+    assert str(conversion).endswith(f"warning: {conversion.warning}")
+    kept = cl.convert(model, (1, 4, 4), keep="all").conversion
+    assert not kept.warning
+    assert "warning" not in str(kept)
+    pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.MaxPool2d(2))
+    assert not cl.convert(pooled, (1, 8, 8), keep="none").conversion.warning

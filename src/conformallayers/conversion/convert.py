@@ -39,13 +39,16 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Printed):
-    """What :func:`convert` did; prints as a table with a row for every call of the model."""
+    """What :func:`convert` did; prints as a table with a row for every call of the model, and a warning if there is one."""
 
     changes: tuple[Change, ...] = ()
+    warning: str = ""
 
     def _blocks(self) -> Iterator[Block]:
         rows = [[one.path, one.type, one.action, one.reason] for one in self.changes]
         yield Table(_HEADER, rows)
+        if self.warning:
+            yield f"warning: {self.warning}"
 
 
 class Converted(nn.Sequential):
@@ -123,7 +126,7 @@ def _converted(where: str, model: nn.Module, shape: tuple[int, ...], keep: Keep)
     modes = {part: part.training for item in items if item.module for part in item.module.modules()}
     check_twin(where, model, shape, copied, _assembled(items, head))
     twin = _assembled([_replaced(item, chosen) for item in items], head)
-    twin.conversion = Conversion(changes)
+    twin.conversion = Conversion(changes, _warning(twin, chosen))
     twin.train(model.training)
     for part, mode in modes.items():
         part.training = mode
@@ -206,6 +209,16 @@ def _change(item: Item, chosen: Mapping[str, tuple[bool, str]], head: set[str]) 
     else:
         reason = _reason(cast(nn.Module, module))
     return Change(item.label, item.kind, action + names, reason)
+
+
+def _warning(twin: Converted, chosen: Mapping[str, tuple[bool, str]]) -> str:
+    """Return a sentence about a twin that lost all of its rectifiers, or nothing."""
+    if all(kept for kept, _ in chosen.values()) or any(map(is_homogeneous, twin[0].modules())):
+        return ""
+    return (
+        "nothing rectifies in the features now: the direction of their output is linear in x. "
+        'Pass keep="all", or the paths of the rectifiers to keep.'
+    )
 
 
 def _reason(module: nn.Module) -> str:
