@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import conformallayers as cl
 from conformallayers.diagnosis.record import HealthWarning
@@ -328,3 +329,22 @@ def test_a_model_that_does_not_fold_says_why() -> None:
     assert (
         "it does not fold: fold(Branches): expected a model that torch.fx can trace" in warning.seen
     )
+
+
+def test_forward_hooks_do_not_run_and_are_named() -> None:
+    model = nn.Sequential(healthy(), nn.Flatten())
+    plain = cl.diagnose(model, batch(), fold=False)
+    model.register_forward_pre_hook(lambda _, inputs: (1e4 * inputs[0],))
+    model[1].register_forward_hook(lambda _, inputs, y: y * float("nan"))
+    found = cl.diagnose(model, batch(), fold=False)
+    assert found.parts == plain.parts
+    (warning,) = found.warnings
+    assert (warning.kind, warning.paths) == ("hooks", ("", "1"))
+    assert "does not run" in warning.seen
+
+
+def test_hooks_that_compute_a_weight_have_no_warning() -> None:
+    model = healthy()
+    before = warned(model, fold=False)
+    prune.l1_unstructured(model[0], "weight", amount=2)
+    assert warned(model, fold=False) == before == ()

@@ -28,7 +28,7 @@ _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers ma
 
 def warnings_of(found: Measurement) -> list[HealthWarning]:
     """Return what looks wrong in a measurement; warnings of one kind in one part are one."""
-    warnings: list[HealthWarning] = []
+    warnings = [_hooks(found.hooked)] if found.hooked else []
     for part in found.parts:
         warnings += _merged(_of_part(part, found))
     if not found.rectified:
@@ -60,6 +60,16 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
         yield from _of_norm(layer)
         yield from _of_map(layer)
     yield from _of_lengths(part)
+
+
+def _hooks(paths: list[str]) -> HealthWarning:
+    return HealthWarning(
+        "hooks",
+        tuple(paths),
+        "forward hooks, which the measured copy does not run",
+        "if they change inputs or outputs, the numbers here are not those of the model",
+        "Remove them first: handle.remove().",
+    )
 
 
 def _not_finite(layer: LayerHealth) -> HealthWarning:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..folding.operators import device_of, frozen_wide
+from ..folding.operators import device_of, frozen_wide, lost_hooks
 from ..functional import norm, norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
@@ -33,6 +33,7 @@ class Measurement:
         mapped: whether one has run outside of every ConformalLayers.
         gradients: of a random sum of the outputs by the name of each parameter that trains; None where it has
             no influence. Empty if the model does not return one tensor.
+        hooked: paths of modules with forward hooks; these did not run.
     """
 
     parts: list[PartHealth] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Measurement:
     rectified: bool = False
     mapped: bool = False
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    hooked: list[str] = field(default_factory=list)
 
 
 def measure(model: nn.Module, x: Tensor) -> Measurement:
@@ -48,6 +50,7 @@ def measure(model: nn.Module, x: Tensor) -> Measurement:
     A batch norm whose running statistics are not settled yet takes those of the batch, as in training.
     """
     frozen, found = _prepared(model, len(x)), Measurement()
+    found.hooked = [path for path, module in model.named_modules() if lost_hooks(module)]
     inside: set[nn.Module] = set()
     for path, module in frozen.named_modules():
         if isinstance(module, ConformalLayers):
