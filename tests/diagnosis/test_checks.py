@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -238,8 +239,52 @@ def test_numbers_that_are_not_finite() -> None:
             model[1].weight[0, 0, 0, 0] = value  # type: ignore[union-attr]
         kinds = [warning.kind for warning in warned(model, fold=False)]
         assert kinds == ["non-finite"]
-        (first, *_) = warned(model)
-        assert first.paths == ("1",)
+        assert only(model).paths == ("1",)
+        assert only(model).seen == "NaN or infinity in 1.weight"
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_tensor_of_the_head_that_is_not_finite_is_named(name: str, fold: bool) -> None:
+    model = nn.Sequential(healthy(), nn.Linear(32, 3))
+    with torch.no_grad():
+        model.get_parameter(f"1.{name}").view(-1)[0] = torch.nan
+    (warning,) = warned(model, fold=fold)
+    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
+    assert warning.seen == f"NaN or infinity in 1.{name}"
+
+
+def test_buffers_that_are_not_finite_are_named_and_masks_are_not() -> None:
+    norm = nn.BatchNorm1d(32)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var[3] = torch.inf
+    model = nn.Sequential(healthy(), norm)
+    assert only(model).seen == "NaN or infinity in 1.running_var"
+    norm.running_var[3] = 1.0
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert warned(model, fold=False) == ()
+
+
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: {"scores": [y]}])
+def test_an_output_that_is_not_finite(wrap: Callable[[Tensor], Any]) -> None:
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = healthy()
+
+        def forward(self, x: Tensor) -> Any:
+            return wrap(torch.log(-self.part(x).abs()))
+
+    (warning,) = warned(Logarithm(), fold=False)
+    assert (warning.kind, warning.paths) == ("non-finite", ("",))
+    assert warning.seen == "NaN or infinity in the output"
+
+
+def test_points_that_overflow_are_found_at_their_layer() -> None:
+    layers = [cl.Scale(1e200), cl.Scale(1e200), nn.ReLU()]
+    (warning,) = warned(cl.ConformalLayers(*layers), fold=False)
+    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
+    assert warning.seen == "NaN or infinity behind this Scale"
 
 
 def test_a_dead_stage_and_dead_channels() -> None:

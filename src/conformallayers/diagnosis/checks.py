@@ -11,7 +11,7 @@ from ..folding.plan import alternatives
 from ..nn.activations import RadialActivation
 from ..registry.registry import is_homogeneous
 from .measure import Measurement
-from .record import HealthWarning, LayerHealth, PartHealth
+from .record import LISTED, HealthWarning, LayerHealth, PartHealth
 
 _ADDED = (
     1e-3,
@@ -29,10 +29,14 @@ _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers ma
 def warnings_of(found: Measurement) -> list[HealthWarning]:
     """Return what looks wrong in a measurement; warnings of one kind in one part are one."""
     warnings = [_hooks(found.hooked)] if found.hooked else []
+    if found.tensors:
+        warnings.append(_non_finite_tensors(found.tensors))
     for part in found.parts:
         warnings += _merged(_of_part(part, found))
     if not found.rectified:
         warnings.append(_no_map(found.parts))
+    if not found.finite and "non-finite" not in {warning.kind for warning in warnings}:
+        warnings.append(_non_finite_output())
     if not {"non-finite", "dead", "vanishing"} & {warning.kind for warning in warnings}:
         warnings += _of_gradients(found)
     return warnings
@@ -53,7 +57,8 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
     yield from _of_embedding(part, modules)
     for layer, module in zip(part.layers, modules, strict=True):
         if not layer.finite:
-            yield _not_finite(layer)
+            if not found.tensors:  # which are the cause, and have a warning
+                yield _not_finite(layer)
             return  # all numbers behind it mean nothing
         if isinstance(module, RadialActivation):
             yield from _of_activation(layer, module, part.unit)
@@ -78,7 +83,28 @@ def _not_finite(layer: LayerHealth) -> HealthWarning:
         (layer.path,),
         f"NaN or infinity behind this {layer.kind}",
         "everything behind it is NaN, and so are all gradients",
-        "Look for NaN among its weights, lower the learning rate, or resume an earlier checkpoint.",
+        "Its weights are finite: scale its inputs or its weights down.",
+    )
+
+
+def _non_finite_tensors(names: list[str]) -> HealthWarning:
+    listed = f"{', '.join(names[:LISTED])}{' and more' * (len(names) > LISTED)}"
+    return HealthWarning(
+        "non-finite",
+        tuple(dict.fromkeys(name.rpartition(".")[0] for name in names)),
+        f"NaN or infinity in {listed}",
+        "every output that depends on it is NaN or infinite, and so are gradients",
+        "Resume an earlier checkpoint, and lower the learning rate.",
+    )
+
+
+def _non_finite_output() -> HealthWarning:
+    return HealthWarning(
+        "non-finite",
+        ("",),
+        "NaN or infinity in the output",
+        "a loss of it is NaN, and so are all gradients",
+        "Look at the layers outside of ConformalLayers: all weights and all points inside are finite.",
     )
 
 

@@ -57,7 +57,7 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
         found = _measured(model, x)
         warnings = warnings_of(found)
         explanation: Explanation | None = None
-        if fold:
+        if fold and not found.tensors:  # a fold refuses NaN, which has a warning already
             try:
                 explanation = quick_plans(model, tuple(x.shape[1:]))
                 warnings += warnings_of_fold(explanation)

@@ -12,7 +12,7 @@ from ..registry.bounds import Shape
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count
 
-_LISTED = 3  # paths of a warning that are written out
+LISTED = 3  # names in a warning that are written out
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class HealthWarning(Printed):
     @property
     def path(self) -> str:
         """The paths, the first of them where there are many."""
-        shown = ", ".join(path or "model" for path in self.paths[:_LISTED])
-        more = len(self.paths) - _LISTED
+        shown = ", ".join(path or "model" for path in self.paths[:LISTED])
+        more = len(self.paths) - LISTED
         return f"{shown} and {more} more" if more > 0 else shown
 
     @property
@@ -152,7 +152,7 @@ class Diagnosis(Printed):
         parts: every ConformalLayers, in the order in which they run.
         warnings: empty for a healthy model.
         fold: the plan of each folded part or stage, as :meth:`Folded.explain` has it; None if the model does
-            not fold or was not asked to.
+            not fold, has NaN or infinity among its weights, or was not asked to.
     """
 
     samples: int
