@@ -281,9 +281,9 @@ def test_an_output_that_is_not_finite(wrap: Callable[[Tensor], Any]) -> None:
 
 
 def test_points_that_overflow_are_found_at_their_layer() -> None:
-    layers = [cl.Scale(1e200), cl.Scale(1e200), nn.ReLU()]
-    (warning,) = warned(cl.ConformalLayers(*layers), fold=False)
-    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
+    model = cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5)
+    (warning,) = warned(model, fold=False)
+    assert (warning.kind, warning.paths) == ("non-finite", ("10",))
     assert warning.seen == "NaN or infinity behind this Scale"
 
 
