@@ -176,7 +176,7 @@ def test_no_offset_and_projective_activations() -> None:
     assert only(healthy(offset=1e-5)).kind == "offset"
 
 
-# -- other ills -------------------------------------------------------------------------------------
+# -- other problems -------------------------------------------------------------------------------------
 
 
 def test_an_offset_far_above_the_inputs() -> None:
@@ -200,7 +200,7 @@ def test_alpha_far_below_what_arrives() -> None:
     assert warning.path == "2, 7"
 
 
-def test_radii_by_bounds_are_loose_in_deep_networks_and_one_warning_speaks_for_all() -> None:
+def test_radii_by_bounds_are_loose_in_deep_networks_and_share_one_warning() -> None:
     torch.manual_seed(0)
     layers = [m for _ in range(8) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro())]
     warnings = warned(cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0), fold=False)

@@ -27,7 +27,7 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
 
     Args:
         model: a :class:`ConformalLayers`, or any module that runs some.
-        x: (B, ...), a batch as in training; 16 to 256 samples show what there is to see.
+        x: (B, ...), a batch as in training; 16 to 256 samples are enough.
         fold: whether to plan a fold, too, for its costs and the warnings about its stages. Matrices that take more
             than a moment to build are left to :func:`conformallayers.fold`.
 

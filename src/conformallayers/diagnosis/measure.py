@@ -24,7 +24,7 @@ _SETTLED = 0.05  # share of its initial value that a settled running statistic h
 
 @dataclass
 class Measurement:
-    """What one batch showed.
+    """The measurements of one batch.
 
     Attributes:
         parts: every call of a ConformalLayers.
@@ -169,7 +169,7 @@ class _Measuring(LayerFlow):
         return after
 
     def _before(self, module: nn.Module, value: Points) -> Iterator[tuple[str, Any]]:
-        """Yield what is measured on the points that enter a module."""
+        """Measure the points that enter a module; yield fields of LayerHealth."""
         if isinstance(module, RadialActivation):
             unit = norm_unit(value.z.shape[1:], self.rms)
             yield "alpha", float(value.segment.alpha(module, False, unit))

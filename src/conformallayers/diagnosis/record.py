@@ -1,4 +1,4 @@
-"""What a health check found: numbers of every layer, what folds, and warnings with remedies."""
+"""Records of a health check: statistics of every layer, plans of the fold, and warnings with remedies."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True, repr=False)
 class HealthWarning(Printed):
-    """One thing that looks wrong.
+    """One problem, with its measured value, its consequence and a remedy.
 
     Attributes:
         kind: a word or two, equal for warnings of the same kind.
-        paths: of the modules; one warning speaks for all modules of a part with the same ill.
-        seen: what was measured, at the first of them.
-        why: it matters.
-        remedy: what to do.
+        paths: of the modules; modules of one part with warnings of the same kind share one warning.
+        seen: the measured value, at the first module.
+        why: the consequence.
+        remedy: the suggested change.
     """
 
     kind: str
@@ -129,7 +129,7 @@ class HealthWarning(Printed):
 
     @property
     def path(self) -> str:
-        """The paths, the first of them where there are many."""
+        """The paths as text; of more than three, the first three and the number of the others."""
         shown = ", ".join(path or "model" for path in self.paths[:LISTED])
         more = len(self.paths) - LISTED
         return f"{shown} and {more} more" if more > 0 else shown
@@ -145,7 +145,7 @@ class HealthWarning(Printed):
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Printed):
-    """What :func:`conformallayers.diagnose` found; prints as tables, and warnings with their remedies.
+    """The result of :func:`conformallayers.diagnose`; prints as tables, and warnings with their remedies.
 
     Attributes:
         samples: the size of the batch.
