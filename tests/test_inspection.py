@@ -415,3 +415,9 @@ def test_stages_of_any_graph_print_and_name_what_is_too_large() -> None:
     wide = cl.ConformalLayers(cl.Conv2d(1, 16, 3), nn.ReLU(), cl.Conv2d(16, 1, 3))
     with pytest.raises(cl.ConformalError, match=r"inspect\(stage 2\): .*14400 coefficients"):
         cl.inspect(wide, (1, 32, 32))
+
+
+def test_a_part_prints_as_its_tables() -> None:
+    found = cl.inspect(cl.ConformalLayers(cl.Linear(4, 3), cl.ReSPro()), (4,))
+    (part,) = found.parts
+    assert repr(part) == str(part) == str(found)

@@ -98,7 +98,7 @@ class Terms:
         return self.norms / self.shares[:, 0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Part(Printed):
     """One ConformalLayers of a model with the linear layers behind it, or one of its stages.
 

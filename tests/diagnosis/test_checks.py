@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import conformallayers as cl
 from conformallayers.diagnosis.record import HealthWarning
@@ -174,7 +176,7 @@ def test_no_offset_and_projective_activations() -> None:
     assert only(healthy(offset=1e-5)).kind == "offset"
 
 
-# -- other ills -------------------------------------------------------------------------------------
+# -- other problems -------------------------------------------------------------------------------------
 
 
 def test_an_offset_far_above_the_inputs() -> None:
@@ -198,7 +200,7 @@ def test_alpha_far_below_what_arrives() -> None:
     assert warning.path == "2, 7"
 
 
-def test_radii_by_bounds_are_loose_in_deep_networks_and_one_warning_speaks_for_all() -> None:
+def test_radii_by_bounds_are_loose_in_deep_networks_and_share_one_warning() -> None:
     torch.manual_seed(0)
     layers = [m for _ in range(8) for m in (cl.Conv2d(2, 2, 3, padding=1), cl.ReSPro())]
     warnings = warned(cl.ConformalLayers(*layers, nn.ReLU(), offset=1.0), fold=False)
@@ -237,8 +239,52 @@ def test_numbers_that_are_not_finite() -> None:
             model[1].weight[0, 0, 0, 0] = value  # type: ignore[union-attr]
         kinds = [warning.kind for warning in warned(model, fold=False)]
         assert kinds == ["non-finite"]
-        (first, *_) = warned(model)
-        assert first.paths == ("1",)
+        assert only(model).paths == ("1",)
+        assert only(model).seen == "NaN or infinity in 1.weight"
+
+
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_tensor_of_the_head_that_is_not_finite_is_named(name: str, fold: bool) -> None:
+    model = nn.Sequential(healthy(), nn.Linear(32, 3))
+    with torch.no_grad():
+        model.get_parameter(f"1.{name}").view(-1)[0] = torch.nan
+    (warning,) = warned(model, fold=fold)
+    assert (warning.kind, warning.paths) == ("non-finite", ("1",))
+    assert warning.seen == f"NaN or infinity in 1.{name}"
+
+
+def test_buffers_that_are_not_finite_are_named_and_masks_are_not() -> None:
+    norm = nn.BatchNorm1d(32)
+    norm.num_batches_tracked.fill_(1000)
+    norm.running_var[3] = torch.inf
+    model = nn.Sequential(healthy(), norm)
+    assert only(model).seen == "NaN or infinity in 1.running_var"
+    norm.running_var[3] = 1.0
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    assert warned(model, fold=False) == ()
+
+
+@pytest.mark.parametrize("wrap", [lambda y: y, lambda y: {"scores": [y]}])
+def test_an_output_that_is_not_finite(wrap: Callable[[Tensor], Any]) -> None:
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = healthy()
+
+        def forward(self, x: Tensor) -> Any:
+            return wrap(torch.log(-self.part(x).abs()))
+
+    (warning,) = warned(Logarithm(), fold=False)
+    assert (warning.kind, warning.paths) == ("non-finite", ("",))
+    assert warning.seen == "NaN or infinity in the output"
+
+
+def test_points_that_overflow_are_found_at_their_layer() -> None:
+    model = cl.ConformalLayers(*(cl.Scale(1e30) for _ in range(12)), nn.ReLU(), offset=0.5)
+    (warning,) = warned(model, fold=False)
+    assert (warning.kind, warning.paths) == ("non-finite", ("10",))
+    assert warning.seen == "NaN or infinity behind this Scale"
 
 
 def test_a_dead_stage_and_dead_channels() -> None:
@@ -328,3 +374,22 @@ def test_a_model_that_does_not_fold_says_why() -> None:
     assert (
         "it does not fold: fold(Branches): expected a model that torch.fx can trace" in warning.seen
     )
+
+
+def test_forward_hooks_do_not_run_and_are_named() -> None:
+    model = nn.Sequential(healthy(), nn.Flatten())
+    plain = cl.diagnose(model, batch(), fold=False)
+    model.register_forward_pre_hook(lambda _, inputs: (1e4 * inputs[0],))
+    model[1].register_forward_hook(lambda _, inputs, y: y * float("nan"))
+    found = cl.diagnose(model, batch(), fold=False)
+    assert found.parts == plain.parts
+    (warning,) = found.warnings
+    assert (warning.kind, warning.paths) == ("hooks", ("", "1"))
+    assert "does not run" in warning.seen
+
+
+def test_hooks_that_compute_a_weight_have_no_warning() -> None:
+    model = healthy()
+    before = warned(model, fold=False)
+    prune.l1_unstructured(model[0], "weight", amount=2)
+    assert warned(model, fold=False) == before == ()

@@ -163,6 +163,29 @@ def test_inner_biases_and_branches_are_refused(strategy: str) -> None:
         refusal_of(cl.fold(model, (4,), strategy=strategy), "biases or branches inside")
 
 
+@both_forms
+@pytest.mark.parametrize("strategy", ["dense", "layers"])
+def test_a_bias_behind_the_last_activation_is_refused_inside_and_taken_in_the_head(
+    projective: bool, strategy: str
+) -> None:
+    layers = cl.Linear(4, 3), cl.ReSPro(1.0, projective=projective)
+    inner = cl.ConformalLayers(*layers, cl.Linear(3, 2, bias=True)).double()
+    told = "got biases or branches inside the ConformalLayers. .* can be that of an nn.Linear head"
+    refusal_of(cl.fold(inner, (4,), strategy=strategy), told)
+    last = nn.Linear(3, 2)
+    last.load_state_dict(inner[2].state_dict())
+    folded = cl.fold(
+        nn.Sequential(cl.ConformalLayers(*layers), last).double(), (4,), strategy=strategy
+    )
+    x = samples((4,), torch.float64)
+    rules = ["projective" if projective else "published"]
+    shape = (2,) if strategy == "dense" else (3,)  # layers do not absorb the head
+    assert folded.matrix().shape == (*shape, 4)
+    if strategy == "dense":
+        y = written_out(folded, x, rules) + last.bias
+        assert relative_error(y.detach(), exact_output(inner, x)) < 1e-12
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     layers = cl.Conv2d(3, 1, 3, stride=2), cl.ReSPro()
     large = cl.fold(cl.ConformalLayers(*layers), (3, 64, 64), strategy="layers")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import conformallayers as cl
+from conformallayers.utils.html import html
 from conformallayers.zoo.records import Record, Records
 
 RECORD = Record(
@@ -60,6 +61,7 @@ def test_notebooks_show_the_same_cells() -> None:
     Parser().feed(text)
     assert text.count("<tr>") == 2
     assert "<1>" not in text
+    assert text == html(Records([RECORD])._blocks())
     assert cells[6:] == ["toy<1>", "digits", "98.77 %", "395 k", "48.6 k", "198 KiB"]
 
 

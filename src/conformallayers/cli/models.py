@@ -190,11 +190,11 @@ def predict(
         sys.exit(1)
 
 
-def playground(folds: tuple[Path, ...] = (), *, out: Path = Path("playground.html")) -> None:
+def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html")) -> None:
     """Write a web page to draw on, which runs folded networks in JavaScript and needs no server.
 
     Args:
-        folds: Folds written by cl.save, from images to classes; a network for digits if none is given.
+        folds: Folds written by cl.save, from images to classes, or names of the zoo; a network for digits if none is given.
         out: File to write, at most 3 MB.
     """
     from ..lab.playground.page import write_playground

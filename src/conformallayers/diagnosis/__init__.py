@@ -1,1 +1,1 @@
-"""A health check of models: measure a batch on its way, and compare what is seen with what works."""
+"""Health checks: run a batch through a model, measure every layer, and warn of unusual values."""

@@ -1,4 +1,4 @@
-"""Measurements → warnings: what looks wrong, why it matters, and what to do about it."""
+"""Turn measurements into warnings, each with its consequence and a remedy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from ..folding.plan import alternatives
 from ..nn.activations import RadialActivation
 from ..registry.registry import is_homogeneous
 from .measure import Measurement
-from .record import HealthWarning, LayerHealth, PartHealth
+from .record import LISTED, HealthWarning, LayerHealth, PartHealth
 
-_ADDED = (
-    1e-3,
-    0.999,
-)  # shares of t that an activation adds if it does neither nothing nor everything
+_ADDED = 1e-3, 0.999  # share of t that a useful activation adds
 _LENGTHS = 1e-4, 1e4  # of points, in the unit
-_ENTRIES = 1e-3  # of what leaves a ConformalLayers, as a root mean square
+_ENTRIES = 1e-3  # root mean square of the outputs of a ConformalLayers
 _OFFSETS = 1e-2, 1e2  # of an offset, relative to the length of inputs
 _MOST = 0.5  # share of channels of a norm that are "most"
 _LAG = 5.0  # standard deviations between a running mean and the mean of a batch
@@ -27,19 +24,23 @@ _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers ma
 
 
 def warnings_of(found: Measurement) -> list[HealthWarning]:
-    """Return what looks wrong in a measurement; warnings of one kind in one part are one."""
-    warnings: list[HealthWarning] = []
+    """Return the warnings of a measurement, at most one of each kind for each part."""
+    warnings = [_hooks(found.hooked)] if found.hooked else []
+    if found.tensors:
+        warnings.append(_non_finite_tensors(found.tensors))
     for part in found.parts:
         warnings += _merged(_of_part(part, found))
     if not found.rectified:
         warnings.append(_no_map(found.parts))
+    if not found.finite and "non-finite" not in {warning.kind for warning in warnings}:
+        warnings.append(_non_finite_output())
     if not {"non-finite", "dead", "vanishing"} & {warning.kind for warning in warnings}:
         warnings += _of_gradients(found)
     return warnings
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
-    """Join warnings of the same kind; the first one speaks for all of them."""
+    """Merge warnings of the same kind into one, with all paths and the text of the first."""
     kinds: dict[str, list[HealthWarning]] = {}
     for warning in warnings:
         kinds.setdefault(warning.kind, []).append(warning)
@@ -53,7 +54,8 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
     yield from _of_embedding(part, modules)
     for layer, module in zip(part.layers, modules, strict=True):
         if not layer.finite:
-            yield _not_finite(layer)
+            if not found.tensors:  # which are the cause, and have a warning
+                yield _not_finite(layer)
             return  # all numbers behind it mean nothing
         if isinstance(module, RadialActivation):
             yield from _of_activation(layer, module, part.unit)
@@ -62,18 +64,49 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
     yield from _of_lengths(part)
 
 
+def _hooks(paths: list[str]) -> HealthWarning:
+    return HealthWarning(
+        "hooks",
+        tuple(paths),
+        "forward hooks, which the measured copy does not run",
+        "if they change inputs or outputs, the numbers here are not those of the model",
+        "Remove them first: handle.remove().",
+    )
+
+
 def _not_finite(layer: LayerHealth) -> HealthWarning:
     return HealthWarning(
         "non-finite",
         (layer.path,),
         f"NaN or infinity behind this {layer.kind}",
         "everything behind it is NaN, and so are all gradients",
-        "Look for NaN among its weights, lower the learning rate, or resume an earlier checkpoint.",
+        "Its weights are finite: scale its inputs or its weights down.",
+    )
+
+
+def _non_finite_tensors(names: list[str]) -> HealthWarning:
+    listed = f"{', '.join(names[:LISTED])}{' and more' * (len(names) > LISTED)}"
+    return HealthWarning(
+        "non-finite",
+        tuple(dict.fromkeys(name.rpartition(".")[0] for name in names)),
+        f"NaN or infinity in {listed}",
+        "every output that depends on it is NaN or infinite, and so are gradients",
+        "Resume an earlier checkpoint, and lower the learning rate.",
+    )
+
+
+def _non_finite_output() -> HealthWarning:
+    return HealthWarning(
+        "non-finite",
+        ("",),
+        "NaN or infinity in the output",
+        "a loss of it is NaN, and so are all gradients",
+        "Look at the layers outside of ConformalLayers: all weights and all points inside are finite.",
     )
 
 
 def _of_lengths(part: PartHealth) -> Iterator[HealthWarning]:
-    """Look for points, or entries that leave, of another order of magnitude than training expects."""
+    """Check the order of magnitude of points, and of the outputs of the part."""
     for layer in part.layers:
         if _LENGTHS[0] <= layer.length <= _LENGTHS[1]:
             continue
@@ -159,7 +192,7 @@ def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
 
 
 def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
-    """Look for channels that are zero in all samples behind a rectifier."""
+    """Check for channels that are zero in all samples behind a rectifier."""
     if not layer.dead or not layer.channels:
         return
     limit = _DEAD_MAPS if len(layer.shape) > 1 else _DEAD_UNITS
@@ -214,7 +247,7 @@ def _no_map(parts: list[PartHealth]) -> HealthWarning:
 
 
 def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
-    """Look for weights in a ConformalLayers that nothing trains."""
+    """Check that every weight in a ConformalLayers has a finite gradient that is not 0."""
     none, wild = "no gradient reaches its weight", "NaN or infinity in the gradient of its weight"
     bad: dict[str, list[str]] = {none: [], wild: []}
     for name, gradient in found.gradients.items():
@@ -236,11 +269,11 @@ def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
             )
 
 
-# -- what a fold says -------------------------------------------------------------------------------
+# -- plans of the fold -------------------------------------------------------------------------------
 
 
 def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
-    """Yield what would make stages cheaper, and the stages that keep their layers."""
+    """Warn of stages that could be cheaper or that keep their layers."""
     why = "it costs multiply-adds in every prediction"
     for path, plan in explanation.items():
         for sentence in plan.advice:

@@ -18,15 +18,16 @@ from .record import Diagnosis
 def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
     """Check the health of a model on a batch; the model is not changed.
 
-    A frozen copy runs the batch in float64 and evaluation semantics, whatever the mode of the model. A batch norm that has
-    seen few batches uses the statistics of this one. Warnings are about: NaN and infinity, points that vanish
-    or explode, α far from the length of the points that arrive, variances below eps and running means
-    that are late, channels that are dead behind a rectifier, an offset that does not fit the inputs, networks
-    without any homogeneous map, weights without a gradient, and stages that fold to more than they need.
+    A frozen copy runs the batch in float64 and evaluation semantics, whatever the mode of the model. A batch norm
+    that has seen few batches uses the statistics of this one. Hooks do not run; forward hooks give a warning.
+    Other warnings are about: NaN and infinity, points that vanish or explode, α far from the length of the points
+    that arrive, variances below eps and running means that are late, channels that are dead behind a rectifier, an
+    offset that does not fit the inputs, networks without any homogeneous map, weights without a gradient, and
+    stages that fold to more than they need.
 
     Args:
         model: a :class:`ConformalLayers`, or any module that runs some.
-        x: (B, ...), a batch as in training; 16 to 256 samples show what there is to see.
+        x: (B, ...), a batch as in training; 16 to 256 samples are enough.
         fold: whether to plan a fold, too, for its costs and the warnings about its stages. Matrices that take more
             than a moment to build are left to :func:`conformallayers.fold`.
 
@@ -56,7 +57,7 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
         found = _measured(model, x)
         warnings = warnings_of(found)
         explanation: Explanation | None = None
-        if fold:
+        if fold and not found.tensors:  # a fold refuses NaN, which has a warning already
             try:
                 explanation = quick_plans(model, tuple(x.shape[1:]))
                 warnings += warnings_of_fold(explanation)

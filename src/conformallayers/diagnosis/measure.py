@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..folding.operators import device_of, frozen_wide
+from ..folding.operators import device_of, frozen_wide, lost_hooks
 from ..functional import norm, norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
@@ -24,7 +24,7 @@ _SETTLED = 0.05  # share of its initial value that a settled running statistic h
 
 @dataclass
 class Measurement:
-    """What one batch showed.
+    """The measurements of one batch.
 
     Attributes:
         parts: every call of a ConformalLayers.
@@ -33,6 +33,9 @@ class Measurement:
         mapped: whether one has run outside of every ConformalLayers.
         gradients: of a random sum of the outputs by the name of each parameter that trains; None where it has
             no influence. Empty if the model does not return one tensor.
+        hooked: paths of modules with forward hooks; these did not run.
+        tensors: names of parameters and buffers with NaN or infinity.
+        finite: whether all numbers of the output are.
     """
 
     parts: list[PartHealth] = field(default_factory=list)
@@ -40,6 +43,9 @@ class Measurement:
     rectified: bool = False
     mapped: bool = False
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    hooked: list[str] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    finite: bool = True
 
 
 def measure(model: nn.Module, x: Tensor) -> Measurement:
@@ -48,6 +54,8 @@ def measure(model: nn.Module, x: Tensor) -> Measurement:
     A batch norm whose running statistics are not settled yet takes those of the batch, as in training.
     """
     frozen, found = _prepared(model, len(x)), Measurement()
+    found.hooked = [path for path, module in model.named_modules() if lost_hooks(module)]
+    found.tensors = list(_non_finite(model, frozen))
     inside: set[nn.Module] = set()
     for path, module in frozen.named_modules():
         if isinstance(module, ConformalLayers):
@@ -61,6 +69,7 @@ def measure(model: nn.Module, x: Tensor) -> Measurement:
     x = x.detach().to(device_of([frozen]), torch.float64, copy=True)
     with torch.inference_mode(False), torch.enable_grad(), layer_by_layer():
         y = frozen(x)
+    found.finite = all(bool(tensor.isfinite().all()) for tensor in _tensors(y))
     if isinstance(y, Tensor) and y.requires_grad:
         generator = torch.Generator().manual_seed(0)
         direction = torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device)
@@ -79,6 +88,26 @@ def _prepared(model: nn.Module, samples: int) -> nn.Module:
         if isinstance(module, BATCH_NORMS) and not _settled(module):
             module.train(samples > 1)
     return frozen
+
+
+def _non_finite(model: nn.Module, frozen: nn.Module) -> Iterator[str]:
+    """Yield the names of tensors with NaN or infinity; a buffer such as a mask may be infinite."""
+    buffers = {name for name, _ in model.named_buffers()}
+    for path, module in frozen.named_modules():
+        for kind, tensor in module.named_buffers(recurse=False):
+            name = f"{path}.{kind}" if path else kind
+            mask = name in buffers and not isinstance(module, BATCH_NORMS)
+            if bool((tensor.isnan() if mask else ~tensor.isfinite()).any()):
+                yield name
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an output: a tensor, or a mapping or sequence of outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
 
 
 def _settled(module: Any) -> bool:
@@ -140,7 +169,7 @@ class _Measuring(LayerFlow):
         return after
 
     def _before(self, module: nn.Module, value: Points) -> Iterator[tuple[str, Any]]:
-        """Yield what is measured on the points that enter a module."""
+        """Measure the points that enter a module; yield fields of LayerHealth."""
         if isinstance(module, RadialActivation):
             unit = norm_unit(value.z.shape[1:], self.rms)
             yield "alpha", float(value.segment.alpha(module, False, unit))

@@ -1,4 +1,4 @@
-"""What a health check found: numbers of every layer, what folds, and warnings with remedies."""
+"""Records of a health check: statistics of every layer, plans of the fold, and warnings with remedies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..registry.bounds import Shape
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count
 
-_LISTED = 3  # paths of a warning that are written out
+LISTED = 3  # names in a warning that are written out
 
 
 @dataclass(frozen=True)
@@ -111,14 +111,14 @@ def _number(value: float | None) -> str:
 
 @dataclass(frozen=True, repr=False)
 class HealthWarning(Printed):
-    """One thing that looks wrong.
+    """One problem, with its measured value, its consequence and a remedy.
 
     Attributes:
         kind: a word or two, equal for warnings of the same kind.
-        paths: of the modules; one warning speaks for all modules of a part with the same ill.
-        seen: what was measured, at the first of them.
-        why: it matters.
-        remedy: what to do.
+        paths: of the modules; modules of one part with warnings of the same kind share one warning.
+        seen: the measured value, at the first module.
+        why: the consequence.
+        remedy: the suggested change.
     """
 
     kind: str
@@ -129,9 +129,9 @@ class HealthWarning(Printed):
 
     @property
     def path(self) -> str:
-        """The paths, the first of them where there are many."""
-        shown = ", ".join(path or "model" for path in self.paths[:_LISTED])
-        more = len(self.paths) - _LISTED
+        """The paths as text; of more than three, the first three and the number of the others."""
+        shown = ", ".join(path or "model" for path in self.paths[:LISTED])
+        more = len(self.paths) - LISTED
         return f"{shown} and {more} more" if more > 0 else shown
 
     @property
@@ -145,14 +145,14 @@ class HealthWarning(Printed):
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Printed):
-    """What :func:`conformallayers.diagnose` found; prints as tables, and warnings with their remedies.
+    """The result of :func:`conformallayers.diagnose`; prints as tables, and warnings with their remedies.
 
     Attributes:
         samples: the size of the batch.
         parts: every ConformalLayers, in the order in which they run.
         warnings: empty for a healthy model.
         fold: the plan of each folded part or stage, as :meth:`Folded.explain` has it; None if the model does
-            not fold or was not asked to.
+            not fold, has NaN or infinity among its weights, or was not asked to.
     """
 
     samples: int

@@ -144,8 +144,10 @@ def _single(
     span = spans[0]
     if span is None:
         kinds = {type(operation) for operation in recipe.operations}
-        got = "biases or branches inside, whose denominator is no sum of forms of x"
-        remedy = "Leave out biases before the last activation; behind it they cost nothing."
+        got = "biases or branches inside the ConformalLayers"
+        remedy = (
+            "Leave them out; a bias behind the last activation can be that of an nn.Linear head."
+        )
         if Rescale in kinds and Rebase not in kinds:
             got, remedy = "layers that are rescaled on the way", 'Fold with strategy="dense".'
         raise refusal(where, f"{expected} that is M x / D", got, remedy)

@@ -115,8 +115,8 @@ class Folded(RecipeModule):
         (the bias of the head, a ReLU and all that follows) is not in it.
 
         Raises:
-            ConformalError: several stages or parts, biases before the last activation, branches that pass
-                activations, or a matrix of more than 2 GiB.
+            ConformalError: several stages or parts, biases in the ConformalLayers (the head behind it may have one),
+                branches that pass activations, or a matrix of more than 2 GiB.
 
         Examples:
             >>> import conformallayers as cl

@@ -73,15 +73,20 @@ def device_of(modules: Iterable[nn.Module]) -> torch.device:
 
 def refuse_hooks(path: str, module: nn.Module) -> None:
     """Refuse a module whose hooks may change its output: a folded copy would lose them."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    unknown = [hook for hook in hooks if not _computes_weight(hook)]
-    if unknown:
+    lost = lost_hooks(module)
+    if lost:
         raise refusal(
             f"{type(module).__name__} at position {path}" if path else type(module).__name__,
             "a module without forward hooks",
-            f"{len(unknown)} of them, which a folded copy would lose",
+            f"{lost} of them, which a folded copy would lose",
             "Remove them first: handle.remove().",
         )
+
+
+def lost_hooks(module: nn.Module) -> int:
+    """Count the forward hooks of a module that a frozen copy does not have."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return sum(not _computes_weight(hook) for hook in hooks)
 
 
 def _computes_weight(hook: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import shape_text
-from ..utils.text import count, markdown, size, table
+from ..utils.html import Block, Printed, Table
+from ..utils.text import count, markdown, size
 
 _HEADER = ("name", "data set", "accuracy", "multiply-adds", "parameters", "file")
 
@@ -70,27 +70,15 @@ class Record:
         return f"# {self.name}\n\n{markdown(['', ''], rows)}"
 
 
-class Records(list[Record]):
+class Records(Printed, list[Record]):
     """A list of records; prints as a table."""
 
-    def __str__(self) -> str:
-        return table(_HEADER, self._rows())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        lines = [_html_row("th", _HEADER), *(_html_row("td", row) for row in self._rows())]
-        return f"<table>{''.join(lines)}</table>"
-
-    def _rows(self) -> list[list[str]]:
-        return [
+    def _blocks(self) -> Iterator[Block]:
+        rows = [
             [
                 *(one.name, one.dataset, f"{100 * one.accuracy:.2f} %"),
                 *(count(one.multiply_adds), count(one.parameters), size(one.bytes)),
             ]
             for one in self
         ]
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+        yield Table(_HEADER, rows)

@@ -83,3 +83,11 @@ def test_files_that_do_not_fit_are_refused(
     monkeypatch.setattr(playground, "LIMIT", 1000)
     assert_says(lambda: write_playground(out), "a page of at most 1000 B", 'strategy="conv"')
     assert not out.exists()
+
+
+def test_names_of_the_zoo_are_networks_of_the_page(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert run_command("playground", "digits-micro", "--out", out) == 0
+    (entry,) = data_of(out.read_text("utf-8"))["networks"]
+    assert (entry["name"], len(entry["labels"])) == ("StageNet micro on digits", 10)
+    assert_says(lambda: write_playground(out, ["digits-mikro"]), "playground digits-mikro")

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from importlib.resources import files
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ... import __version__
 from ...errors import refusal, shape_text
+from ...folding.files import save
 from ...numpy import Network, load
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
 from ...utils.text import size
+from ...zoo.catalogue import network_files
 from ..data.catalogue import DIGITS
-from ..training.saved_models import white_of
+from ..training.saved_models import fold_model, load_model, locate, white_of
 from .demonstrations import depth_documents, examples, insight
 
 LIMIT = 3 * 10**6  # bytes of the page
@@ -26,18 +29,19 @@ _SCRIPTS = "drawing", "picture", "classify", "depth", "respro", "insight"
 _FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, "mass")}
 
 
-def write_playground(out: Path, folds: Sequence[Path] = ()) -> Path:
+def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
     """Write the page and return its path.
 
     Args:
         out: the file.
-        folds: files written by cl.save, to classify drawings with; none takes the network that comes with the
+        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes the network that comes with the
             package.
     """
     if out.is_dir():
         remedy = "Give a file name such as playground.html."
         raise refusal("playground --out", "a file", f"the folder {out}", remedy)
-    text = render(folds).encode()
+    with TemporaryDirectory() as folder:
+        text = render([_fold_file(fold, Path(folder)) for fold in folds]).encode()
     if len(text) > LIMIT:
         expected, got = f"a page of at most {size(LIMIT)}", size(len(text))
         remedy = 'Fold with strategy="conv" and in float32, or give fewer files.'
@@ -87,6 +91,17 @@ def network_entry(path: Path) -> dict[str, Any]:
         "fit": _FITS.get(dataset),
         "document": javascript_document(net.recipe, str(net.dtype)),
     }
+
+
+def _fold_file(fold: str | Path, folder: Path) -> Path:
+    """Return the file of a fold; networks of the zoo are stored as models, and folded into the folder."""
+    path = locate(fold, "playground")
+    if path not in network_files().values():
+        return path
+    model = load_model(path, "playground")
+    target = folder / path.name
+    save(fold_model(model, "playground"), target, labels=model.labels, about=dict(model.about))
+    return target
 
 
 def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict[str, Any]]:
