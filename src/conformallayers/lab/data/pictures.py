@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ IN_MEMORY = 2**30  # bytes of decoded pictures that are kept in memory; more go 
 _LARGEST = 1024  # pixels of a side
 _SHOWN = 5  # names in an error message
 _PARTS = ("train", "test")
+_VALIDATION = ("val", "valid", "validation")
+_SPLITS = (*_PARTS, *_VALIDATION, "training", "testing", "dev", "eval")  # hardly names of classes
 _LAYOUT = "Give a folder with one sub-folder of pictures per class."
 
 
@@ -123,22 +126,22 @@ class Pictures:
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
     """List the pictures of a folder and set those aside that are for testing; nothing is decoded.
 
-    A folder with ``train`` and ``test`` in it, and no other folder, has its test pictures already. Otherwise a fifth of
-    each class, at least one picture, is for testing: always the same files, as the hash of their names
-    decides.
+    A folder with ``train`` and ``test`` in it has its test pictures already; one with ``train`` and ``val``, ``valid``
+    or ``validation`` is tested on these, which are not used if there is a ``test``. Otherwise a fifth of each class, at
+    least one picture, is for testing: always the same files, as the hash of their names decides.
     """
     need_pillow()
     root = Path(folder).absolute()
     where = f"{where} {printable(str(folder))}"
     names = _sub_folders(root, where)
-    has_parts = sorted(names) == sorted(_PARTS)
-    if has_parts:
-        labels = _sub_folders(root / _PARTS[0], f"{where}/{_PARTS[0]}")
-        others = _sub_folders(root / _PARTS[1], f"{where}/{_PARTS[1]}")
+    parts = _split_folders(root, names, where)
+    if parts:
+        labels, others = (_sub_folders(root / part, f"{where}/{part}") for part in parts)
         if labels != others:
             odd = ", ".join(sorted(set(labels) ^ set(others)))
-            raise refusal(where, "the same classes in train and test", f"{odd} in one", _LAYOUT)
-        found = [_class_files(root, part, labels, where) for part in _PARTS]
+            expected = f"the same classes in {parts[0]} and {parts[1]}"
+            raise refusal(where, expected, f"{odd} in one", _LAYOUT)
+        found = [_class_files(root, part, labels, where) for part in parts]
         train, test = ([_shuffled(files) for files in part] for part in found)
     else:
         labels = names
@@ -151,7 +154,7 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
-    return Pictures(root, tuple(labels), _spread(train), _spread(test), has_parts)
+    return Pictures(root, tuple(labels), _spread(train), _spread(test), bool(parts))
 
 
 def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
@@ -204,6 +207,26 @@ def _sub_folders(folder: Path, where: str) -> list[str]:
             got = printable(name)
             raise refusal(where, "folder names that can be printed", got, "Rename the folder.")
     return names
+
+
+def _split_folders(root: Path, names: Sequence[str], where: str) -> tuple[str, str] | None:
+    """Return the folders for training and for testing; None if the folders are classes."""
+    known = {name.lower(): name for name in names}
+    held_out = [name for name in ("test", *_VALIDATION) if name in known]
+    is_clear = len(held_out) == 1 or "test" in held_out
+    if len(known) == len(names) and is_clear and set(known) == {"train", *held_out}:
+        train, test, *unused = (known[name] for name in ("train", *held_out))
+        if unused or test.lower() != "test":
+            more = f"; {', '.join(unused)} is not used" if unused else ""
+            note = f"trained on {train}, tested on {test}{more}"
+            print(f"conformallayers: {where}: {note}", file=sys.stderr)
+        return train, test
+    for name in names:
+        if name.lower() in _SPLITS and any((root / name).glob("[!.]*/")):
+            expected = "train and test, train and val, or folders of classes"
+            remedy = f"Move other folders away, or rename {name} if it is a class."
+            raise refusal(where, expected, ", ".join(names), remedy)
+    return None
 
 
 def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> list[list[str]]:
