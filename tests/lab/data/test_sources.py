@@ -10,7 +10,7 @@ pytest.importorskip("PIL")
 
 import torch
 
-from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.data.sources import Trained, find_source, load_test
 from picture_folders import make_folder
 from support import assert_says
@@ -60,3 +60,26 @@ def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
     assert read(tmp_path / "b", trained).test_labels.bincount().tolist() == [0, 2, 1]
     make_folder(folder, {"fox": 2})
     assert_says(lambda: read(folder, trained), "classes among ant, cat, dog, got fox")
+
+
+def test_classes_of_a_known_set_are_found_by_name() -> None:
+    trained = Trained("folder", tuple("9876543210") + ("x",), "0", SIZE)
+    found = load_test("digits", trained, None, verify=True, where="evaluate")
+    assert found.labels == trained.labels
+    assert torch.equal(found.test_labels, 9 - load("digits").test_labels)
+    other = Trained("folder", tuple("98765x3210"), "0", SIZE)
+    assert_says(
+        lambda: load_test("digits", other, None, verify=True, where="evaluate"),
+        "evaluate digits: expected classes among 9, 8, 7, 6, 5, x, 3, 2, 1, 0, got 4",
+    )
+
+
+def test_changed_folder_is_known_by_every_path(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
+    source = find_source(str(folder))
+    trained = Trained(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
+    make_folder(folder, {"dog": 11})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for path in (tmp_path / "b" / ".." / "a", tmp_path / "link"):
+        assert_says(lambda p=path: read(p, trained), "the folder as it was for the training")

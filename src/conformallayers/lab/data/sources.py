@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...errors import refusal
 from ...networks import IMAGE_SHAPE
@@ -97,13 +100,17 @@ def load_test(
     """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
 
     These are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
-    below ``test``. Classes are found by name among those of the network.
+    below ``test``. Classes are found by name among those of the network, also those of a known set if the network was
+    trained on a folder.
     """
     if not is_pictures(name):
-        return load(name, root, verify=verify)
+        found = load(name, root, verify=verify)
+        if trained.pictures is None or trained.labels is None:
+            return found
+        return _with_labels(found, trained.labels, f"{where} {name}")
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != trained.pictures:
-        if trained.pictures is not None and str(pictures.folder) == trained.dataset:
+        if trained.pictures is not None and _is_same(pictures.folder, trained.dataset):
             remedy = "Restore it, or name a folder of other pictures by --dataset."
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
@@ -111,3 +118,20 @@ def load_test(
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
     return pictures.read((trained.shape[-2], trained.shape[-1]), only_test=True)
+
+
+def _is_same(folder: Path, other: str | None) -> bool:
+    """Return whether two paths lead to one folder, by links or not."""
+    return other is not None and os.path.exists(other) and folder.samefile(other)
+
+
+def _with_labels(data: Dataset, labels: tuple[str, ...], where: str) -> Dataset:
+    """Return a known set with the classes of a network, which are found by name."""
+    own = LABELS[data.name]
+    odd = [label for label in own if label not in labels]
+    if odd:
+        remedy = "Name a data set with classes of the network."
+        raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
+    places = torch.tensor([labels.index(label) for label in own])
+    train, test = places[data.train_labels], places[data.test_labels]
+    return replace(data, train_labels=train, test_labels=test, classes=len(labels), labels=labels)
