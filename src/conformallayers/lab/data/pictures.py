@@ -92,15 +92,18 @@ class Pictures:
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def read(self, size: tuple[int, int], only_test: bool = False) -> Dataset:
-        """Decode the pictures, (N, 3, H, W); refuse the folder if one cannot be read.
+    def read(
+        self, size: tuple[int, int], only_test: bool = False, channels: int = 3
+    ) -> Dataset:
+        """Decode the pictures, (N, channels, H, W); refuse the folder if one cannot be read.
 
         Args:
             size: height and width that pictures are scaled to.
             only_test: leave the training images out.
+            channels: 3, or 1 for grey.
         """
         files = [*([] if only_test else self.train), *self.test]
-        images = decode([str(self.folder / path) for path, _ in files], (3, *size))
+        images = decode([str(self.folder / path) for path, _ in files], (channels, *size))
         labels = torch.tensor([label for _, label in files])
         count = len(files) - len(self.test)
         parts = (images[:count], labels[:count], images[count:], labels[count:])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...errors import refusal
+from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ..predict.output import printable
 from .catalogue import CLASSES, LABELS
@@ -117,7 +117,11 @@ def load_test(
         pictures = pictures if pictures.has_parts else pictures.all_as_test()
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
-    return pictures.read((trained.shape[-2], trained.shape[-1]), only_test=True)
+    if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
+        got, remedy = shape_text(trained.shape), "In Python, evaluate takes any images as a Dataset."
+        raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
+    channels, *sides = trained.shape
+    return pictures.read((sides[0], sides[1]), only_test=True, channels=channels)
 
 
 def _is_same(folder: Path, other: str | None) -> bool:
