@@ -254,7 +254,7 @@ BROKEN = {
     too_few: "expected 2 or more pictures of the class dog, got 1",
     odd_name: r"expected folder names that can be printed, got do\ng",
     bytes_in_name: r"expected folder names that can be printed, got d\udcffg",
-    link_around: "got loop, a link around",
+    link_around: "got loop, a link to the folder itself or to one above it. Remove the link.",
     file_for_test: "expected train and test, train and val, or folders of classes, got train",
 }
 
@@ -280,6 +280,30 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
         "gone.png (a link",
     )
     assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
+
+
+def test_copies_among_the_test_pictures_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path, {"cat": 10, "dog": 10})
+    find_pictures(folder).read(SIZE)
+    assert capsys.readouterr().err == ""
+    found = find_pictures(folder)
+    copied = (folder / found.test[0][0]).read_bytes()
+    (folder / found.train[0][0]).write_bytes(copied)
+    found.read(SIZE)
+    assert "1 of 4 test pictures are also for training" in capsys.readouterr().err
+
+
+def test_split_is_the_same_on_every_system(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert pictures._portable(f"a/{composed}.png") == pictures._portable(f"a/{decomposed}.png")
+    one = find_pictures(make_folder(tmp_path / "one", {composed: 20, "dog": 20}))
+    other = find_pictures(make_folder(tmp_path / "other", {decomposed: 20, "dog": 20}))
+    assert one.digest == other.digest
+    assert {Path(path).name for path, label in one.test if label == 0} == {
+        Path(path).name for path, label in other.test if label == 0
+    }
 
 
 def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,18 @@ def test_folder_tells_classes_and_shape(tmp_path: Path) -> None:
     assert source.options["labels"] == ["cat", "dog"]
     assert source.options["in_shape"] == [3, 8, 10]
     assert source.read().train_images.shape[1:] == (3, 8, 10)
+
+
+@pytest.mark.parametrize("size", ["8x10", (8, 10), [8, 10]])
+def test_size_may_be_text_or_numbers(size: Any, tmp_path: Path) -> None:
+    options = find_source(str(make_folder(tmp_path, {"cat": 4, "dog": 4})), size).options
+    assert (options["size"], options["in_shape"]) == ("8x10", [3, 8, 10])
+
+
+@pytest.mark.parametrize("size", [0, 8.5, True, (8, 9, 10), ()])
+def test_wrong_size_is_refused(size: Any, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, {"cat": 4, "dog": 4})
+    assert_says(lambda: find_source(str(folder), size), "train --size: expected N or HEIGHTxWIDTH")
 
 
 def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:

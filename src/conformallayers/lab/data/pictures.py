@@ -9,10 +9,11 @@ import re
 import shutil
 import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
@@ -49,6 +50,18 @@ def is_pictures(dataset: str) -> bool:
     )
 
 
+def written_size(size: str | int | Sequence[int] | None) -> str | None:
+    """Write a size as the option of the command line; text and None are returned as they are.
+
+    Examples:
+        >>> written_size(48), written_size((48, 64)), written_size("48")
+        ('48', '48x64', '48')
+    """
+    if size is None or isinstance(size, str):
+        return size
+    return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
+
+
 def parse_size(text: str | None) -> tuple[int, int]:
     """Return height and width from ``"48"`` or ``"48x64"``; None means 32.
 
@@ -56,7 +69,7 @@ def parse_size(text: str | None) -> tuple[int, int]:
         >>> parse_size("48"), parse_size("48x64"), parse_size(None)
         ((48, 48), (48, 64), (32, 32))
     """
-    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(text or SIZE).strip())
+    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", (SIZE if text is None else text).strip())
     sides = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= min(sides) <= max(sides) <= _LARGEST:
         expected = f"N or HEIGHTxWIDTH, from 1 to {_LARGEST} pixels"
@@ -86,9 +99,9 @@ class Pictures:
     def digest(self) -> str:
         """SHA-256 of the names, the sizes and the parts of all files."""
         lines = [
-            f"{part} {os.fsencode(path).hex()} {_bytes(self.folder / path)}\n"
+            f"{part} {_portable(path).hex()} {_bytes(self.folder / path)}\n"
             for part, files in zip(_PARTS, (self.train, self.test), strict=True)
-            for path, _ in sorted(files)
+            for path in sorted((path for path, _ in files), key=_portable)
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -106,8 +119,19 @@ class Pictures:
         images = decode([str(self.folder / path) for path, _ in files], (channels, *size))
         labels = torch.tensor([label for _, label in files])
         count = len(files) - len(self.test)
+        self._warn_of_copies(images[:count], images[count:])
         parts = (images[:count], labels[:count], images[count:], labels[count:])
         return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
+
+    def _warn_of_copies(self, train: Tensor, test: Tensor) -> None:
+        """Say how many test pictures have the pixels of a training picture."""
+        known = {hashlib.sha256(image.numpy()).digest() for image in train}
+        copies = sum(hashlib.sha256(image.numpy()).digest() in known for image in test)
+        if copies:
+            told = f"{copies} of {len(test)} test pictures are also for training, after scaling"
+            remedy = "The accuracy will be too high: remove the copies."
+            place = printable(str(self.folder))
+            print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
     def all_as_test(self) -> Pictures:
         """Return the same pictures, all for testing."""
@@ -239,9 +263,8 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
         below = os.path.join(part, label)
         folder = (root / below).resolve()
         if folder == root.resolve() or folder in root.resolve().parents:
-            raise refusal(
-                where, "folders of classes", f"{label}, a link around", "Remove the link."
-            )
+            got = f"{label}, a link to the folder itself or to one above it"
+            raise refusal(where, "folders of classes", got, "Remove the link.")
         files = [os.path.join(below, path) for path in _pictures_below(folder, where)]
         if not files:
             remedy = "Add pictures, or remove the folder."
@@ -266,7 +289,13 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
 
 def _shuffled(files: Sequence[str]) -> list[str]:
     """Order files by the hash of their names: a file that is added leaves the order of the others."""
-    return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
+    return sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest())
+
+
+def _portable(path: str) -> bytes:
+    """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
+    text = unicodedata.normalize("NFC", PurePath(path).as_posix())
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _test_count(files: Sequence[str], label: str, where: str) -> int:

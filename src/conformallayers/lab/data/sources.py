@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ...networks import IMAGE_SHAPE
 from ..predict.output import printable
 from .catalogue import CLASSES, LABELS
 from .datasets import Dataset, load
-from .pictures import find_pictures, is_pictures, parse_size
+from .pictures import find_pictures, is_pictures, parse_size, written_size
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Source:
 
     Args:
         name: a known name, or the absolute path of a folder.
-        options: of a run, which follow from it: classes, and labels, in_shape and pictures of a folder.
+        options: of a run, which follow from it: classes, and labels, in_shape, size and pictures of a folder.
         read: returns the images.
     """
 
@@ -35,7 +35,7 @@ class Source:
 
 def find_source(
     dataset: str | Dataset,
-    size: str | None = None,
+    size: str | int | Sequence[int] | None = None,
     root: str | os.PathLike[str] | None = None,
     *,
     verify: bool = True,
@@ -45,18 +45,20 @@ def find_source(
 
     Args:
         dataset: a name, a folder of pictures, or a data set.
-        size: of pictures, ``"48"`` or ``"48x64"``; None means 32.
+        size: of pictures, ``48``, ``(48, 64)``, ``"48"`` or ``"48x64"``; None means 32.
         root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         where: the command, for error messages.
     """
     if isinstance(dataset, str) and is_pictures(dataset):
-        pictures, sides = find_pictures(dataset, where), parse_size(size)
+        written = written_size(size)
+        pictures, sides = find_pictures(dataset, where), parse_size(written)
         return Source(
             str(pictures.folder),
             {
                 "classes": len(pictures.labels),
                 "labels": list(pictures.labels),
                 "in_shape": [3, *sides],
+                "size": written,
                 "pictures": pictures.digest,
             },
             lambda: pictures.read(sides),
