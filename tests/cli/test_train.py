@@ -12,9 +12,11 @@ pytest.importorskip("PIL")
 pytest.importorskip("matplotlib")
 
 import conformallayers as cl
+from conformallayers.lab.training.train import train
 from conformallayers.utils import memory
 from picture_folders import NETWORK, make_folder, make_network
 from support import run_command
+from training import QUIET
 
 OPTIONS = ("--size", "9x12", "--batch-size", "4", "--learning-rate", "0.02")
 CLASSES = {"cat": 10, "dog é": 10, "emu": 10}
@@ -194,6 +196,12 @@ def test_broken_picture_leaves_nothing_behind(
     words = ("train", "net.py:Tiny", tmp_path / "pets", "--out", tmp_path / "run")
     assert "0.png (a damaged image" in error_of(capsys, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_size_may_be_numbers_in_python(run: str, tmp_path: Path) -> None:
+    options = {"epochs": 1, "out": tmp_path / "run", "console": QUIET}
+    found = train("net.py:Tiny", "./pets", size=(9, 12), **options)
+    assert (found.row["size"], found.row["in_shape"]) == ("9x12", [3, 9, 12])
 
 
 def test_sweep_searches_pictures(

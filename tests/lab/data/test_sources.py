@@ -76,7 +76,7 @@ def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
 
 
 def test_classes_of_a_known_set_are_found_by_name() -> None:
-    trained = Trained("folder", tuple("9876543210") + ("x",), "0", SIZE)
+    trained = Trained("folder", (*"9876543210", "x"), "0", SIZE)
     found = load_test("digits", trained, None, verify=True, where="evaluate")
     assert found.labels == trained.labels
     assert torch.equal(found.test_labels, 9 - load("digits").test_labels)

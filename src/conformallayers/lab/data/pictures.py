@@ -105,9 +105,7 @@ class Pictures:
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def read(
-        self, size: tuple[int, int], only_test: bool = False, channels: int = 3
-    ) -> Dataset:
+    def read(self, size: tuple[int, int], only_test: bool = False, channels: int = 3) -> Dataset:
         """Decode the pictures, (N, channels, H, W); refuse the folder if one cannot be read.
 
         Args:

@@ -120,7 +120,10 @@ def load_test(
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
-        got, remedy = shape_text(trained.shape), "In Python, evaluate takes any images as a Dataset."
+        got, remedy = (
+            shape_text(trained.shape),
+            "In Python, evaluate takes any images as a Dataset.",
+        )
         raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
     channels, *sides = trained.shape
     return pictures.read((sides[0], sides[1]), only_test=True, channels=channels)
