@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("matplotlib")
 
+from PIL import Image
+
 import conformallayers as cl
 from conformallayers.lab.training.train import train
 from conformallayers.utils import memory
@@ -99,7 +101,7 @@ def test_run_is_resumed_unless_something_has_changed(
     assert run_command(*words, "--epochs", "1", *folder) == 0
     longer = (*words, "--epochs", "2", *folder, "--resume")
     extra = place / "pets" / "cat" / "extra.png"
-    extra.write_bytes((place / "pets" / "cat" / "0.png").read_bytes())
+    Image.new("L", (8, 8), 7).save(extra)
     assert "the folder of pictures as before" in error_of(capsys, *longer)
     assert "the folder as it was for the training" in error_of(capsys, "evaluate", run)
     extra.unlink()
