@@ -61,14 +61,14 @@ def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
 
 
 def test_files_beside_it_are_its_own(tmp_path: Path) -> None:
-    text = "import own_part, own_package.inner as inner\nfrom torch import nn\n"
+    text = "import own_part, own_package.deep.inner as inner\nfrom torch import nn\n"
     text += "def net():\n    return nn.Linear(own_part.WIDTH, inner.WIDTH)\n"
     found = []
     for width in (3, 5):
         folder = tmp_path / str(width)
-        (folder / "own_package").mkdir(parents=True)
+        (folder / "own_package" / "deep").mkdir(parents=True)
         (folder / "own_part.py").write_text(f"WIDTH = {width}\n")
-        (folder / "own_package" / "inner.py").write_text(f"WIDTH = {width + 1}\n")
+        (folder / "own_package" / "deep" / "inner.py").write_text(f"WIDTH = {width + 1}\n")
         module = config(f"{make_network(folder / 'net.py', text)}:net").build()
         found.append((module.in_features, module.out_features))
     assert found == [(3, 4), (5, 6)]
@@ -83,7 +83,7 @@ def test_nothing_is_left_of_code_that_ends_the_process(tmp_path: Path) -> None:
     assert set(sys.modules) == before
 
 
-def test_code_that_was_hashed_is_run_and_leaves_no_cache(file: Path) -> None:
+def test_no_cache_is_left_beside_the_file(file: Path) -> None:
     find_network(f"{file}:Tiny")
     assert [path.name for path in file.parent.iterdir()] == ["net.py"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -144,7 +145,7 @@ def _is_own_callable(value: object, module: ModuleType) -> bool:
 @lru_cache(maxsize=32)
 def _import(file: str, code: bytes, where: str) -> ModuleType:
     """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
-    name = f"conformallayers_own_{hashlib.sha256(file.encode() + code).hexdigest()[:16]}"
+    name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
         raise refusal(where, "a file of Python code", file, _REMEDY)
@@ -160,9 +161,9 @@ def _import(file: str, code: bytes, where: str) -> ModuleType:
         raise refusal(f"{where} {file}", "code that can be imported", got, "Correct it.") from error
     finally:
         sys.path.remove(str(folder))
-        for key in set(sys.modules) - before - {name}:
-            if _is_beside(key, sys.modules[key], folder):
-                del sys.modules[key]  # another network may have a file of this name
+        new = set(sys.modules) - before - {name}
+        for key in [key for key in new if _is_beside(key, sys.modules[key], folder)]:
+            del sys.modules[key]  # another network may have a file of this name
     return module
 
 
