@@ -91,7 +91,10 @@ def test_models_of_ones_own_fold_and_evaluate(
     assert run_command("fold", path, "--out", out, "--input-shape", 1, 8, 8) == 0
     assert cl.load(out).labels is None
     assert run_command("evaluate", path, "--dataset", "digits") == 1
-    assert "expected a network of the paper, got Sequential" in capsys.readouterr().err
+    assert (
+        "expected a network whose input shape is known and whose white is 1, got Sequential"
+        in capsys.readouterr().err
+    )
     assert run_command("evaluate", out) == 1
     assert "--dataset: expected the set of the test images, got none" in capsys.readouterr().err
     assert run_command("evaluate", out, "--dataset", "digits") == 0

@@ -11,10 +11,14 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("matplotlib")
 
+from PIL import Image
+
 import conformallayers as cl
+from conformallayers.lab.training.train import train
 from conformallayers.utils import memory
 from picture_folders import NETWORK, make_folder, make_network
 from support import run_command
+from training import QUIET
 
 OPTIONS = ("--size", "9x12", "--batch-size", "4", "--learning-rate", "0.02")
 CLASSES = {"cat": 10, "dog é": 10, "emu": 10}
@@ -97,7 +101,7 @@ def test_run_is_resumed_unless_something_has_changed(
     assert run_command(*words, "--epochs", "1", *folder) == 0
     longer = (*words, "--epochs", "2", *folder, "--resume")
     extra = place / "pets" / "cat" / "extra.png"
-    extra.write_bytes((place / "pets" / "cat" / "0.png").read_bytes())
+    Image.new("L", (8, 8), 7).save(extra)
     assert "the folder of pictures as before" in error_of(capsys, *longer)
     assert "the folder as it was for the training" in error_of(capsys, "evaluate", run)
     extra.unlink()
@@ -194,6 +198,12 @@ def test_broken_picture_leaves_nothing_behind(
     words = ("train", "net.py:Tiny", tmp_path / "pets", "--out", tmp_path / "run")
     assert "0.png (a damaged image" in error_of(capsys, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_size_may_be_numbers_in_python(run: str, tmp_path: Path) -> None:
+    options = {"epochs": 1, "out": tmp_path / "run", "console": QUIET}
+    found = train("net.py:Tiny", "./pets", size=(9, 12), **options)
+    assert (found.row["size"], found.row["in_shape"]) == ("9x12", [3, 9, 12])
 
 
 def test_sweep_searches_pictures(

@@ -86,6 +86,52 @@ def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("Train", "Test"), ""),
+        (("train", "val"), "trained on train, tested on val\n"),
+        (("TRAIN", "Valid"), "trained on TRAIN, tested on Valid\n"),
+        (("train", "validation"), "trained on train, tested on validation\n"),
+        (("train", "test", "val"), "trained on train, tested on test; val is not used\n"),
+    ],
+)
+def test_split_folders_are_no_classes(
+    names: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count, name in enumerate(names, 2):
+        make_folder(tmp_path / name, {"cat": count, "dog": count})
+    found = find_pictures(tmp_path)
+    assert (found.labels, found.has_parts) == (("cat", "dog"), True)
+    assert {Path(path).parts[0] for path, _ in found.train} == {names[0]}
+    assert {Path(path).parts[0] for path, _ in found.test} == {names[1]}
+    assert capsys.readouterr().err.split(": ")[-1] == told
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train", "val", "valid"),
+        ("train", "Train", "test"),
+        ("train", "other"),
+        ("training", "testing"),
+        ("test", "val"),
+        ("train", "dev"),
+    ],
+)
+def test_split_that_is_not_understood_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        make_folder(tmp_path / name, {"cat": 2, "dog": 2})
+    got = ", ".join(sorted(names))
+    expected = "expected train and test, train and val, or folders of classes"
+    assert_says(lambda: find_pictures(tmp_path), expected, f"got {got}. Move other folders away")
+
+
+def test_class_may_be_called_train(tmp_path: Path) -> None:
+    found = find_pictures(make_folder(tmp_path, {"train": 4, "bus": 4}))
+    assert (found.labels, found.has_parts) == (("bus", "train"), False)
+
+
 def save_turned(path: Path, image: Image.Image) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -208,8 +254,8 @@ BROKEN = {
     too_few: "expected 2 or more pictures of the class dog, got 1",
     odd_name: r"expected folder names that can be printed, got do\ng",
     bytes_in_name: r"expected folder names that can be printed, got d\udcffg",
-    link_around: "got loop, a link around",
-    file_for_test: "expected two classes or more, got one, train",
+    link_around: "got loop, a link to the folder itself or to one above it. Remove the link.",
+    file_for_test: "expected train and test, train and val, or folders of classes, got train",
 }
 
 
@@ -234,6 +280,30 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
         "gone.png (a link",
     )
     assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
+
+
+def test_copies_among_the_test_pictures_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path, {"cat": 10, "dog": 10})
+    find_pictures(folder).read(SIZE)
+    assert capsys.readouterr().err == ""
+    found = find_pictures(folder)
+    copied = (folder / found.test[0][0]).read_bytes()
+    (folder / found.train[0][0]).write_bytes(copied)
+    found.read(SIZE)
+    assert "1 of 4 test pictures are also for training" in capsys.readouterr().err
+
+
+def test_split_is_the_same_on_every_system(tmp_path: Path) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert pictures._portable(f"a/{composed}.png") == pictures._portable(f"a/{decomposed}.png")
+    one = find_pictures(make_folder(tmp_path / "one", {composed: 20, "dog": 20}))
+    other = find_pictures(make_folder(tmp_path / "other", {decomposed: 20, "dog": 20}))
+    assert one.digest == other.digest
+    assert {Path(path).name for path, label in one.test if label == 0} == {
+        Path(path).name for path, label in other.test if label == 0
+    }
 
 
 def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:

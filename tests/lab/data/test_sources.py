@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ pytest.importorskip("PIL")
 
 import torch
 
-from conformallayers.lab.data.datasets import Dataset
+from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.data.sources import Trained, find_source, load_test
 from picture_folders import make_folder
 from support import assert_says
@@ -25,6 +26,18 @@ def test_folder_tells_classes_and_shape(tmp_path: Path) -> None:
     assert source.options["labels"] == ["cat", "dog"]
     assert source.options["in_shape"] == [3, 8, 10]
     assert source.read().train_images.shape[1:] == (3, 8, 10)
+
+
+@pytest.mark.parametrize("size", ["8x10", (8, 10), [8, 10]])
+def test_size_may_be_text_or_numbers(size: Any, tmp_path: Path) -> None:
+    options = find_source(str(make_folder(tmp_path, {"cat": 4, "dog": 4})), size).options
+    assert (options["size"], options["in_shape"]) == ("8x10", [3, 8, 10])
+
+
+@pytest.mark.parametrize("size", [0, 8.5, True, (8, 9, 10), ()])
+def test_wrong_size_is_refused(size: Any, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, {"cat": 4, "dog": 4})
+    assert_says(lambda: find_source(str(folder), size), "train --size: expected N or HEIGHTxWIDTH")
 
 
 def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:
@@ -60,3 +73,26 @@ def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
     assert read(tmp_path / "b", trained).test_labels.bincount().tolist() == [0, 2, 1]
     make_folder(folder, {"fox": 2})
     assert_says(lambda: read(folder, trained), "classes among ant, cat, dog, got fox")
+
+
+def test_classes_of_a_known_set_are_found_by_name() -> None:
+    trained = Trained("folder", (*"9876543210", "x"), "0", SIZE)
+    found = load_test("digits", trained, None, verify=True, where="evaluate")
+    assert found.labels == trained.labels
+    assert torch.equal(found.test_labels, 9 - load("digits").test_labels)
+    other = Trained("folder", tuple("98765x3210"), "0", SIZE)
+    assert_says(
+        lambda: load_test("digits", other, None, verify=True, where="evaluate"),
+        "evaluate digits: expected classes among 9, 8, 7, 6, 5, x, 3, 2, 1, 0, got 4",
+    )
+
+
+def test_changed_folder_is_known_by_every_path(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
+    source = find_source(str(folder))
+    trained = Trained(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
+    make_folder(folder, {"dog": 11})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for path in (tmp_path / "b" / ".." / "a", tmp_path / "link"):
+        assert_says(lambda p=path: read(p, trained), "the folder as it was for the training")

@@ -7,11 +7,13 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
@@ -33,6 +35,8 @@ IN_MEMORY = 2**30  # bytes of decoded pictures that are kept in memory; more go 
 _LARGEST = 1024  # pixels of a side
 _SHOWN = 5  # names in an error message
 _PARTS = ("train", "test")
+_VALIDATION = ("val", "valid", "validation")
+_SPLITS = (*_PARTS, *_VALIDATION, "training", "testing", "dev", "eval")  # hardly names of classes
 _LAYOUT = "Give a folder with one sub-folder of pictures per class."
 
 
@@ -46,6 +50,18 @@ def is_pictures(dataset: str) -> bool:
     )
 
 
+def written_size(size: str | int | Sequence[int] | None) -> str | None:
+    """Write a size as the option of the command line; text and None are returned as they are.
+
+    Examples:
+        >>> written_size(48), written_size((48, 64)), written_size("48")
+        ('48', '48x64', '48')
+    """
+    if size is None or isinstance(size, str):
+        return size
+    return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
+
+
 def parse_size(text: str | None) -> tuple[int, int]:
     """Return height and width from ``"48"`` or ``"48x64"``; None means 32.
 
@@ -53,7 +69,7 @@ def parse_size(text: str | None) -> tuple[int, int]:
         >>> parse_size("48"), parse_size("48x64"), parse_size(None)
         ((48, 48), (48, 64), (32, 32))
     """
-    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", str(text or SIZE).strip())
+    found = re.fullmatch(r"(\d+)(?:[x×](\d+))?", (SIZE if text is None else text).strip())
     sides = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= min(sides) <= max(sides) <= _LARGEST:
         expected = f"N or HEIGHTxWIDTH, from 1 to {_LARGEST} pixels"
@@ -83,25 +99,37 @@ class Pictures:
     def digest(self) -> str:
         """SHA-256 of the names, the sizes and the parts of all files."""
         lines = [
-            f"{part} {os.fsencode(path).hex()} {_bytes(self.folder / path)}\n"
+            f"{part} {_portable(path).hex()} {_bytes(self.folder / path)}\n"
             for part, files in zip(_PARTS, (self.train, self.test), strict=True)
-            for path, _ in sorted(files)
+            for path in sorted((path for path, _ in files), key=_portable)
         ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    def read(self, size: tuple[int, int], only_test: bool = False) -> Dataset:
-        """Decode the pictures, (N, 3, H, W); refuse the folder if one cannot be read.
+    def read(self, size: tuple[int, int], only_test: bool = False, channels: int = 3) -> Dataset:
+        """Decode the pictures, (N, channels, H, W); refuse the folder if one cannot be read.
 
         Args:
             size: height and width that pictures are scaled to.
             only_test: leave the training images out.
+            channels: 3, or 1 for grey.
         """
         files = [*([] if only_test else self.train), *self.test]
-        images = decode([str(self.folder / path) for path, _ in files], (3, *size))
+        images = decode([str(self.folder / path) for path, _ in files], (channels, *size))
         labels = torch.tensor([label for _, label in files])
         count = len(files) - len(self.test)
+        self._warn_of_copies(images[:count], images[count:])
         parts = (images[:count], labels[:count], images[count:], labels[count:])
         return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
+
+    def _warn_of_copies(self, train: Tensor, test: Tensor) -> None:
+        """Say how many test pictures have the pixels of a training picture."""
+        known = {hashlib.sha256(image.numpy()).digest() for image in train}
+        copies = sum(hashlib.sha256(image.numpy()).digest() in known for image in test)
+        if copies:
+            told = f"{copies} of {len(test)} test pictures are also for training, after scaling"
+            remedy = "The accuracy will be too high: remove the copies."
+            place = printable(str(self.folder))
+            print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
     def all_as_test(self) -> Pictures:
         """Return the same pictures, all for testing."""
@@ -123,22 +151,22 @@ class Pictures:
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
     """List the pictures of a folder and set those aside that are for testing; nothing is decoded.
 
-    A folder with ``train`` and ``test`` in it, and no other folder, has its test pictures already. Otherwise a fifth of
-    each class, at least one picture, is for testing: always the same files, as the hash of their names
-    decides.
+    A folder with ``train`` and ``test`` in it has its test pictures already; one with ``train`` and ``val``, ``valid``
+    or ``validation`` is tested on these, which are not used if there is a ``test``. Otherwise a fifth of each class, at
+    least one picture, is for testing: always the same files, as the hash of their names decides.
     """
     need_pillow()
     root = Path(folder).absolute()
     where = f"{where} {printable(str(folder))}"
     names = _sub_folders(root, where)
-    has_parts = sorted(names) == sorted(_PARTS)
-    if has_parts:
-        labels = _sub_folders(root / _PARTS[0], f"{where}/{_PARTS[0]}")
-        others = _sub_folders(root / _PARTS[1], f"{where}/{_PARTS[1]}")
+    parts = _split_folders(root, names, where)
+    if parts:
+        labels, others = (_sub_folders(root / part, f"{where}/{part}") for part in parts)
         if labels != others:
             odd = ", ".join(sorted(set(labels) ^ set(others)))
-            raise refusal(where, "the same classes in train and test", f"{odd} in one", _LAYOUT)
-        found = [_class_files(root, part, labels, where) for part in _PARTS]
+            expected = f"the same classes in {parts[0]} and {parts[1]}"
+            raise refusal(where, expected, f"{odd} in one", _LAYOUT)
+        found = [_class_files(root, part, labels, where) for part in parts]
         train, test = ([_shuffled(files) for files in part] for part in found)
     else:
         labels = names
@@ -151,7 +179,7 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
-    return Pictures(root, tuple(labels), _spread(train), _spread(test), has_parts)
+    return Pictures(root, tuple(labels), _spread(train), _spread(test), bool(parts))
 
 
 def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
@@ -206,6 +234,26 @@ def _sub_folders(folder: Path, where: str) -> list[str]:
     return names
 
 
+def _split_folders(root: Path, names: Sequence[str], where: str) -> tuple[str, str] | None:
+    """Return the folders for training and for testing; None if the folders are classes."""
+    known = {name.lower(): name for name in names}
+    held_out = [name for name in ("test", *_VALIDATION) if name in known]
+    is_clear = len(held_out) == 1 or "test" in held_out
+    if len(known) == len(names) and is_clear and set(known) == {"train", *held_out}:
+        train, test, *unused = (known[name] for name in ("train", *held_out))
+        if unused or test.lower() != "test":
+            more = f"; {', '.join(unused)} is not used" if unused else ""
+            note = f"trained on {train}, tested on {test}{more}"
+            print(f"conformallayers: {where}: {note}", file=sys.stderr)
+        return train, test
+    for name in names:
+        if name.lower() in _SPLITS and any((root / name).glob("[!.]*/")):
+            expected = "train and test, train and val, or folders of classes"
+            remedy = f"Move other folders away, or rename {name} if it is a class."
+            raise refusal(where, expected, ", ".join(names), remedy)
+    return None
+
+
 def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> list[list[str]]:
     """Return the files of each class as paths below the root, sorted."""
     found = []
@@ -213,9 +261,8 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
         below = os.path.join(part, label)
         folder = (root / below).resolve()
         if folder == root.resolve() or folder in root.resolve().parents:
-            raise refusal(
-                where, "folders of classes", f"{label}, a link around", "Remove the link."
-            )
+            got = f"{label}, a link to the folder itself or to one above it"
+            raise refusal(where, "folders of classes", got, "Remove the link.")
         files = [os.path.join(below, path) for path in _pictures_below(folder, where)]
         if not files:
             remedy = "Add pictures, or remove the folder."
@@ -240,7 +287,13 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
 
 def _shuffled(files: Sequence[str]) -> list[str]:
     """Order files by the hash of their names: a file that is added leaves the order of the others."""
-    return sorted(files, key=lambda path: hashlib.sha256(os.fsencode(path)).digest())
+    return sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest())
+
+
+def _portable(path: str) -> bytes:
+    """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
+    text = unicodedata.normalize("NFC", PurePath(path).as_posix())
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _test_count(files: Sequence[str], label: str, where: str) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from ...errors import refusal
+import torch
+
+from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ..predict.output import printable
 from .catalogue import CLASSES, LABELS
 from .datasets import Dataset, load
-from .pictures import find_pictures, is_pictures, parse_size
+from .pictures import find_pictures, is_pictures, parse_size, written_size
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Source:
 
     Args:
         name: a known name, or the absolute path of a folder.
-        options: of a run, which follow from it: classes, and labels, in_shape and pictures of a folder.
+        options: of a run, which follow from it: classes, and labels, in_shape, size and pictures of a folder.
         read: returns the images.
     """
 
@@ -32,7 +35,7 @@ class Source:
 
 def find_source(
     dataset: str | Dataset,
-    size: str | None = None,
+    size: str | int | Sequence[int] | None = None,
     root: str | os.PathLike[str] | None = None,
     *,
     verify: bool = True,
@@ -42,18 +45,20 @@ def find_source(
 
     Args:
         dataset: a name, a folder of pictures, or a data set.
-        size: of pictures, ``"48"`` or ``"48x64"``; None means 32.
+        size: of pictures, ``48``, ``(48, 64)``, ``"48"`` or ``"48x64"``; None means 32.
         root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         where: the command, for error messages.
     """
     if isinstance(dataset, str) and is_pictures(dataset):
-        pictures, sides = find_pictures(dataset, where), parse_size(size)
+        written = written_size(size)
+        pictures, sides = find_pictures(dataset, where), parse_size(written)
         return Source(
             str(pictures.folder),
             {
                 "classes": len(pictures.labels),
                 "labels": list(pictures.labels),
                 "in_shape": [3, *sides],
+                "size": written,
                 "pictures": pictures.digest,
             },
             lambda: pictures.read(sides),
@@ -97,17 +102,45 @@ def load_test(
     """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
 
     These are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
-    below ``test``. Classes are found by name among those of the network.
+    below ``test``. Classes are found by name among those of the network, also those of a known set if the network was
+    trained on a folder.
     """
     if not is_pictures(name):
-        return load(name, root, verify=verify)
+        found = load(name, root, verify=verify)
+        if trained.pictures is None or trained.labels is None:
+            return found
+        return _with_labels(found, trained.labels, f"{where} {name}")
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != trained.pictures:
-        if trained.pictures is not None and str(pictures.folder) == trained.dataset:
+        if trained.pictures is not None and _is_same(pictures.folder, trained.dataset):
             remedy = "Restore it, or name a folder of other pictures by --dataset."
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
         pictures = pictures if pictures.has_parts else pictures.all_as_test()
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
-    return pictures.read((trained.shape[-2], trained.shape[-1]), only_test=True)
+    if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
+        got, remedy = (
+            shape_text(trained.shape),
+            "In Python, evaluate takes any images as a Dataset.",
+        )
+        raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
+    channels, *sides = trained.shape
+    return pictures.read((sides[0], sides[1]), only_test=True, channels=channels)
+
+
+def _is_same(folder: Path, other: str | None) -> bool:
+    """Return whether two paths lead to one folder, by links or not."""
+    return other is not None and os.path.exists(other) and folder.samefile(other)
+
+
+def _with_labels(data: Dataset, labels: tuple[str, ...], where: str) -> Dataset:
+    """Return a known set with the classes of a network, which are found by name."""
+    own = LABELS[data.name]
+    odd = [label for label in own if label not in labels]
+    if odd:
+        remedy = "Name a data set with classes of the network."
+        raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
+    places = torch.tensor([labels.index(label) for label in own])
+    train, test = places[data.train_labels], places[data.test_labels]
+    return replace(data, train_labels=train, test_labels=test, classes=len(labels), labels=labels)

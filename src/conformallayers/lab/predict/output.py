@@ -21,7 +21,7 @@ from .arrays import Array
 FORMATS = ("table", "csv", "jsonl")
 _FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
 # Spreadsheets take a cell that begins so for a formula, unless it is a number or standard input.
-_FORMULA = re.compile(r"[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
 _NO_FORMULA = re.compile(r"[+-]?\d+(\.\d+)?|-(\[\d+\])?")
 _WIDEST = 60  # most characters of the column of names
 
@@ -115,9 +115,11 @@ class Writer:
 def csv_text(value: str | float) -> str:
     """Write a cell; an apostrophe stands before text that a spreadsheet would run as a formula.
 
+    It also stands before such text with apostrophes of its own, so that different texts stay different.
+
     Examples:
-        >>> csv_text("=1+1"), csv_text("-1"), csv_text("cat"), csv_text(-1e-9)
-        ("'=1+1", '-1', 'cat', '-1e-09')
+        >>> csv_text("=1+1"), csv_text("-1"), csv_text("cat"), csv_text(-1e-9), csv_text("'=a")
+        ("'=1+1", '-1', 'cat', '-1e-09', "''=a")
     """
     if isinstance(value, float):
         return f"{value:.6g}"

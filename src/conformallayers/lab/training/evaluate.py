@@ -136,9 +136,14 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
     shape = tuple(images.shape[1:])
     if not isinstance(module, Folded):
         native = model.native_shape
-        if native is None or native not in (IMAGE_SHAPE, shape) or white != WHITE:
+        if native is None or white != WHITE:
             got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
-            raise refusal(f"evaluate {model.path}", "a network of the paper", got, remedy)
+            expected = f"a network whose input shape is known and whose white is {WHITE:g}"
+            raise refusal(f"evaluate {model.path}", expected, got, remedy)
+        if native not in (IMAGE_SHAPE, shape):
+            expected, got = f"images of {shape_text(native)}", shape_text(shape)
+            remedy = "Name a set of such images, or a folder of pictures, which are scaled."
+            raise refusal(f"evaluate {model.path}", expected, got, remedy)
         return accuracy_by_path(module, images, labels, device, shape=native)
 
     def run(x: Tensor) -> Tensor:

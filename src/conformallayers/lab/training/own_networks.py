@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 Build = Callable[..., "nn.Module"]
 _REMEDY = "Name a class or function that returns an nn.Module: FILE.py:NAME."
+_NOTHING = "Define a class or function in the file that returns an nn.Module, and name it."
 
 
 def is_own(network: str) -> bool:
@@ -69,7 +71,7 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
         module = build(**given)
     except ConformalError:
         raise
-    except Exception as error:  # code of the user
+    except (Exception, SystemExit) as error:  # code of the user
         got = f"{type(error).__name__}: {error}"
         remedy = "Give further arguments default values."
         raise refusal(f"train {network}", f"a network for {dict(given)}", got, remedy) from error
@@ -126,11 +128,11 @@ def _from_file(network: str, source: str | None, where: str) -> Build:
         expected, got = f"{file} with the SHA-256 {source[:12]}…", f"{found[:12]}…"
         remedy = "The code has changed since the training: restore it, or train again."
         raise refusal(where, expected, got, remedy)
-    module = _import(file, found, where)
+    module = _import(file, code, where)
     build = getattr(module, name, None)
     if not callable(build):
         own = [key for key, value in vars(module).items() if _is_own_callable(value, module)]
-        remedy = f"It has {', '.join(own) or 'no classes or functions'}.{suggest(name, own)}"
+        remedy = f"Name one of {', '.join(own)}.{suggest(name, own)}" if own else _NOTHING
         raise refusal(f"{where} {network}", f"a class or function {name}", "none", remedy)
     result: Build = build
     return result
@@ -141,22 +143,33 @@ def _is_own_callable(value: object, module: ModuleType) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _import(file: str, digest: str, where: str) -> ModuleType:
-    """Run a file as a module; modules beside it can be imported, as Python does for a script."""
-    name = f"conformallayers_own_{digest[:16]}"
+def _import(file: str, code: bytes, where: str) -> ModuleType:
+    """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
+    name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise refusal(where, "a file of Python code", file, _REMEDY)
     module = importlib.util.module_from_spec(spec)
-    folder = str(Path(file).absolute().parent)
+    folder, before = Path(file).absolute().parent, set(sys.modules)
     sys.modules[name] = module  # which dataclasses and pickle look for
-    sys.path.insert(0, folder)
+    sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # code of the user
+        exec(compile(code, file, "exec", dont_inherit=True), vars(module))
+    except (Exception, SystemExit) as error:  # code of the user
         del sys.modules[name]
         got = f"{type(error).__name__}: {error}"
         raise refusal(f"{where} {file}", "code that can be imported", got, "Correct it.") from error
     finally:
-        sys.path.remove(folder)
+        sys.path.remove(str(folder))
+        new = set(sys.modules) - before - {name}
+        for key in [key for key in new if _is_beside(key, sys.modules[key], folder)]:
+            del sys.modules[key]  # another network may have a file of this name
     return module
+
+
+def _is_beside(name: str, module: ModuleType, folder: Path) -> bool:
+    """Return whether a module was found in a folder, or in a package there; those of a venv there were not."""
+    top = name.partition(".")[0]
+    places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
+    found = [Path(place) for place in places if place and folder in Path(place).parents]
+    return any(path.relative_to(folder).parts[0].partition(".")[0] == top for path in found)

@@ -99,7 +99,7 @@ def train(
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
-            ``recipe`` sets those that are not given.
+            ``recipe`` sets those that are not given. A ``size`` may be ``48``, ``(48, 64)`` or ``"48x64"``.
     """
     found = find_source(dataset, options.get("size"), data_root, verify=verify)
     classes, name = found.options["classes"], found.name
