@@ -31,17 +31,14 @@ def train(
     """Train a network, and measure it folded and layer by layer.
 
     Args:
-        network: Class of conformallayers.networks, such as LeNetCL, or a class or function of your own
-            as FILE.py:NAME.
-        dataset: mnist, fashion-mnist, cifar10, digits or shapes; or a folder of pictures with one
-            sub-folder per class.
+        network: Class of conformallayers.networks, such as LeNetCL, or one of your own: FILE.py:NAME.
+        dataset: mnist, fashion-mnist, cifar10, digits, shapes, or a folder with a sub-folder a class.
         options.size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not
             given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
         options.preset: Size of StageNet and StageReLUNet: micro (if not given), small, base or large.
         options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
-        options.recipe: modern: defaults of the other options by network and data set, as
-            docs/training.md lists them.
+        options.recipe: modern: defaults of other options by network and data set (docs/training.md).
         options.hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with
             ReLU in BaseReLUNet and BaseReSProNet; 0 for none. In LeNet and LeNetCL, width of the
             first layer of the head; 0 for the paper's 120.
@@ -58,8 +55,7 @@ def train(
         options.shift: Shift the training images by up to this many pixels of the network's input.
         options.centre: Subtract the mean training image from every image.
         options.optimizer: adam if not given.
-        options.learning_rate: Learning rate, or its maximum if the schedule changes it; 0.001 if
-            not given.
+        options.learning_rate: Learning rate, or its largest value by schedule; 0.001 if not given.
         options.batch_size: Batch size over all processes; 256 if not given.
         options.epochs: Passes over the training images; 10 if not given.
         options.weight_decay: Weight decay of the optimizer.
@@ -71,8 +67,7 @@ def train(
         options.device: Device to train on; cpu if not given.
         out: Folder of the run; runs/NETWORK-DATASET-seedN if not given.
         resume: Continue the run in that folder.
-        figures: Draw curves, confusion matrix and worst mistakes into the folder, from the scores of the
-            test images.
+        figures: Draw curves, confusion matrix and worst mistakes of the test images into the folder.
     """
     from ..lab.training.train import train as run_training
     from ..utils.memory import keep_freed_memory

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
 from ..data.datasets import Dataset
 from ..data.files import md5
-from ..data.sources import find_source
+from ..data.sources import Source, find_source
 from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
@@ -94,49 +95,61 @@ def train(
         out: the folder of the run; None takes one below ``runs`` named after it.
         resume: continue the run in that folder, or start it if there is none.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
-        figures: also write training.png, confusion.csv, confusion.png and mistakes.png, from the same look at the
-            test images.
+        figures: also draw curves, confusion matrix and worst mistakes, from the same look at the test images.
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
             ``recipe`` sets those that are not given. A ``size`` may be ``48``, ``(48, 64)`` or ``"48x64"``.
     """
     found = find_source(dataset, options.get("size"), data_root, verify=verify)
-    classes, name = found.options["classes"], found.name
-    if options.get("classes", classes) != classes:
-        got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
-        raise refusal("train, classes", f"{classes} for {name}", got, remedy)
-    network = absolute(network)
-    options = {"network": network, "dataset": name, **options, **found.options}
-    config = make_config(**resolved({**options, "source": source_hash(network)}))
+    config = _configured(network, found, options)
     folder = config.folder if out is None else Path(out)
     extra = {"out": out, "data_root": data_root, "no_check": not verify}
     console = console or Console()
     with torch_settings(config.threads), process_group(config.device) as ranks:
         source = found.read()
-        train_set, held_out = source, None
+        held_out: Dataset | None = None
+        train_set = source
         if config.validation:
             train_set, held_out = source.split(config.validation)
         run = _Run(config, train_set, held_out, folder, config.command(extra), ranks)
-        if is_own(network):
+        if is_own(config.network):
             check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
             runs.prepare_folder(folder, config, resume)
         ranks.barrier()
-        try:
+        with _resumable(run):
             if resume:
                 run.restore()
             shown = console if ranks.is_first else Console(quiet=True)
             run.train(shown, warn and ranks.is_first)
             return run.finish(source, shown if figures else None)
-        except KeyboardInterrupt as stop:
-            done = f"Interrupted after epoch {len(run.history)} of {config.epochs}."
-            raise Stopped(f"{done} To go on: {run.command} --resume") from stop
-        except RuntimeError as error:
-            if not lost_process(error):
-                raise
-            got, remedy = str(error).splitlines()[0], f"To go on: {run.command} --resume"
-            raise refusal("train", "all processes of the run", got, remedy) from error
+
+
+@contextmanager
+def _resumable(run: _Run) -> Iterator[None]:
+    """Say how to go on where a run is interrupted or loses a process."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        done = f"Interrupted after epoch {len(run.history)} of {run.config.epochs}."
+        raise Stopped(f"{done} To go on: {run.command} --resume") from stop
+    except RuntimeError as error:
+        if not lost_process(error):
+            raise
+        got, remedy = str(error).splitlines()[0], f"To go on: {run.command} --resume"
+        raise refusal("train", "all processes of the run", got, remedy) from error
+
+
+def _configured(network: str, found: Source, options: dict[str, Any]) -> TrainConfig:
+    """Return the options of a run on a source of images."""
+    classes = found.options["classes"]
+    if options.get("classes", classes) != classes:
+        got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
+        raise refusal("train, classes", f"{classes} for {found.name}", got, remedy)
+    network = absolute(network)
+    options = {"network": network, "dataset": found.name, **options, **found.options}
+    return make_config(**resolved({**options, "source": source_hash(network)}))
 
 
 def epoch_rows(

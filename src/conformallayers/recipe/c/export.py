@@ -71,8 +71,7 @@ def export_c(
         name: of the files and functions, a C identifier.
         dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
             the denominator is float64.
-        samples: (N, *input_shape), to measure the error with; None takes 64 (fewer large ones) of
-            random numbers from 0 to 1.
+        samples: (N, *input_shape), to measure the error with; None takes random ones, 64 at most.
 
     Returns:
         A :class:`CExport`: sizes and measured errors; prints as a table.
