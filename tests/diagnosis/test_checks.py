@@ -173,7 +173,10 @@ def test_no_offset_and_projective_activations() -> None:
     warning = only(healthy(offset=None))
     assert warning.kind == "offset"
     assert "contrast" in warning.why
-    assert only(healthy(offset=1e-5)).kind == "offset"
+    small = only(healthy(offset=1e-5))
+    assert small.kind == "offset"
+    assert "learned" in warning.remedy
+    assert small.remedy.startswith("Scale the inputs down")
 
 
 # -- other problems -------------------------------------------------------------------------------------

@@ -231,7 +231,9 @@ def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[Health
             (part.path,),
             seen if part.offset else "no offset, and no activation as published",
             "the contrast of an input does not reach the output",
-            f'Use offset="learned", or a number near {part.entering:.2g}: docs/stages.md.',
+            f"Scale the inputs down, or use an offset near {part.entering:.2g}: docs/stages.md."
+            if part.offset
+            else f'Use offset="learned", or a number near {part.entering:.2g}: docs/stages.md.',
         )
 
 
