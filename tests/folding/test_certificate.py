@@ -243,3 +243,14 @@ def test_forms_of_images_keep_the_digits_that_the_input_leaves(strategy: str) ->
     for delta in (1e-1, 1e-2, 1e-3):
         x = torch.randn(8, 1, 12, 8).repeat(1, 2, 1, 1) + delta * torch.randn(8, 2, 12, 8)
         assert cl.fold_error(model, folded, 1e8 * x) <= 4 * torch.finfo(torch.float32).eps / delta
+
+
+def test_a_form_with_a_large_null_space_is_proven() -> None:
+    """What rounds is as large as the trace, not as n times the largest entry."""
+    form = torch.full((360,), 2e-9, dtype=torch.float64)
+    form[0] = 1e4
+    assert positive_definite(form.diag())
+    form[-1] = -1e-9
+    assert not positive_definite(form.diag())
+    form[-1] = 1e-10  # below the guard
+    assert not positive_definite(form.diag())
