@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +110,17 @@ def run_command(*arguments: object) -> int:
     with pytest.raises(SystemExit) as leaving:
         main([str(argument) for argument in arguments])
     return int(leaving.value.code or 0)
+
+
+def run_script(path: Path, folder: Path, seconds: int = 120) -> str:
+    """Run a program in a folder with warnings as errors, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,28 +1,17 @@
 """Every example runs as a program of its own and prints something."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support import run_script
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert run_script(path, tmp_path).strip()
     assert not list(tmp_path.iterdir())
 
 

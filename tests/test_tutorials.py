@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support import run_script
 
 FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
 TUTORIALS = sorted(FOLDER.glob("*.ipynb"))
@@ -21,16 +20,7 @@ def test_tutorial_runs(path: Path, tmp_path: Path) -> None:
     code = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     script = tmp_path / "tutorial.py"
     script.write_text(code, "utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(script, tmp_path, 300)
     assert list(tmp_path.iterdir()) == [script]
 
 

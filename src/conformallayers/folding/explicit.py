@@ -122,9 +122,8 @@ def explicit_forms(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
         return image, [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
 
     with torch.inference_mode(False):
-        points = impulses(
-            shapes[0], _chunk(exact, 3), device
-        )  # gradients keep more than the values
+        # Gradients keep more than the values.
+        points = impulses(shapes[0], _chunk(exact, 3), device)
         return forms_of_energies(run, points)
 
 
