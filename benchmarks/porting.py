@@ -52,21 +52,21 @@ def conv(before: int, after: int, stride: int = 1) -> nn.Sequential:
 def vgg() -> nn.Sequential:
     """Pairs of convolutions with BatchNorm and ReLU, max pooling, a hidden layer in the head."""
     layers: list[nn.Module] = []
-    for before, after in ((3, 16), (16, 32), (32, 64)):
+    for before, after in ((3, 12), (12, 24), (24, 48)):
         layers += [*conv(before, after), nn.ReLU(), *conv(after, after), nn.ReLU()]
         layers.append(nn.MaxPool2d(2))
-    head = nn.Flatten(), nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, 10)
+    head = nn.Flatten(), nn.Linear(768, 64), nn.ReLU(), nn.Linear(64, 10)
     return nn.Sequential(*layers, *head)
 
 
 def lean() -> nn.Sequential:
     """VGG with what lets a stage fold: biases and BatchNorm at its end alone, padding at its start alone."""
     layers: list[nn.Module] = []
-    for before, inner, after in ((3, 16, 24), (24, 64, 48), (48, 96, 96)):
+    for before, inner, after in ((3, 16, 16), (16, 64, 32), (32, 96, 64)):
         layers += [nn.Conv2d(before, inner, 3, padding=1, bias=False), nn.ReLU()]
         layers += [nn.Conv2d(inner, after, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2)]
         layers.append(nn.BatchNorm2d(after))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(384, 10))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(256, 10))
 
 
 class Block(nn.Module):
@@ -84,14 +84,14 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Six blocks of 16, 32 and 64 channels."""
+    """Three blocks of 12, 24 and 48 channels."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = conv(3, 16)
-        sizes = ((16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64))
+        self.stem = conv(3, 12)
+        sizes = ((12, 12), (12, 24), (24, 48))
         self.blocks = nn.Sequential(*(Block(*size) for size in sizes))
-        self.classify = nn.Linear(64, 10)
+        self.classify = nn.Linear(48, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.stem(x)))

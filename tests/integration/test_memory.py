@@ -55,7 +55,6 @@ def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
     ("name", "strategy", "batch", "side"),
     [
         ("LeNetCL", "conv", 8192, 32),
-        ("DkNetCL", "layers", 2048, 32),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (

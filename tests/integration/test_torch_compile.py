@@ -34,6 +34,7 @@ compiles = pytest.mark.filterwarnings(
 
 
 @compiles
+@pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_compiled_training_with_gradients() -> None:
     model = circular_net("learned")
@@ -95,7 +96,7 @@ def test_inductor_trains_and_runs_folds() -> None:
 
 
 @compiles
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_export_with_dynamic_batch(strict: bool) -> None:
     model = circular_net()
     options = {"dynamic_shapes": ({0: torch.export.Dim("batch")},), "strict": strict}

@@ -262,7 +262,7 @@ def test_the_state_of_a_fold_holds_all_of_it() -> None:
         assert torch.equal(two(x), one(x))
 
 
-@pytest.mark.parametrize("strategy", ["dense", "layers"])
+@pytest.mark.parametrize("strategy", [pytest.param("dense", marks=pytest.mark.slow), "layers"])
 def test_folds_with_branches_export_and_compile(strategy: str) -> None:
     model = made(3, torch.float32)
     folded = cl.fold(model, SHAPE, strategy=strategy, max_paths=64)

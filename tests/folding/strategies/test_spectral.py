@@ -65,6 +65,7 @@ def test_strides_are_refused_by_name() -> None:
         cl.fold(model, (3, 9, 9), strategy="spectral")
 
 
+@pytest.mark.slow
 def test_a_large_image_takes_it() -> None:
     layers = [layer for i in range(3) for layer in (cl.Conv2d(32 if i else 3, 32, 3), cl.ReSPro())]
     model = nn.Sequential(cl.ConformalLayers(*layers), nn.AdaptiveAvgPool2d(1), nn.Flatten())

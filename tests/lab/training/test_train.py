@@ -239,7 +239,7 @@ main()
     [
         (signal.SIGKILL, True),
         pytest.param(signal.SIGKILL, False, marks=pytest.mark.slow),
-        (signal.SIGINT, True),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
     ],
     ids=["killed in an epoch", "killed between files", "interrupted", "terminated"],
