@@ -208,6 +208,8 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
     [
         (nn.BatchNorm2d(2), {"eps": "x"}, "eps: 'x'"),
         (nn.BatchNorm2d(2), {"momentum": [0.1]}, "momentum"),
+        (nn.BatchNorm2d(2), {"eps": 10**30}, "eps: 1000000000000000000000000000000 is no number"),
+        (nn.LeakyReLU(), {"negative_slope": 10**400}, "negative_slope: 10000"),
         (nn.ELU(), {"alpha": "x"}, "alpha: 'x'"),
         (nn.Dropout(), {"inplace": 3}, "inplace: 3"),
         (nn.Softmax(1), {"dim": "x"}, "dim: 'x'"),

@@ -281,8 +281,9 @@ def _limited(least: int) -> Reader:
 
 
 def _real(value: Any) -> float:
-    """Read a number; it may be infinite."""
-    expect(isinstance(value, (int, float)) and not isinstance(value, bool), f"{value!r:.60}")
+    """Read a number; it may be infinite, and a whole one is at most what torch takes as one."""
+    fits = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+    expect(fits, f"{value!r:.60} is no number")
     return float(value)
 
 

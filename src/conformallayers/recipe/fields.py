@@ -6,7 +6,7 @@ returns the Python value, or raises ValueError. The Python value is written to f
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING, field
 from typing import Any
@@ -28,7 +28,8 @@ def constant(stored: str, *, optional: bool = False) -> Any:
 
 def number(value: Any) -> float:
     """Read a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not real or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{value!r:.60} is no finite number")
     return float(value)
 

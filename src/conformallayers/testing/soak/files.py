@@ -39,7 +39,7 @@ MUTANTS = 20  # of one file
 SECONDS = 30  # of CPU that a mutant may take
 MEMORY = 2**31  # bytes that a mutant of a few kilobytes may ask for
 _DOCUMENT, _SUM = "conformallayers", "sha256"
-_SCALARS = (0, 1, -1, 2, 3, 7, 64, 2**14, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-300, 1e300)
+_SCALARS = (0, 1, -1, 2, 3, 7, 64, 2**14, 2**31, 2**63, 10**30, 10**400, 0.5, -0.0, 1e-300, 1e300)
 _OTHERS: tuple[Any, ...] = ("", "x", None, True, False, [], {})
 _TYPES = {"F64": "<d", "F32": "<f", "F16": "<e", "I32": "<i"}
 
