@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,3 +50,10 @@ def test_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     replace_file(path, [b"new"])
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o400
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc takes no new files, not even from root")
+def test_an_error_names_the_file_that_was_asked_for() -> None:
+    with pytest.raises(OSError, match=r"/proc/net\.safetensors") as caught:
+        replace_file("/proc/net.safetensors", [b""])
+    assert caught.value.filename == "/proc/net.safetensors"

@@ -86,7 +86,9 @@ def staged_files(*paths: Path) -> Iterator[list[str]]:
             renamed.append((target, _kept(target) if number + 1 < len(targets) else None))
             os.replace(staged[number], target)
             staged[number] = ""
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename in staged:
+            error.filename = targets[staged.index(error.filename)]  # the name that the caller knows
         for target, old in renamed[: len(renamed) - 1]:
             with contextlib.suppress(OSError):
                 os.unlink(target) if old is None else os.replace(old, target)
