@@ -148,20 +148,19 @@ def test_report_needs_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "report RUN: expected the folder of a finished run" in text
 
 
-def test_stage_net_follows_size_and_classes(run: str, tmp_path: Path) -> None:
+def test_stage_net_follows_size_and_classes(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ("--preset", "micro", "--size", "40x36", "--epochs", "1", "--batch-size", "12")
-    options = (
-        "--flips",
-        "--shift",
-        "2",
-        "--validation",
-        "0.25",
-        "--centre",
-        "--out",
-        tmp_path / "run",
-    )
-    assert run_command("train", "StageNet", "pets", *words, *options) == 0
+    options = ("--flips", "--validation", "0.25", "--no-figures", "--out")
+    assert run_command("train", "StageNet", "pets", *words, *options, tmp_path / "plain") == 0
+    assert "--recipe modern has tested options for this: 30 epochs" in capsys.readouterr().out
+    recipe = ("--recipe", "modern", *options)
+    assert run_command("train", "StageNet", "pets", *words, *recipe, tmp_path / "run") == 0
+    assert "tested options" not in capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert "--recipe modern --flips --batch-size 12 --epochs 1" in result["command"]
+    assert (result["optimizer"], result["shift"], result["centre"]) == ("adamw", 2, True)
     assert result["samples"] == {"train": 18, "test": 6}
     assert result["classes"] == 3
     assert run_command("evaluate", tmp_path / "run") == 0

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from ..errors import ConformalError
 from ..lab.experiments.options import DataOptions
 from ..lab.training.config import DERIVED, TrainConfig
+from ..lab.training.recipes import recipe
 from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:
@@ -78,3 +80,14 @@ def train(
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
         print(f"Wrote {result.folder}/")
+        if not {"recipe", "learning_rate", "optimizer"} & set(options or {}):
+            print(_advice(result.row["network"], result.row["dataset"]), end="")
+
+
+def _advice(network: str, dataset: str) -> str:
+    """Return a line about the recipe of a network on a data set, if there is one."""
+    try:
+        found = recipe("modern", network, dataset)
+    except ConformalError:
+        return ""
+    return f"--recipe modern has tested options for this: {found['epochs']} epochs, {found['optimizer']}, …\n"

@@ -17,6 +17,7 @@ FAMILIES = {
     "Stage": ("StageNet", "StageReLUNet", "ResNet8", "MLP"),
 }
 CONFORMAL = ("BaseReSProNet", "LeNetCL")
+PICTURES = "a folder of pictures"
 
 _COMMON = {
     "optimizer": "adamw",
@@ -51,6 +52,7 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
         ("Stage", "fashion-mnist"): {**_STAGES, "epochs": 30, "flips": True, "shift": 1},
         ("Stage", "cifar10"): {**_STAGES, "epochs": 30, "flips": True, "shift": 2},
         ("Stage", "shapes"): {**_STAGES, "epochs": 8, "batch_size": 64},
+        ("Stage", PICTURES): {**_STAGES, "epochs": 30, "batch_size": 32, "shift": 2},
     }
 }
 
@@ -64,12 +66,13 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         >>> recipe("modern", "DkNetCL", "mnist")
         Traceback (most recent call last):
         ...
-        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, got DkNetCL on mnist. Leave --recipe out and give the options.
+        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, a folder of pictures, got DkNetCL on mnist. Leave --recipe out and give the options.
     """
     require_choice("train --recipe", name, RECIPES, "See docs/training.md.")
     table = RECIPES[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
-    if (family, dataset) not in table:
+    kind = dataset if dataset in NAMES else PICTURES
+    if (family, kind) not in table:
         from ... import networks  # which imports torch: the help of a command does without
 
         members = [name for names in FAMILIES.values() for name in names]
@@ -80,7 +83,7 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         remedy = f"Leave --recipe out and give the options.{suggestions}"
         raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    return {**_COMMON, **conformal, **table[family, dataset]}
+    return {**_COMMON, **conformal, **table[family, kind]}
 
 
 def resolved(options: Options) -> dict[str, Any]:
