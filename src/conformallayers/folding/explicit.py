@@ -29,7 +29,7 @@ Run = Callable[[Tensor], Values]
 
 
 @dataclass(frozen=True)
-class Span:
+class StageOperations:
     """The operations of a recipe from the z that enters a stage to the z that leaves it.
 
     ``given`` is the z, the m and the τ that enter; m and τ may be missing.
@@ -52,9 +52,9 @@ class Span:
         return values[self.left].flatten(1), energies
 
 
-def spans_of(recipe: Recipe) -> list[Span | None]:
+def spans_of(recipe: Recipe) -> list[StageOperations | None]:
     """Return the ConformalLayers of a recipe; None for one whose forms cannot be read off."""
-    found: list[Span | None] = []
+    found: list[StageOperations | None] = []
     advances: list[Advance] = []
     start, readable = -1, True
     for index, operation in enumerate(recipe.operations):
@@ -68,7 +68,9 @@ def spans_of(recipe: Recipe) -> list[Span | None]:
             part = None
             if readable and isinstance(operation, Divide):
                 given, span = recipe.operations[start].outputs, slice(start + 1, index)
-                part = Span(span, given, operation.inputs[0], tuple(advances), operation.scale)
+                part = StageOperations(
+                    span, given, operation.inputs[0], tuple(advances), operation.scale
+                )
             found.append(part)
             start = -1
     return found
@@ -129,7 +131,7 @@ def explicit_forms(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
 
 def _single(
     folded: RecipeModule, plans: Collection[Plan], name: str
-) -> tuple[RecipeModule, Span, tuple[tuple[int, ...], tuple[int, ...]]]:
+) -> tuple[RecipeModule, StageOperations, tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return a fold of one stage in float64, its operations, and the shapes at their ends; refuse any other."""
     where, expected = f"Folded.{name}()", "a fold of one stage"
     recipe = folded.recipe
@@ -157,7 +159,7 @@ def _single(
     return exact, span, (shapes[span.given[0]], shapes[span.left])
 
 
-def _groups(exact: RecipeModule, span: Span) -> list[list[int]]:
+def _groups(exact: RecipeModule, span: StageOperations) -> list[list[int]]:
     """Number the energies of each form: consecutive activations of a rule that collapses share one."""
     groups: list[list[int]] = []
     for index, advance in enumerate(span.advances):

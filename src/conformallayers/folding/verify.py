@@ -20,7 +20,7 @@ from ..scaling import Scaling
 from ..testing.checks import fold_error
 from ..utils.html import Block, Printed, Table
 from .certificate import ErrorBudget, holds, rounding_budget
-from .explicit import Run, Span, Values, forms_of_energies, spans_of
+from .explicit import Run, StageOperations, Values, forms_of_energies, spans_of
 from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of
@@ -132,7 +132,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 # -- what a fold computes ---------------------------------------------------------------------------
 
 
-def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> Span | None:
+def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> StageOperations | None:
     """Return the operations of one of several stages; None where they make no sense."""
     first, end = operations
     inside, behind = recipe.operations[first:end], recipe.operations[end:]
@@ -144,7 +144,7 @@ def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> Span | None:
     if not inside or len(left) != 1:
         return None
     advances = tuple(op for op in inside if isinstance(op, Advance))
-    return Span(slice(first, end), tuple(dict.fromkeys(outside)), left[0], advances)
+    return StageOperations(slice(first, end), tuple(dict.fromkeys(outside)), left[0], advances)
 
 
 def _sampled(run: Run, points: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -175,7 +175,12 @@ def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...]
 
 
 def _check_chain(
-    path: str, folded: Folded, exact: Folded, span: Span, stage: Stage, gain: float | None = None
+    path: str,
+    folded: Folded,
+    exact: Folded,
+    span: StageOperations,
+    stage: Stage,
+    gain: float | None = None,
 ) -> tuple[Finding, float]:
     """Compare the matrix and the forms of a stage without biases; return also the factor of its output.
 
@@ -215,7 +220,7 @@ def _check_chain(
 
 
 def _check_direct(
-    path: str, folded: Folded, exact: Folded, span: Span, stage: Stage
+    path: str, folded: Folded, exact: Folded, span: StageOperations, stage: Stage
 ) -> tuple[Finding, Scaling]:
     """Compare the matrix, the bias and the energy of a stage with biases."""
     eps, start = torch.finfo(folded.dtype).eps, stage.start
@@ -285,7 +290,7 @@ def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) 
 
 
 def _check_single(
-    path: str, folded: Folded, exact: Folded, part: Span | None, stage: Stage
+    path: str, folded: Folded, exact: Folded, part: StageOperations | None, stage: Stage
 ) -> Finding:
     """Check a ConformalLayers without maps; with biases, branches or rescaled layers only outputs are compared."""
     if part is None or stage.affine:
@@ -342,7 +347,7 @@ def _scaling_at(
     return left[z]
 
 
-def _expect_shapes(path: str, recipe: Recipe, span: Span, stage: Stage) -> None:
+def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stage) -> None:
     shapes = recipe.shapes()
     actual = shapes[span.given[0]], shapes[span.left]
     if actual != (stage.input_shape, stage.output_shape):

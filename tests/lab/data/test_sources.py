@@ -12,7 +12,7 @@ pytest.importorskip("PIL")
 import torch
 
 from conformallayers.lab.data.datasets import Dataset, load
-from conformallayers.lab.data.sources import Trained, find_source, load_test
+from conformallayers.lab.data.sources import TrainingData, find_source, load_test
 from picture_folders import make_folder
 from support import assert_says
 
@@ -49,14 +49,14 @@ def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:
     assert find_source(data).options == expected
 
 
-def read(folder: Path, trained: Trained) -> Dataset:
+def read(folder: Path, trained: TrainingData) -> Dataset:
     return load_test(str(folder), trained, None, verify=True, where="evaluate")
 
 
 def test_network_is_tested_on_pictures_that_were_set_aside(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
     source = find_source(str(folder))
-    trained = Trained(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
+    trained = TrainingData(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
     assert len(read(folder, trained).test_labels) == 4
     moved = make_folder(tmp_path / "b", {"cat": 10, "dog": 10})
     assert len(read(moved, trained).test_labels) == 4  # the same files elsewhere
@@ -65,7 +65,7 @@ def test_network_is_tested_on_pictures_that_were_set_aside(tmp_path: Path) -> No
 
 
 def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
-    trained = Trained("elsewhere", ("ant", "cat", "dog"), "0", SIZE)
+    trained = TrainingData("elsewhere", ("ant", "cat", "dog"), "0", SIZE)
     folder = make_folder(tmp_path / "a", {"dog": 4, "cat": 6})
     assert read(folder, trained).test_labels.bincount().tolist() == [0, 6, 4]
     make_folder(tmp_path / "b" / "train", {"dog": 4, "cat": 6})
@@ -76,11 +76,11 @@ def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
 
 
 def test_classes_of_a_known_set_are_found_by_name() -> None:
-    trained = Trained("folder", (*"9876543210", "x"), "0", SIZE)
+    trained = TrainingData("folder", (*"9876543210", "x"), "0", SIZE)
     found = load_test("digits", trained, None, verify=True, where="evaluate")
     assert found.labels == trained.labels
     assert torch.equal(found.test_labels, 9 - load("digits").test_labels)
-    other = Trained("folder", tuple("98765x3210"), "0", SIZE)
+    other = TrainingData("folder", tuple("98765x3210"), "0", SIZE)
     assert_says(
         lambda: load_test("digits", other, None, verify=True, where="evaluate"),
         "evaluate digits: expected classes among 9, 8, 7, 6, 5, x, 3, 2, 1, 0, got 4",
@@ -90,7 +90,7 @@ def test_classes_of_a_known_set_are_found_by_name() -> None:
 def test_changed_folder_is_known_by_every_path(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
     source = find_source(str(folder))
-    trained = Trained(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
+    trained = TrainingData(source.name, ("cat", "dog"), source.options["pictures"], SIZE)
     make_folder(folder, {"dog": 11})
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to(folder)

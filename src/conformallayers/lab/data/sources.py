@@ -19,7 +19,7 @@ from .pictures import find_pictures, is_pictures, parse_size, written_size
 
 
 @dataclass(frozen=True)
-class Source:
+class UnreadDataset:
     """A data set that is not read yet.
 
     Args:
@@ -40,7 +40,7 @@ def find_source(
     *,
     verify: bool = True,
     where: str = "train",
-) -> Source:
+) -> UnreadDataset:
     """Look up a data set; a folder of pictures is listed, and nothing is decoded yet.
 
     Args:
@@ -52,7 +52,7 @@ def find_source(
     if isinstance(dataset, str) and is_pictures(dataset):
         written = written_size(size)
         pictures, sides = find_pictures(dataset, where), parse_size(written)
-        return Source(
+        return UnreadDataset(
             str(pictures.folder),
             {
                 "classes": len(pictures.labels),
@@ -69,18 +69,20 @@ def find_source(
         raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
     if isinstance(dataset, str):
         classes = len(LABELS.get(dataset, range(CLASSES)))
-        return Source(dataset, {"classes": classes}, lambda: load(dataset, root, verify=verify))
+        return UnreadDataset(
+            dataset, {"classes": classes}, lambda: load(dataset, root, verify=verify)
+        )
     options: dict[str, Any] = {"classes": dataset.classes}
     if dataset.labels is not None:
         options["labels"] = list(dataset.labels)
     shape = tuple(dataset.train_images.shape[1:])
     if len(shape) == 3 and max(shape[1:]) > IMAGE_SHAPE[1]:
         options["in_shape"] = list(shape)
-    return Source(dataset.name, options, lambda: dataset)
+    return UnreadDataset(dataset.name, options, lambda: dataset)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingData:
     """What a trained network knows of its data.
 
     Args:
@@ -97,7 +99,12 @@ class Trained:
 
 
 def load_test(
-    name: str, trained: Trained, root: str | os.PathLike[str] | None, *, verify: bool, where: str
+    name: str,
+    trained: TrainingData,
+    root: str | os.PathLike[str] | None,
+    *,
+    verify: bool,
+    where: str,
 ) -> Dataset:
     """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
 

@@ -20,7 +20,7 @@ from ..checks import command_line, require_folder
 from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.files import md5
-from ..data.sources import Trained, load_test
+from ..data.sources import TrainingData, load_test
 from ..report.figures import save
 from ..settings import torch_settings
 from ..training import checkpoint
@@ -69,7 +69,7 @@ def run_inspect(
         return record
     if not isinstance(dataset, Dataset):
         names = None if config.labels is None else tuple(config.labels)
-        trained = Trained(config.dataset, names, config.pictures, shape)
+        trained = TrainingData(config.dataset, names, config.pictures, shape)
         root, verify = chosen.data_root, chosen.verify
         dataset = load_test(name, trained, root, verify=verify, where="inspect")
     count = _sample_count(chosen.samples, len(dataset.test_labels))

@@ -16,7 +16,7 @@ from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
 from ..data.datasets import Dataset
-from ..data.sources import Trained, load_test
+from ..data.sources import TrainingData, load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
 from .saved_models import WHITE, Loaded, load_model, white_of
@@ -119,7 +119,7 @@ def evaluate(
             remedy = "Name one: --dataset mnist."
             raise refusal("evaluate --dataset", "the set of the test images", "none", remedy)
         shape = model.native_shape or model.shape or IMAGE_SHAPE
-        trained = Trained(model.dataset, model.labels, model.pictures, shape)
+        trained = TrainingData(model.dataset, model.labels, model.pictures, shape)
         dataset = load_test(name, trained, data_root, verify=verify, where="evaluate")
     return {
         "network": model.about.get("network", type(model.module).__name__),

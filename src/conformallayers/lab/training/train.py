@@ -26,7 +26,7 @@ from ...utils.files import write_json
 from ..data.batches import Batches, derive_seed, mean_image
 from ..data.datasets import Dataset
 from ..data.files import md5
-from ..data.sources import Source, find_source
+from ..data.sources import UnreadDataset, find_source
 from ..settings import torch_settings
 from . import checkpoint, runs
 from .checkpoint import TrainState
@@ -141,7 +141,7 @@ def _resumable(run: _Run) -> Iterator[None]:
         raise refusal("train", "all processes of the run", got, remedy) from error
 
 
-def _configured(network: str, found: Source, options: dict[str, Any]) -> TrainConfig:
+def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> TrainConfig:
     """Return the options of a run on a source of images."""
     classes = found.options["classes"]
     if options.get("classes", classes) != classes:
