@@ -81,10 +81,10 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     ),
     "large": (
         (
-            Stage(32, kernel=5, inner=16, padding=2),
+            Stage(24, kernel=5, inner=24),
             Stage(64, kernel=3, inner=64, padding=1),
-            Stage(112, kernel=3, inner=96, padding=1),
-            Stage(160, kernel=3, inner=128),
+            Stage(128, kernel=3, inner=96, padding=1),
+            Stage(256, kernel=2, inner=128),
         ),
         None,
     ),

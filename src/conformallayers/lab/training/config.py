@@ -184,7 +184,7 @@ class TrainConfig(BaseModel):
         """Return the command line of the run; ``extra`` has options that do not change its result."""
         usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
         if self.recipe:
-            usual |= recipe(self.recipe, self.network, self.dataset)
+            usual |= recipe(self.recipe, self.network, self.dataset, self.preset)
         options = self.model_dump(exclude={*_REQUIRED, *DERIVED})
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
         given = {

@@ -28,6 +28,8 @@ _COMMON = {
     "centre": True,
 }
 _STAGES = {"learning_rate": 3e-3, "weight_decay": 0.02}
+# Of presets that would learn their training images by heart.
+_DECAYS: dict[str | None, Options] = {"large": {"weight_decay": 0.1}}
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen by validation accuracy; docs/training.md gives the reason for each option.
@@ -57,8 +59,8 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
 }
 
 
-def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
-    """Return the options of a recipe for a network and a data set.
+def recipe(name: str, network: str, dataset: str, preset: str | None = None) -> dict[str, Any]:
+    """Return the options of a recipe for a network, its preset if it has one, and a data set.
 
     Examples:
         >>> recipe("modern", "LeNetCL", "mnist")["optimizer"]
@@ -83,7 +85,7 @@ def recipe(name: str, network: str, dataset: str) -> dict[str, Any]:
         remedy = f"Leave --recipe out and give the options.{suggestions}"
         raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
-    return {**_COMMON, **conformal, **table[family, kind]}
+    return {**_COMMON, **conformal, **table[family, kind], **_DECAYS.get(preset, {})}
 
 
 def resolved(options: Options) -> dict[str, Any]:
@@ -99,4 +101,5 @@ def resolved(options: Options) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None}
     if "recipe" not in given:
         return dict(options)
-    return {**recipe(given["recipe"], given["network"], given["dataset"]), **given}
+    preset = given.get("preset")
+    return {**recipe(given["recipe"], given["network"], given["dataset"], preset), **given}
