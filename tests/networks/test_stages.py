@@ -15,7 +15,7 @@ from conformallayers.networks.stages import PRESETS
 from oracle import randomise, relative_error
 from support import DTYPES, TOLERANCES, samples
 
-LIMITS = {"micro": 0.45e6, "small": 0.66e6, "base": 2.5e6, "large": 12.5e6}  # multiply-adds
+LIMITS = {"micro": 0.45e6, "small": 0.66e6, "base": 2.5e6, "large": 8.5e6}  # multiply-adds
 KINDS = ["StageNet", "StageReLUNet"]
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # seconds to fold
 every_preset = pytest.mark.parametrize("preset", PRESETS)

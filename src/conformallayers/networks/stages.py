@@ -54,7 +54,7 @@ class Stage:
 
 
 # The stages and the width of the hidden layer of the head. Sized by multiply-adds when folded, on 3×32×32
-# images: at most 0.45 M, 0.66 M (LeNet's), 2.5 M and 12.5 M (those of ResNet-8). Small maps are not padded:
+# images: at most 0.45 M, 0.66 M (LeNet's), 2.5 M, and 8.5 M, which take the time of ResNet-8. Small maps are not padded:
 # padding behind a BatchNorm's bias folds into a dense matrix, with more multiply-adds than a convolution.
 PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     "micro": (
