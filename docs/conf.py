@@ -56,8 +56,19 @@ def _list_commands(app, docname, source):
         source[0] = source[0].replace("% commands\n", text)
 
 
+def _write_playground(app, exception):
+    """Write the playground beside the pages that link to it."""
+    if exception is None and app.builder.format == "html":
+        from pathlib import Path
+
+        from conformallayers.lab.playground.page import write_playground
+
+        write_playground(Path(app.outdir) / "playground-page.html")
+
+
 def setup(app):
     """Register the hooks above."""
+    app.connect("build-finished", _write_playground)
     app.connect("source-read", _list_commands)
     app.connect("autodoc-process-docstring", _escape_stars)
     inline, block = (partial(_write_formula, block=block) for block in (False, True))
