@@ -35,7 +35,7 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
 
     Args:
         out: the file.
-        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes :data:`NETWORK`.
+        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes ``NETWORK``.
     """
     if out.is_dir():
         remedy = "Give a file name such as playground.html."
