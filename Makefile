@@ -70,6 +70,7 @@ format: $(READY)
 
 docs: $(DOCS_READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
 
 bench: $(READY)
 	$(BIN)/python benchmarks/train_step.py

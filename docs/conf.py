@@ -23,6 +23,14 @@ nb_execution_mode = "force"  # of pages with code cells: what they show is what 
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 
+nitpicky = True  # a name that leads nowhere is a warning
+_OUTSIDE = r"(torch|numpy|pathlib|os|collections|rich|nn)\..*|Tensor|Array|tuple\[str"
+# Types without a page of their own, in the signatures of documented names.
+_INTERNAL = (
+    r".*\.(Operation|RecipeModule|session\.T|Race|mixin\.N|TrainConfig|Candidate|Step|Finding)"
+)
+nitpick_ignore_regex = [("py:class", _OUTSIDE), ("py:class", _INTERNAL)]
+
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -56,8 +64,19 @@ def _list_commands(app, docname, source):
         source[0] = source[0].replace("% commands\n", text)
 
 
+def _write_playground(app, exception):
+    """Write the playground beside the pages that link to it."""
+    if exception is None and app.builder.format == "html":
+        from pathlib import Path
+
+        from conformallayers.lab.playground.page import write_playground
+
+        write_playground(Path(app.outdir) / "playground-page.html")
+
+
 def setup(app):
     """Register the hooks above."""
+    app.connect("build-finished", _write_playground)
     app.connect("source-read", _list_commands)
     app.connect("autodoc-process-docstring", _escape_stars)
     inline, block = (partial(_write_formula, block=block) for block in (False, True))

@@ -57,7 +57,7 @@ class Form:
 
     @property
     def effective_rank(self) -> float:
-        """The exponential of the entropy of the eigenvalues' shares: k for k equal ones and zeros."""
+        """The exponential of the entropy of the eigenvalues' shares; k for k equal ones and zeros."""
         shares = self.eigenvalues / (self.trace or 1.0)
         return math.exp(float(torch.special.entr(shares).sum())) if self.trace else 0.0
 
@@ -168,7 +168,7 @@ def inspect(
         top: how many eigenvectors of each Q to keep.
 
     Returns:
-        An :class:`Inspection` with a :class:`Part` for each ConformalLayers, or for each of its stages.
+        An :class:`Inspection` with a :class:`~conformallayers.inspection.Part` for each ConformalLayers, or for each of its stages.
 
     Examples:
         >>> import conformallayers as cl

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.playground.page import data_file, write_playground
+from conformallayers.lab.playground.page import NETWORK, write_playground
 from oracle import relative_error
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install '.[browser]'")
@@ -40,10 +40,12 @@ FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-r
 
 @pytest.fixture(scope="module")
 def folds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the network for digits, one for 28×28 grey and one for colour images."""
+    """Return networks for digits of 28×28 and 8×8 pixels, and one for grey and one for colour images."""
     folder = tmp_path_factory.mktemp("folds")
     torch.manual_seed(0)
-    made = [data_file("stagenet-digits")]
+    made = [folder / f"{name}.safetensors" for name in (NETWORK, "digits-micro")]
+    for path in made:
+        cl.save(cl.zoo.load(path.stem), path)
     for name, shape in (("mnist", (1, 28, 28)), ("colour", (3, 12, 10))):
         features = cl.ConformalLayers(cl.Conv2d(shape[0], 4, 3, stride=2), cl.ReSPro())
         sides = [(side - 3) // 2 + 1 for side in shape[1:]]
@@ -157,17 +159,21 @@ def test_it_draws_and_predicts_what_torch_predicts(
     assert_torch_agrees(driver, folds[0])
 
 
-def test_every_example_is_seen_as_it_is_in_the_data(
-    visit: Callable[..., Driver], folds: list[Path]
+@pytest.mark.parametrize("chosen", [0, 1], ids=["28x28", "8x8"])
+def test_every_example_is_classified(
+    visit: Callable[..., Driver], folds: list[Path], chosen: int
 ) -> None:
+    """A network for 8×8 pixels sees it as it is in the data, one for 28×28 enlarged."""
     driver = visit()
+    driver.find_elements(By.CSS_SELECTOR, "#network option")[chosen].click()
     right = 0
     for button in driver.find_elements(By.CSS_SELECTOR, "#examples button"):
         button.click()
         label = button.get_attribute("aria-label").removeprefix("Example ")
         right += text(driver, "verdict").startswith(label)
-        assert_torch_agrees(driver, folds[0])
-        assert torch.equal(read(driver, "input") * 16, (read(driver, "input") * 16).round())
+        assert_torch_agrees(driver, folds[chosen])
+        steps = read(driver, "input") * 16
+        assert torch.equal(steps, steps.round()) == (chosen == 1)
     assert right >= 9
 
 
@@ -184,8 +190,8 @@ def test_pictures_and_other_networks(
     WebDriverWait(driver, 10).until(lambda d: text(d, "verdict").startswith("1"))
     assert_torch_agrees(driver, folds[0])
     options = driver.find_elements(By.CSS_SELECTOR, "#network option")
-    assert len(options) == 3
-    for option, path in zip(options[1:], folds[1:], strict=True):
+    assert len(options) == 4
+    for option, path in zip(options[2:], folds[2:], strict=True):
         option.click()
         assert HOSTILE.split("\u2028")[0] in option.get_property("textContent")
         assert_torch_agrees(driver, path)

@@ -194,7 +194,7 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
     """Write a web page to draw on, which runs folded networks in JavaScript and needs no server.
 
     Args:
-        folds: Folds written by cl.save, from images to classes, or names of the zoo; a network for digits if none is given.
+        folds: Folds written by cl.save, from images to classes, or names of the zoo; mnist-micro if none is given.
         out: File to write, at most 3 MB.
     """
     from ..lab.playground.page import write_playground

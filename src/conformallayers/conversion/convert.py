@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Printed):
-    """What :func:`convert` did; prints as a table with a row for every call of the model, and a warning if there is one."""
+    """What :func:`conformallayers.convert` did; prints as a table with a row for every call of the model, and a warning if there is one."""
 
     changes: tuple[Change, ...] = ()
     warning: str = ""
@@ -52,7 +52,7 @@ class Conversion(Printed):
 
 
 class Converted(nn.Sequential):
-    """The result of :func:`convert`: ``features``, a :class:`ConformalLayers`, and mostly a plain ``head``.
+    """The result of :func:`conformallayers.convert`: ``features``, a :class:`conformallayers.ConformalLayers`, and mostly a plain ``head``.
 
     Attributes:
         conversion: the :class:`Conversion`.
@@ -83,7 +83,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
             of a module have the name that ``conversion`` shows.
 
     Returns:
-        A :class:`Converted` model. ``print(twin.conversion)`` tells what became of every layer.
+        A :class:`~conformallayers.conversion.convert.Converted` model. ``print(twin.conversion)`` tells what became of every layer.
 
     Raises:
         ConformalError: one error with a table of everything that cannot be converted.

@@ -94,7 +94,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         model: the model it was made from, unchanged.
 
     Returns:
-        A :class:`Verification`: true if everything holds; prints as a table.
+        A :class:`~conformallayers.folding.verify.Verification`: true if everything holds; prints as a table.
 
     Examples:
         >>> import conformallayers as cl

@@ -38,7 +38,7 @@ def model_card(
     """Return the ``huggingface_hub.ModelCard`` of a network or of its fold.
 
     Args:
-        model: a class of :mod:`conformallayers.networks`, or a :class:`Folded`.
+        model: a class of :mod:`conformallayers.networks`, or a :class:`conformallayers.Folded`.
         dataset: the training set: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"`` or any other name.
         accuracy: on the test set, from 0 to 1; requires ``dataset``.
         **row: further entries of the row that a run writes, such as ``epochs``, ``seed`` and

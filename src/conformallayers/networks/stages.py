@@ -106,7 +106,7 @@ class StageNet(Network):
         signed: the share of channels that are averaged without a rectifier, from 0 to below 1.
         respro: whether a projective ReSPro ends the linear part of every stage. Its α is 1, as the kernels learn
             their scale, which the BatchNorm behind it removes again.
-        offset, unit: those of :class:`ConformalLayers`.
+        offset, unit: those of :class:`conformallayers.ConformalLayers`.
 
     Examples:
         >>> import torch

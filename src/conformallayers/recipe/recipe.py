@@ -32,7 +32,7 @@ class Recipe(Printed):
         output: the name of the value that is the result.
         constants: arrays by name.
         wide: the names of constants that stay float64 whatever the dtype of the fold.
-        modules: torch modules by name, for :class:`Call` and for activations of a user's own.
+        modules: torch modules by name, for the operation ``call`` and for activations of a user's own.
     """
 
     input_shape: Shape

@@ -46,7 +46,7 @@ class Comparison(Printed):
 
     @property
     def ratios(self) -> dict[str, float]:
-        """The median times over that of the layers: below 1 is faster."""
+        """The median times over that of the layers; below 1 is faster."""
         layers = self.timings[LAYERS].median
         return {name: timing.median / layers for name, timing in self.timings.items()}
 
@@ -81,7 +81,7 @@ def compare(
         threads: of ONNX Runtime; None takes as many as torch has.
 
     Returns:
-        A :class:`Comparison` with the engines ``"layers"`` and ``"folded"`` and those that were named; prints as a table.
+        A :class:`~conformallayers.session.compare.Comparison` with the engines ``"layers"`` and ``"folded"`` and those that were named; prints as a table.
 
     Examples:
         >>> import conformallayers as cl

@@ -82,7 +82,7 @@ def assert_folds(
         model: a ConformalLayers, or a traceable module that contains some.
         input_shape: the shape of one sample.
         strategy: as in :func:`conformallayers.fold`.
-        dtypes: to check; tolerances come from :data:`TOLERANCES`.
+        dtypes: to check; tolerances come from ``TOLERANCES``.
         batch: the number of random samples; the first sample is zero.
         seed: of the random samples.
 

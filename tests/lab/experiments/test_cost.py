@@ -138,6 +138,12 @@ def test_long_runs_have_one_seed(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_figure_shows_every_network() -> None:
     rows = [row("LeNet", 0.7), row("StageNet-micro", 0.8, multiply_adds=5000)]
     rows.append(row("StageReLUNet-micro-max-depth1", 0.75))
-    (axes,) = front_figure(rows).axes
+    figure = front_figure(rows)
+    (axes,) = figure.axes
     assert axes.get_xscale() == "log"
-    assert [text.get_text() for text in axes.texts] == ["LeNet", "micro", ""]
+    assert {text.get_text() for text in axes.texts} == {"LeNet", "micro"}
+    (legend,) = figure.legends  # names what is there, below the points
+    kinds = ["StageNet", "ReLU twin, one layer in a stage", "others"]
+    assert [text.get_text() for text in legend.get_texts()] == kinds
+    assert axes.get_ylim()[1] <= 100
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0

@@ -185,3 +185,24 @@ def test_stages_have_rows_and_figures_of_their_own() -> None:
     assert "eigenimage_frequencies" in rows[0]["forms"][0]
     figures = inspecting.inspection_figures(found, found, "net", 5)
     assert {*FIGURES, "terms-2", "spectrum-2", "terms-3"} <= set(figures)
+
+
+@pytest.mark.parametrize("depth", [2, 12])
+def test_legends_are_beside_the_curves_and_inside_the_figure(depth: int) -> None:
+    """Labels are words, no paths of modules; the shares of the terms are one bar."""
+    layers = [m for _ in range(depth) for m in (cl.Conv2d(1, 1, 3, padding=1), cl.ReSPro(1.0))]
+    model = randomise(cl.ConformalLayers(*layers))
+    found = cl.inspect(model, (1, 8, 8), samples((1, 8, 8), torch.float32, batch=20))
+    drawn = inspecting.inspection_figures(found, found, "net", 5)
+    for name in ("terms", "spectrum", "receptive-field"):
+        drawn[name].draw_without_rendering()
+        (legend,), (axes,) = drawn[name].legends, drawn[name].axes
+        box = legend.get_window_extent()
+        assert box.y1 <= axes.get_window_extent().y0
+        assert box.x0 >= 0
+        assert box.x1 <= drawn[name].bbox.x1
+    labels = [text.get_text() for text in drawn["terms"].legends[0].get_texts()]
+    assert [label.split(":")[0] for label in labels[:2]] == ["‖x‖", "activation 1"]
+    assert len(labels) == min(depth + 1, 8)
+    bars = drawn["terms"].axes[0].patches
+    assert abs(sum(bar.get_width() for bar in bars) - 100) < 1e-4

@@ -49,7 +49,9 @@ def test_one_page_without_anything_from_outside(written: str) -> None:
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", written)
     assert "default-src 'none'" in written
     assert not re.search(r"@(STYLE|DATA|RUNTIME|SCRIPTS)@", written)
-    assert set(data_of(written)) == {"version", "networks", "examples", "depth", "insight"}
+    data = data_of(written)
+    assert set(data) == {"version", "networks", "examples", "depth", "insight"}
+    assert [entry["name"] for entry in data["networks"]] == ["StageNet micro on mnist"]
 
 
 def test_names_and_labels_cannot_leave_their_place(tmp_path: Path) -> None:
@@ -63,8 +65,11 @@ def test_names_and_labels_cannot_leave_their_place(tmp_path: Path) -> None:
 
 
 def test_networks_say_how_their_images_look(tmp_path: Path) -> None:
-    entry = network_entry(data_file("stagenet-digits"))
-    assert (entry["name"], entry["fit"], entry["white"]) == ("StageNet on digits", (1.0, "box"), 1)
+    folded = cl.zoo.load("digits-micro")
+    cl.save(folded, tmp_path / "digits.safetensors")
+    entry = network_entry(tmp_path / "digits.safetensors")
+    assert (entry["name"], entry["fit"]) == ("StageNet micro on digits", (1.0, "box"))
+    assert (entry["white"], entry["labels"]) == (1, [*map(str, range(10))])
     bare = network_entry(fold_file(tmp_path, (3, 4, 4), 2))
     assert (bare["name"], bare["fit"], bare["labels"]) == ("net.safetensors", None, ["0", "1"])
 

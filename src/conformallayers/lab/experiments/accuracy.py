@@ -43,7 +43,7 @@ def run_accuracy(
 
     Args:
         number: 1 for Table I, 2 for Table II.
-        variant: keys of :data:`conformallayers.lab.experiments.paper.VARIANTS`; None is the paper's.
+        variant: keys of ``conformallayers.lab.experiments.paper.VARIANTS``; None is the paper's.
         seed: one or several; the table shows mean and standard deviation over several.
         console: shows progress; None is the terminal.
         **options: further fields of

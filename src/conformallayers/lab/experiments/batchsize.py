@@ -156,13 +156,15 @@ def batch_figure(rows: Sequence[Row], limits: Sequence[Row] = ()) -> Figure:
                 right.plot(*zip(*grown, strict=True), **style)
         for budget in sorted({row["budget_bytes"] for row in limits}):
             right.axhline(budget / 2**20, color="#777777", linestyle="--", linewidth=1)
+            place = {"transform": right.get_yaxis_transform(), "va": "bottom", "color": "#555555"}
+            right.text(0.01, budget / 2**20, size(budget), **place)
         left.set(ylabel="milliseconds per batch")
         right.set(ylabel="memory beyond the network, MiB")
         for axes in (left, right):
             axes.set(xlabel="images per batch", xscale="log", yscale="log")
             figures.plain_ticks(axes.xaxis, axes.yaxis)
             axes.grid(alpha=0.3)
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figures.legend_below(figure, left)
     return figure
 
 

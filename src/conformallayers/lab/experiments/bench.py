@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,16 @@ def _order(row: Row) -> tuple[str, bool, int, int]:
     return deep[1], deep[3] is not None, int(deep[2]), row["batch"]
 
 
+_ENGINES = {  # as figures name them
+    "eager": "PyTorch, ReLU",
+    "compile": "torch.compile, ReLU",
+    "onnx": "ONNX Runtime, ReLU",
+    "openvino": "OpenVINO, ReLU",
+    LAYERS: "layer by layer",
+    TOLERANCE: "folded, with a tolerance",
+}
+
+
 def speedup_figure(rows: list[Row], folder: Path) -> None:
     """Plot the time per batch against depth, one line per engine.
 
@@ -224,12 +235,16 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
         return
     chosen = {_order(row)[2]: row["times"] for row in deep if row["batch"] == batch}
     with figures.styled(6.4, 4.2) as (figure, axes):
-        for name in dict.fromkeys(name for times in chosen.values() for name in times):
+        engines = dict.fromkeys(name for times in chosen.values() for name in times)
+        for name, colour in zip(engines, cycle((*figures.COLOURS, "black")), strict=False):
             medians = {depth: times[name][0] for depth, times in chosen.items() if name in times}
             width = 2.5 if name in (FOLDED, TOLERANCE) else 1
-            axes.plot(
-                list(medians), list(medians.values()), marker="o", label=name, linewidth=width
-            )
+            style: Any = {"marker": "o", "markersize": 4, "linewidth": width, "color": colour}
+            style["linestyle"] = "-" if name in (FOLDED, TOLERANCE) else "--"
+            label = _ENGINES.get(name, name)
+            axes.plot(list(medians), list(medians.values()), label=label, **style)
         axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        axes.legend()
+        figures.plain_ticks(axes.yaxis)
+        axes.grid(alpha=0.3)
+        figures.legend_below(figure, axes, 3)
     figures.save(figure, folder, "bench")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -10,11 +11,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from ..report import figures
 from .space import Range, Space
 
 _ACCURACY = "validation\naccuracy (%)"
+_WIDE = 100.0  # a range whose ends differ by this factor has a logarithmic axis
 _BEND = 0.45  # distance of the control points from their axes, as a share of the gap
 
 
@@ -30,7 +33,7 @@ def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str, space: Sp
     shares = [100 * row["validation_accuracy"] for row in rows]
     margin = max(0.05, 0.05 * (shares[-1] - shares[0]))
     ends: dict[str, Range | tuple[Any, ...]] = {
-        **space,
+        **{name: _spread(end) for name, end in space.items()},
         _ACCURACY: Range(shares[0] - margin, shares[-1] + margin),
     }
     values = [{**row, _ACCURACY: share} for row, share in zip(rows, shares, strict=True)]
@@ -41,8 +44,8 @@ def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str, space: Sp
             line: Any = {"edgecolor": colours(curve[-1]), "facecolor": "none", "linewidth": 2}
             place = 2 + rank / len(rows)
             axes.add_patch(PathPatch(smooth(curve), zorder=place, alpha=0.9, **line))
-        for place, (name, end) in enumerate(ends.items()):
-            _draw_axis(axes, place, end, ".2f" if name == _ACCURACY else "")
+        for place, end in enumerate(ends.values()):
+            _draw_axis(axes, place, end)
         axes.set(xlim=(-0.35, len(ends) - 0.5), ylim=(-0.06, 1.06), yticks=[])
         axes.set_xticks(range(len(ends)), [name.replace("_", " ") for name in ends])
         axes.tick_params(axis="x", length=0, pad=8)
@@ -68,6 +71,29 @@ def height(value: Any, ends: Range | tuple[Any, ...]) -> float:
     return float((place - low) / (high - low))
 
 
+def _spread(ends: Range | tuple[Any, ...]) -> Range | tuple[Any, ...]:
+    """Return a wide range as a logarithmic one, however it was searched: the best rates are often the smallest."""
+    if isinstance(ends, Range) and ends.high >= _WIDE * ends.low > 0:
+        return replace(ends, log=True)
+    return ends
+
+
+def ticks(ends: Range) -> list[float]:
+    """Return round numbers on an axis.
+
+    Examples:
+        >>> ticks(Range(0.001, 1.0, log=True)), ticks(Range(8, 64)), ticks(Range(3, 3))
+        ([0.001, 0.01, 0.1, 1.0], [20.0, 40.0, 60.0], [3])
+    """
+    if ends.low == ends.high:
+        return [ends.low]
+    steps = (1.0,) if ends.high >= _WIDE * ends.low else (1.0, 2.0, 5.0)
+    locator: Any = LogLocator(subs=steps) if ends.log else MaxNLocator(5, steps=[1, 2, 5, 10])
+    found = locator.tick_values(ends.low, ends.high)
+    slack = 1e-9 * abs(ends.high)  # powers of ten are rounded
+    return [value for value in found.tolist() if ends.low - slack <= value <= ends.high + slack]
+
+
 def smooth(heights: Sequence[float]) -> Curve:
     """Return a curve through (0, heights[0]), (1, heights[1]), … that is horizontal at each."""
     points, codes = [(0.0, heights[0])], [Curve.MOVETO]
@@ -78,16 +104,10 @@ def smooth(heights: Sequence[float]) -> Curve:
     return Curve(points, codes)
 
 
-def _draw_axis(axes: Any, place: int, ends: Range | tuple[Any, ...], digits: str) -> None:
+def _draw_axis(axes: Any, place: int, ends: Range | tuple[Any, ...]) -> None:
     axes.plot([place, place], [0, 1], color="#333333", linewidth=1, zorder=4)
     if isinstance(ends, Range):
-        spaced = np.geomspace if ends.log else np.linspace
-        values = spaced(ends.low, ends.high, 5 if ends.low < ends.high else 1).tolist()
-        whole = isinstance(ends.low, int) and isinstance(ends.high, int)
-        texts = [
-            (height(value, ends), format(value, digits or (".0f" if whole else ".3g")))
-            for value in values
-        ]
+        texts = [(height(value, ends), f"{value:g}") for value in ticks(ends)]
     else:
         texts = [(height(value, ends), str(value)) for value in ends]
     for level, text in texts:

@@ -285,6 +285,16 @@ def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[li
     return header, lines
 
 
+_TWIN, _SHALLOW = "ReLU twin", "ReLU twin, one layer in a stage"
+_CLOSE = 2.0  # percent: labels of points this close would touch
+_KINDS = {  # of the legend: the colour, and whether points are filled
+    "StageNet": (figures.GREEN, True),
+    _TWIN: (figures.ORANGE, True),
+    _SHALLOW: (figures.ORANGE, False),
+    "others": (figures.BLUE, True),
+}
+
+
 def front_figure(rows: Sequence[Row]) -> Figure:
     """Plot accuracy against multiply-adds, with a line along the networks that none beats in both."""
     points = [
@@ -294,27 +304,39 @@ def front_figure(rows: Sequence[Row]) -> Figure:
     with figures.styled(7.2, 5.0) as (figure, axes):
         best = pareto([(cost, share) for _, cost, share in points])
         axes.plot(*zip(*best, strict=True), color="#999999", linewidth=1, zorder=1)
-        for name, cost, share in points:
-            kind = name.partition("-")[0]
-            colours = {"StageNet": figures.GREEN, "StageReLUNet": figures.ORANGE}
-            hollow = name.endswith("depth1")
-            colour = colours.get(kind, figures.BLUE)
-            axes.scatter(
-                *(cost, share), s=28, color="white" if hollow else colour, edgecolor=colour
-            )
-            label = name.removeprefix(f"{kind}-").removesuffix("-depth1")
-            axes.annotate(
-                "" if hollow else label, (cost, share), (5, -3), textcoords="offset points", size=7
-            )
-        for kind, colour in (("StageNet", figures.GREEN), ("ReLU twin", figures.ORANGE)):
-            axes.scatter([], [], s=28, color=colour, label=kind)
-        hollow_style = {"color": "white", "edgecolor": figures.ORANGE}
-        axes.scatter([], [], s=28, label="ReLU twin, one layer in a stage", **hollow_style)
-        axes.scatter([], [], s=28, color=figures.BLUE, label="others")
+        for label, (colour, filled) in _KINDS.items():
+            found = [point for point in points if _kind(point[0]) == label]
+            if not found:
+                continue
+            _, costs, shares = zip(*found, strict=True)
+            face = colour if filled else "white"
+            axes.scatter(costs, shares, s=28, color=face, edgecolor=colour, label=label)
+            for name, cost, share in found if filled else ():
+                text = name.removeprefix("StageNet-").removeprefix("StageReLUNet-")
+                offset = 6, _label_height(cost, share, points)
+                axes.annotate(text, (cost, share), offset, textcoords="offset points", size=8)
         axes.set(xlabel="multiply-adds for one image", ylabel="test accuracy (%)", xscale="log")
-        axes.grid(alpha=0.3, which="both")
-        axes.legend()
+        axes.margins(x=0.12)
+        axes.set_ylim(top=min(axes.get_ylim()[1], 100))
+        figures.plain_ticks(axes.xaxis)
+        axes.grid(alpha=0.3)
+        figures.legend_below(figure, axes, 4)
     return figure
+
+
+def _label_height(cost: float, share: float, points: Sequence[tuple[str, float, float]]) -> int:
+    """Return the height of a label over its point: higher or lower where another point is close."""
+    gaps = [other - share for _, x, other in points if abs(x / cost - 1) < 0.05]
+    if any(0 < gap < _CLOSE for gap in gaps):
+        return -9
+    return 2 if any(-_CLOSE < gap < 0 for gap in gaps) else -3
+
+
+def _kind(name: str) -> str:
+    """Return the entry of the legend that a network belongs to."""
+    if not name.startswith("StageReLUNet"):
+        return "StageNet" if name.startswith("StageNet") else "others"
+    return _SHALLOW if name.endswith("depth1") else _TWIN
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -102,7 +102,7 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
         figures.plain_ticks(axes.yaxis)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3, which="both")
-        axes.legend()
+        figures.legend_below(figure, axes, 3)
     return figure
 
 

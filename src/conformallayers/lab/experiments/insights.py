@@ -7,16 +7,18 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ...inspection import Form, Inspection, Terms
-from ..report.figures import BLUE, COLOURS, ORANGE, STYLE, plain_ticks, styled
+from ..report.figures import COLOURS, STYLE, legend_below, plain_ticks, styled
 
 _SIZE = (6.4, 4.2)
 _COLUMNS = 8  # images in a row
 _IMAGES = 16  # most images in a figure, per form
+_TERMS = 8  # most terms of the bar; further ones are drawn as one
 
 
 def inspection_figures(
@@ -47,12 +49,11 @@ def inspection_figures(
 
 def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str) -> Figure:
     """Draw the eigenvalues of each form before and after training, on a logarithmic axis."""
+    names, colours = _names(forms), _colours(len(forms))
     with styled(*_SIZE) as (figure, axes):
-        for pair, colour in zip(
-            zip(forms, untrained, strict=True), _colours(len(forms)), strict=True
-        ):
-            for form, style, when in zip(pair, "-:", ("", ", untrained"), strict=True):
-                label = f"{_name(form)}{when}: effective rank {form.effective_rank:.0f}"
+        for name, colour, *pair in zip(names, colours, forms, untrained, strict=True):
+            for form, style, when in zip(pair, "-:", ("trained", "untrained"), strict=True):
+                label = f"{name}{when}: effective rank {form.effective_rank:.0f}"
                 values = form.eigenvalues.cpu().numpy()
                 axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)
         values = np.concatenate([form.eigenvalues.cpu().numpy() for form in (*forms, *untrained)])
@@ -60,43 +61,50 @@ def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str
         axes.set(xlabel="number", ylabel="eigenvalue of Q", yscale="log", title=title)
         axes.set_ylim(max(smallest / 2, largest * 1e-8), largest * 2)
         axes.grid(alpha=0.3)
-        axes.legend()
+        legend_below(figure, axes)
     return figure
 
 
 def terms_figure(terms: Terms, title: str) -> Figure:
-    """Draw the mean share of each term of the denominator, and its standard deviation."""
+    """Draw the mean shares of the denominator's terms as one bar, with their standard deviations in the legend."""
     shares = 100 * terms.shares.cpu()
-    with styled(*_SIZE) as (figure, axes):
-        places = range(len(terms.names))
-        mean, spread = shares.mean(0).numpy(), shares.std(0, correction=0).numpy()
-        colours = [ORANGE, *[BLUE] * (len(terms.names) - 1)]
-        axes.bar(places, mean, yerr=spread, color=colours, capsize=4)
-        axes.set_xticks(places, terms.names, rotation=90 if len(terms.names) > 6 else 0)
-        axes.set(ylabel="share of the denominator (%)", ylim=(0, None))
+    names = ["‖x‖", *(f"activation {number}" for number in range(1, shares.shape[1]))]
+    if len(names) > _TERMS:  # terms fall off: the last ones are too thin to be seen
+        names = [*names[: _TERMS - 1], f"activations {_TERMS - 1} to {len(names) - 1}"]
+        first, last = shares[:, : _TERMS - 1], shares[:, _TERMS - 1 :]
+        shares = torch.cat([first, last.sum(1, keepdim=True)], dim=1)
+    means, spreads = shares.mean(0).tolist(), shares.std(0, correction=0).tolist()
+    start = 0.0
+    with styled(7.2, 2.6) as (figure, axes):
+        for name, mean, spread, colour in zip(
+            names, means, spreads, _colours(len(names)), strict=True
+        ):
+            label = f"{name}: {mean:.1f} ± {spread:.1f} %"
+            axes.barh(0, mean, left=start, color=colour, edgecolor="white", label=label)
+            start += mean
+        axes.set(xlabel="share of the denominator (%)", xlim=(0, 100), yticks=[])
         axes.set(title=f"{title}: mean and spread over {len(shares)} images")
-        axes.grid(alpha=0.3, axis="y")
-        axes.set_axisbelow(True)
+        axes.spines["left"].set_visible(False)
+        legend_below(figure, axes, 3)
     return figure
 
 
 def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
     """Draw the energy of Q's rows by distance, on a logarithmic axis."""
     with styled(*_SIZE) as (figure, axes):
-        for form, colour in zip(forms, _colours(len(forms)), strict=True):
+        for name, form, colour in zip(_names(forms), forms, _colours(len(forms)), strict=True):
             if form.falloff is None:
                 continue
             values = 100 * form.falloff.cpu().numpy()
             last = int(np.nonzero(values > 1e-10)[0].max(initial=0))
-            label = f"{_name(form)}: 99 % within {form.reach}"
+            label = f"{name}99 % within {form.reach} pixels"
             axes.plot(values[: last + 1], color=colour, marker="o", markersize=4, label=label)
         axes.set(xlabel="distance (pixels)", ylabel="share of Q's energy (%)", yscale="log")
         axes.set(title=title)
         plain_ticks(axes.yaxis)
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.3)
-        axes.legend()
+        legend_below(figure, axes)
     return figure
 
 
@@ -127,9 +135,9 @@ def _colours(count: int) -> list[Any]:
     return list(matplotlib.colormaps["cividis"](np.linspace(0, 0.9, count)))
 
 
-def _name(form: Form) -> str:
-    first, last = form.layers[0], form.layers[-1]
-    return first if first == last else f"{first} to {last}"
+def _names(forms: Sequence[Form]) -> list[str]:
+    """Return what a form's line in a legend begins with: nothing for a single one, otherwise its number."""
+    return [""] if len(forms) == 1 else [f"Q{number}, " for number in range(1, len(forms) + 1)]
 
 
 def _leading_eigenimages(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]]:

@@ -182,10 +182,10 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
                 style |= {"marker": "sovD^<P"[index % 7], "markersize": 4}
                 axes.plot(*zip(*points, strict=True), **style)
             axes.set(xlabel="strength", title=title)
+            axes.sharey(panels[0])
             axes.grid(alpha=0.3)
         panels[0].set(ylabel="test accuracy (%)")
-        handles = panels[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside lower center", ncols=2)
+        figures.legend_below(figure, panels[0])
     return figure
 
 

@@ -24,6 +24,7 @@ from ..training.saved_models import fold_model, load_model, locate, white_of
 from .demonstrations import depth_documents, examples, insight
 
 LIMIT = 3 * 10**6  # bytes of the page
+NETWORK = "mnist-micro"  # of the zoo, where no other is named
 _SCRIPTS = "drawing", "picture", "classify", "depth", "respro", "insight"
 # How a drawing fills the images of a data set: the share of the side, and what is in the middle.
 _FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, "mass")}
@@ -34,12 +35,12 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
 
     Args:
         out: the file.
-        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes the network that comes with the
-            package.
+        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes ``NETWORK``.
     """
     if out.is_dir():
         remedy = "Give a file name such as playground.html."
         raise refusal("playground --out", "a file", f"the folder {out}", remedy)
+    folds = folds or [network_files()[NETWORK]]
     with TemporaryDirectory() as folder:
         text = render([_fold_file(fold, Path(folder)) for fold in folds]).encode()
     if len(text) > LIMIT:
@@ -51,9 +52,8 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
     return out
 
 
-def render(folds: Sequence[Path] = ()) -> str:
+def render(folds: Sequence[Path]) -> str:
     """Return the page as text."""
-    folds = folds or [data_file("stagenet-digits")]
     data = {
         "version": __version__,
         "networks": _distinct([network_entry(path) for path in folds], folds),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...nn.activations import ReSPro
 from ...utils.files import staged_files
+from ...utils.text import count
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
@@ -52,11 +53,26 @@ def styled(
         yield figure, figure.subplots(rows, columns)
 
 
+class PlainNumbers(LogFormatter):
+    """Label the ticks that LogFormatter would label as 0.01, 1, 200, 1 k, 50 k, 1 M."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return the label of a tick, empty for most of those between two powers of ten."""
+        return count(x) if super().__call__(x, pos) else ""
+
+
 def plain_ticks(*axes: Any) -> None:
     """Label the ticks of logarithmic axes with plain numbers."""
     for axis in axes:
-        axis.set_major_formatter(LogFormatter())
-        axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))
+        axis.set_major_formatter(PlainNumbers())
+        axis.set_minor_formatter(PlainNumbers(minor_thresholds=(1.5, 0.6)))
+
+
+def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
+    """Explain the curves of axes below the figure, where no curve can be."""
+    style: Any = {"frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
 
 
 def respro_surface(alpha: float = 3.0) -> Figure:

@@ -71,10 +71,8 @@ const drawing = new Drawing(find("ink"), () => {
 });
 
 function showExample({ pixels }) {
-  const cell = SIDE / 8;
   Object.assign(state, { example: pixels, picture: null });
-  drawing.set(Float32Array.from({ length: SIDE * SIDE }, (_, i) =>
-    pixels[Math.floor(i / SIDE / cell) * 8 + Math.floor((i % SIDE) / cell)] / 16));
+  drawing.set(enlarged(pixels.map((value) => value / 16), 8));
   classify();
 }
 

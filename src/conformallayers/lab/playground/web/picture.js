@@ -24,6 +24,19 @@ function averaged(map, side, [height, width], left, top, step) {
   return result;
 }
 
+const between = (value, least, most) => Math.min(most, Math.max(least, value));
+
+// Enlarge an image of `side` × `side` numbers to the drawing area, with edges as sharp as those of a pen, and no blocks.
+function enlarged(image, side) {
+  const pixel = (y, x) => image[between(y, 0, side - 1) * side + between(x, 0, side - 1)];
+  const place = (i) => ((i + 0.5) * side) / SIDE - 0.5;
+  return Float32Array.from({ length: SIDE * SIDE }, (_, i) => {
+    const y = place(Math.floor(i / SIDE)), x = place(i % SIDE), top = Math.floor(y), left = Math.floor(x);
+    const mix = (row) => (left + 1 - x) * pixel(row, left) + (x - left) * pixel(row, left + 1);
+    return between(2 * ((top + 1 - y) * mix(top) + (y - top) * mix(top + 1)) - 0.4, 0, 1);
+  });
+}
+
 // The box of the ink, and its centre of mass.
 function extent(ink) {
   let [left, top, right, bottom, total, sumX, sumY] = [SIDE, SIDE, 0, 0, 0, 0, 0];
