@@ -24,7 +24,7 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
-from .merge import RmsPool, is_shifted_behind, moderate, pooling_of, rounded
+from .merge import RmsPool, is_shifted_behind, mean_windows, moderate, pooling_of, rounded
 from .points import LONG, ROW, RUN, reduced, weighted
 
 DIRECT = Runtime(RUN.name)
@@ -88,10 +88,18 @@ class Peak:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """An energy as numbers that add up to it, one for each channel, times a weight."""
+
+    parts: Value
+    weight: float
+
+
+@dataclass(frozen=True)
 class Tau:
     """τ as the sum of ``terms`` divided by ``divisor``; None stands for 1."""
 
-    terms: tuple[Value | float, ...] = (1.0,)
+    terms: tuple[Value | Energy | float, ...] = (1.0,)
     divisor: Value | None = None
 
     @property
@@ -101,17 +109,45 @@ class Tau:
 
     def numerator(self, graph: OnnxGraph) -> Value:
         """Append the sum of the terms."""
-        values = sorted(self.terms, key=lambda term: isinstance(term, float))
-        kind = "Add" if len(values) == 2 else "Sum"
-        found = values[0] if len(values) == 1 else graph.add(kind, *values)
-        if not isinstance(found, Value):
-            raise TypeError("a coordinate that is constant")
-        return found
+        return _sum(graph, self.terms)
 
     def value(self, graph: OnnxGraph) -> Value:
         """Append the fraction."""
         above = self.numerator(graph)
         return above if self.divisor is None else graph.add("Div", above, self.divisor)
+
+
+def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
+    """Add scalars and energies, or energies and a number: all parts at once where they fit together."""
+    values = [term for term in terms if isinstance(term, Value)]
+    energies = [term for term in terms if isinstance(term, Energy)]
+    numbers = [term for term in terms if isinstance(term, float)]
+    features = [*values, *(n.parts for n in energies)]
+    ranks, count = {len(v.shape) for v in features}, sum(v.shape[0] for v in features)
+    alike = len(ranks) == 1 and count <= _ROWS and _scalar_dtype(graph) == graph.dtype
+    if energies and alike and not values:
+        weights = np.concatenate([np.full(n.parts.shape[0], n.weight) for n in energies])
+        weight = weights.reshape(1, -1, *[1] * (len(features[0].shape) - 1))
+        bias = [np.array(numbers)] if numbers else []
+        shape = (1,) * len(features[0].shape)
+        return _scalar(
+            graph, graph.add("Conv", _joined(graph, features), weight, *bias, shape=shape)
+        )
+    if energies and alike and not numbers:
+        parts = _joined(graph, [*values, *(weighted(graph, n.parts, n.weight) for n in energies)])
+        return _scalar(graph, graph.reduce_sample("ReduceSum", parts))
+    for n in energies:
+        total = _scalar(graph, graph.reduce_sample("ReduceSum", n.parts))
+        values.append(weighted(graph, total, n.weight))
+    if len(values) == 1 and not numbers:
+        return values[0]
+    return graph.add("Add" if len(values + numbers) == 2 else "Sum", *values, *numbers)
+
+
+def _joined(graph: OnnxGraph, parts: Sequence[Value]) -> Value:
+    """Join values of samples along their channels."""
+    shape = (sum(value.shape[0] for value in parts), *parts[0].shape[1:])
+    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, shape=shape, axis=1)
 
 
 def _is_published(recipe: Recipe) -> bool:
@@ -154,54 +190,50 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
 
 
 def _square_of_t(op: point.Normalize, graph: OnnxGraph, x: Value) -> Value:
-    rank = len(x.shape)
-    squares = graph.cast(x, WIDE)
-    if rank > 1:  # ONNX Runtime adds the numbers of a row one by one, several rows at a time
-        rows = (*x.shape[:-1], 1)
-        squares = graph.reduce("ReduceSumSquare", squares, [rank], keepdims=True, shape=rows)
-    total = graph.reduce_sample("ReduceSum" if rank > 1 else "ReduceSumSquare", squares)
+    wide = graph.cast(x, WIDE)
+    # ONNX Runtime adds numbers in lanes, but squares one by one.
+    total = graph.reduce_sample("ReduceSum", graph.add("Mul", wide, wide))
     if op.offset:
         return graph.add("Add", total, op.offset**2)
     return graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
 
 
 @DIRECT.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
+def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value | Energy:
     pool = pooling_of(graph.recipe.operations, op.inputs[0])
-    windows = None if pool is None else pool.square_windows(z.shape)
-    if pool is None or windows is None:
-        return weighted(graph, _total(graph, "ReduceSumSquare", z), op.weight)
+    windows = mean_windows(z.shape, pool)
+    if windows is None:
+        return weighted(graph, _total(graph, z), op.weight)
     squares = graph.add("Mul", z, z)
-    if windows == pool.averages.kernel:
-        means = _averages(graph, pool, squares)
-    else:
-        shape = z.shape[0], *[1] * len(windows)
-        means = graph.add("GlobalAveragePool", squares, shape=shape)
-    return weighted(graph, _total(graph, "ReduceSum", means), rounded(op.weight * prod(windows)))
+    if pool is not None and windows == pool.averages.kernel:
+        squares = _averages(graph, pool, squares)
+    shape = (z.shape[0], *[1] * len(windows))
+    means = graph.add("GlobalAveragePool", squares, shape=shape)
+    return Energy(means, rounded(op.weight * prod(z.shape[1:])))
 
 
-def _total(graph: OnnxGraph, kind: str, z: Value) -> Value:
-    """Add the numbers of samples, or their squares, so that no sum in float32 is long."""
+def _total(graph: OnnxGraph, z: Value) -> Value:
+    """Add the squares of samples, so that no sum in float32 is long."""
     rank, count = len(z.shape), prod(z.shape)
-    if kind == "ReduceSum" and count <= _ROWS:
-        return _scalar(graph, graph.reduce_sample(kind, z))
     sizes = list(accumulate(reversed(z.shape), mul))[:-1]
     fitting = [n for n in sizes if n <= ROW and count // n <= _ROWS]
     if not fitting:
-        return _scalar(graph, reduced(graph, kind, z))
+        return _scalar(graph, reduced(graph, "ReduceSumSquare", z))
     axes = sizes.index(min(fitting, key=lambda n: n + count // n)) + 1
     shape = (*z.shape[:-axes], *[1] * axes)
     last = list(range(rank - axes + 1, rank + 1))
-    rows = graph.reduce(kind, z, last, keepdims=True, shape=shape)
+    rows = graph.reduce("ReduceSumSquare", z, last, keepdims=True, shape=shape)
     return _scalar(graph, graph.reduce_sample("ReduceSum", rows))
 
 
 @DIRECT.runs(point.Advance)
-def _advance(op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value) -> Tau:
-    terms = [_scalar(graph, n) for n in energies]
+def _advance(
+    op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value | Energy
+) -> Tau:
+    terms = [n if isinstance(n, Energy) else _scalar(graph, n) for n in energies]
     if op.rule == "published":
         r = m.inverse
-        before: Sequence[Value | float] = (r,)
+        before: Sequence[Value | Energy | float] = (r,)
         if tau.divisor == r:
             before = tau.terms
         elif not tau.is_one:
@@ -210,7 +242,7 @@ def _advance(op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: 
     if tau.is_one:
         return Tau((1.0, *terms))
     value = tau.value(graph)
-    return Tau((value, graph.add("Div", graph.total(terms), value)))
+    return Tau((value, graph.add("Div", _sum(graph, terms), value)))
 
 
 @DIRECT.runs(point.Divide)

@@ -47,22 +47,29 @@ class RmsPool(Operation):
         """Return the shape of the averages."""
         return self.averages.shapes(inputs, constant)
 
-    def square_windows(self, shape: Shape) -> Shape | None:
-        """Return windows that have every number of a map once: the energy is the sum of their mean squares.
-
-        They are the pooling's own, or whole channels where these are small.
-        """
+    def divides(self, shape: Shape) -> bool:
+        """Tell whether every number of a map is in one window."""
         kernel, spatial = self.averages.kernel, shape[1:]
         whole = not any(n % k for n, k in zip(spatial, kernel, strict=True))
-        if whole and kernel == self.averages.stride:
-            return kernel
-        return spatial if prod(spatial) <= ROW else None
+        return whole and kernel == self.averages.stride
 
 
 def pooling_of(operations: Iterable[Operation], value: str) -> RmsPool | None:
     """Return the pooling that squares a map, if there is one."""
     found = (op for op in operations if isinstance(op, RmsPool) and op.inputs == (value,))
     return next(found, None)
+
+
+def mean_windows(shape: Shape, pool: RmsPool | None) -> Shape | None:
+    """Return the windows that squares are averaged by before their channels are averaged to an energy.
+
+    They are those of a pooling that squares anyway, or single numbers. None: the channels are too long for float32.
+    """
+    spatial = shape[1:]
+    windows = (1,) * len(spatial)
+    if pool is not None and pool.divides(shape):
+        windows = pool.averages.kernel
+    return windows if spatial and prod(spatial) // prod(windows) <= ROW else None
 
 
 def is_shifted_behind(recipe: Recipe, value: str) -> bool:
@@ -218,8 +225,9 @@ class _Merger:
         for op in self.readers[value]:
             if isinstance(op, point.SumSquares) and moderate(op.weight):
                 pool = pooling_of(self.pools.values(), value)
-                windows = None if pool is None else pool.square_windows(self.shapes[value])
-                return sqrt(op.weight * prod(windows or ()))
+                shape = self.shapes[value]
+                averaged = mean_windows(shape, pool) is not None
+                return sqrt(op.weight * (prod(shape[1:]) if averaged else 1))
         for op in self.readers[value]:
             if isinstance(op, point.Divide) and not self.takes_factor(op.outputs[0], False):
                 return op.scale if moderate(op.scale) else 1.0
