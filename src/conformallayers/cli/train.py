@@ -37,7 +37,8 @@ def train(
         dataset: mnist, fashion-mnist, cifar10, digits, shapes, or a folder with a sub-folder a class.
         options.size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not
             given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
-        options.preset: Size of StageNet and StageReLUNet: micro (if not given), small, base or large.
+        options.preset: Size of StageNet and StageReLUNet: nano, micro (if not given), small,
+            base or large.
         options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
         options.recipe: modern: defaults of other options by network and data set (docs/training.md).

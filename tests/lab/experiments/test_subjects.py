@@ -41,8 +41,8 @@ def test_all_networks_are_chosen_without_names() -> None:
     names = [one.name for one in chosen_subjects([], (1, 9), RESULTS)]
     assert names == [
         *("Base", "LeNet", "D3ModNet", "DkNet 1", "DkNet 9", "DkNet 1 circular"),
-        *("DkNet 9 circular", "StageNet-micro", "StageNet-small", "StageNet-base"),
-        *("StageNet-large", "ResNet8"),
+        *("DkNet 9 circular", "StageNet-nano", "StageNet-micro", "StageNet-small"),
+        *("StageNet-base", "StageNet-large", "ResNet8"),
     ]
     assert {name for name in names if "Stage" in name or "Res" in name} <= set(CONTESTANTS)
 
