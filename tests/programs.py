@@ -56,7 +56,7 @@ class Fold(RecipeModule):
     ) -> None:
         kept = recipe.wide | recipe.index_constants()
         super().__init__(recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype)), dtype)
-        self.strategy, self.origin = "dense", "sha256:00"
+        self.strategy, self.origin, self.labels = "dense", "sha256:00", None
         self.plans = {str(i): SimpleNamespace(certificate=c) for i, c in enumerate(certificates)}
 
 

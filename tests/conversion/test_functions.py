@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,9 @@ MAPS: list[tuple[str, Function, int]] = [
     ("torch.relu", torch.relu, 1),
     ("x.relu", lambda x: x.relu(), 1),
     ("x.relu_", lambda x: x.relu_(), 2),
+    ("x.clamp", lambda x: x.clamp(min=0), 2),
+    ("torch.clamp", lambda x: torch.clamp(x, 0.0), 1),
+    ("x.clamp_min", lambda x: x.clamp_min(0), 3),
     ("torch.abs", torch.abs, 1),
     ("abs", abs, 2),
     ("x.abs", lambda x: x.abs(), 3),
@@ -217,3 +222,67 @@ def test_parameters_of_functions_are_refused() -> None:
 
     with pytest.raises(cl.ConformalError, match=r"reads a parameter\. Use the module that has it"):
         cl.convert(Functional(), (2, 6, 6))
+
+
+class Standardised(nn.Module):
+    """A model that standardises its input, as people copy it from training code."""
+
+    def __init__(self, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.conv, self.relu = function, nn.Conv2d(3, 4, 3), nn.ReLU()
+        self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor([0.2, 0.3, 0.1]).view(1, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.conv(self.function(self, x)))
+
+
+STANDARDISATIONS: list[tuple[str, Callable[[Any, Tensor], Tensor]]] = [
+    ("buffers", lambda m, x: (x - m.mean) / m.std),
+    ("numbers", lambda m, x: (x - 0.5) / 0.25),
+    ("bytes", lambda m, x: x / 255 * 2 - 1),
+    ("methods", lambda m, x: x.sub(0.5).div(m.std).mul(2).add(m.mean)),
+    ("functions", lambda m, x: torch.mul(torch.div(torch.sub(x, m.mean), m.std), 3)),
+    ("tensors", lambda m, x: x - torch.tensor([0.1, 0.2, 0.3])[:, None, None]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "function", [f for _, f in STANDARDISATIONS], ids=[name for name, _ in STANDARDISATIONS]
+)
+def test_constants_on_the_input_are_layers_that_do_not_train(
+    function: Callable[[nn.Module, Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    model = Standardised(function).to(dtype).eval()
+    twin = cl.convert(model, (3, 8, 8), keep="all")
+    x = samples((3, 8, 8), dtype)
+    with torch.no_grad():
+        found, expected = twin(x), model.double()(embedded(twin, x))
+    assert relative_error(found, expected) < cl.testing.TOLERANCES[dtype]
+    trained = [name for name, one in twin.named_parameters() if one.requires_grad]
+    assert trained == ["features.log_offset", "features.conv.weight", "features.conv.bias"]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda m, x: x - m.mean.expand(3, 8, 8), "reads a parameter"),
+        (lambda m, x: (x - x.mean()) / 2, "is no layer"),
+        (lambda m, x: m.conv(x) - 1, "is no layer"),
+        (lambda m, x: x.clamp(-1, 1), "is no rectifier. Use relu, which clamp"),
+        (lambda m, x: x.clamp(0, 6), "nn.ReLU"),
+    ],
+)
+def test_other_arithmetic_is_refused(function: Callable[[Any, Tensor], Tensor], says: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 3)
+            self.register_buffer("mean", torch.ones(3, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(function(self, x))
+
+    with pytest.raises(cl.ConformalError, match=re.escape(says)):
+        cl.convert(Model(), (3, 8, 8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -98,3 +99,35 @@ def test_subclasses_of_containers_are_read() -> None:
         *("0.0", "0.1", "0.2", "1.0", "1.1", "1.2", "2"),
     ]
     cl.testing.assert_folds(twin, (2, 9))
+
+
+class Checked(nn.Module):
+    """A forward that looks at its input first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv = how, nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "assert":
+            assert x.shape[1] == 3
+        elif self.how == "raise":
+            if x.size(1) != 3:
+                raise ValueError("channels")
+        elif x.sum() > 0:
+            x = x + x
+        result: Tensor = self.conv(x)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("assert", "`assert x.shape[1] == 3`. Check inputs before the model is called"),
+        ("raise", "`if x.size(1) != 3:`. Check inputs before the model is called"),
+        ("flow", "`elif x.sum() > 0:`. Write its forward without control flow"),
+    ],
+)
+def test_the_line_that_cannot_be_traced_is_shown_with_a_remedy(how: str, says: str) -> None:
+    with pytest.raises(cl.ConformalError, match=re.escape(says)):
+        cl.convert(Checked(how), (3, 8, 8))

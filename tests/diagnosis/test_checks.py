@@ -396,3 +396,13 @@ def test_hooks_that_compute_a_weight_have_no_warning() -> None:
     before = warned(model, fold=False)
     prune.l1_unstructured(model[0], "weight", amount=2)
     assert warned(model, fold=False) == before == ()
+
+
+def test_layers_with_different_numbers_share_a_warning_with_their_range() -> None:
+    layers = cl.AvgPool2d(1), cl.ReSPro(1e3), cl.Scale(2e2), cl.AvgPool2d(1), cl.ReSPro(1e5)
+    found = cl.diagnose(cl.ConformalLayers(*layers), torch.ones(2, 1, 8, 8), fold=False)
+    (warning,) = [one for one in found.warnings if one.kind == "alpha too large"]
+    assert warning.paths == ("1", "4")
+    low, high = sorted(layer.arriving or 0.0 for layer in found.parts[0].layers if layer.alpha)
+    assert f"alpha 1e+03 to 1e+05, points of length {low:.3g} to {high:.3g}" in warning.seen
+    assert f"Set alpha to about {low:.2g} to {high:.2g}, the norm that arrives" in warning.remedy

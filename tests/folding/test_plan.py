@@ -27,13 +27,13 @@ def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SNAPSHOT = """\
 0
-  strategy  multiply-adds  constants  batch of 64  note
-----------  -------------  ---------  -----------  ----
-→ dense            4.74 k   18.5 KiB    0.0241 ms
-  banded           4.74 k   18.5 KiB    0.0375 ms
-  sparse           2.02 k   21.2 KiB    0.0576 ms
-  conv             7.24 k   20.9 KiB    0.0586 ms
-  layers           13.1 k   7.53 KiB    0.0709 ms
-  spectral         12.3 k   4.19 KiB     0.266 ms
+  strategy  multiply-adds  constants  estimate for 64  note
+----------  -------------  ---------  ---------------  ----
+→ dense            4.74 k   18.5 KiB        0.0241 ms
+  banded           4.74 k   18.5 KiB        0.0375 ms
+  sparse           2.02 k   21.2 KiB        0.0576 ms
+  conv             7.24 k   20.9 KiB        0.0586 ms
+  layers           13.1 k   7.53 KiB        0.0709 ms
+  spectral         12.3 k   4.19 KiB         0.266 ms
 dense: expected 2.9 times as fast as the layers
 head: 2 following layers absorbed into the matrix"""

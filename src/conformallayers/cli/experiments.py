@@ -132,7 +132,7 @@ def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptio
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
-        run: Run folder, or checkpoint.
+        run: Run folder, checkpoint, or a name of the zoo.
         dataset: Data set whose test images are used; the one it was trained on if not given.
     """
     from ..lab.experiments.inspect_runs import run_inspect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,6 +18,11 @@ from ..utils.text import call_text
 SAMPLES = 7  # of the batch that records shapes: a number that few models have as a size
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _CATS = (torch.cat, torch.concat, torch.concatenate)
+_CLAMPS = (torch.clamp, torch.clip, "clamp", "clip", "clamp_", torch.clamp_min, "clamp_min")
+# What standardises an input: the sign of a constant that is added, the power of one that multiplies.
+_SHIFTS = {operator.sub: -1, torch.sub: -1, "sub": -1, operator.add: 1, torch.add: 1, "add": 1}
+_FACTORS = {operator.mul: 1, torch.mul: 1, "mul": 1}
+_FACTORS |= {operator.truediv: -1, torch.div: -1, "div": -1}
 _RESHAPES = (torch.flatten, "flatten", torch.reshape, "reshape", "view")
 _MEANS = (torch.mean, "mean")
 CONSTANT = "constant"  # in the meta of a dropout: it does not follow the mode
@@ -70,6 +75,9 @@ def module_for(
 
     ``values`` are those of a run with ``SAMPLES`` samples; of tensors only the shapes count.
     """
+    standardised = _standardisation(node, values)
+    if standardised is not None:
+        return standardised
     if node.target in _SUMS:
         return _sum(node, values)
     if node.target in _CATS:
@@ -82,6 +90,8 @@ def module_for(
         module = _reshape(node, values[source].shape, values[node].shape)
     elif node.target in _MEANS:
         module = _mean(node, arguments, values[source].dim(), values)
+    elif node.target in _CLAMPS:
+        module = _clamp(node, arguments, values)
     elif node.target in _MODULES:
         module = _function(node, arguments, values)
     else:
@@ -149,6 +159,77 @@ def _concatenation(
     if not maps or not parts or not isinstance(axis, int) or axis in (0, -values[parts[0]].dim()):
         return f"{call_text(node)} is no concatenation of maps. Concatenate along axis 1."
     return Join("concatenate", axis), list(parts)
+
+
+def _clamp(
+    node: fx.Node, arguments: dict[str, Any], values: Mapping[fx.Node, Any]
+) -> nn.Module | str:
+    """Return the rectifier that ``clamp(min=0)`` is."""
+    given = {**dict(zip(("min", "max"), node.args[1:], strict=False)), **arguments}
+    low, high = (_known(given.get(name), values) for name in ("min", "max"))
+    if isinstance(low, (int, float)) and low == 0 and high in (None, 6):
+        return nn.ReLU() if high is None else nn.ReLU6()
+    return f"{call_text(node)} is no rectifier. Use relu, which clamp(min=0) is."
+
+
+def _standardisation(
+    node: fx.Node, values: Mapping[fx.Node, Any]
+) -> tuple[nn.Module, list[fx.Node]] | None:
+    """Return the layer of ``x - mean`` or ``x / std`` with constants on the model's input, or None.
+
+    It is a 1×1 convolution of every channel by itself, with weights that do not train.
+    """
+    if not _is_standardisation(node) or not _is_input(node.args[0], values):
+        return None
+    source: Any = node.args[0]
+    shape = values[source].shape
+    constant, count, rank = _constant(node.args[1]), shape[1], len(shape) - 2
+    broadcast = None if constant is None or not 1 <= rank <= 3 else _by_channel(constant, shape)
+    if broadcast is None:
+        return None
+    shift = node.target in _SHIFTS
+    layer: Any = getattr(nn, f"Conv{rank}d")(count, count, 1, groups=count, bias=shift).double()
+    with torch.no_grad():
+        if shift:
+            layer.weight.fill_(1)
+            layer.bias.copy_(_SHIFTS[node.target] * broadcast)
+        else:
+            layer.weight.copy_((broadcast ** _FACTORS[node.target]).view_as(layer.weight))
+    like = next(cast(nn.Module, node.graph.owning_module).parameters(), layer.weight)
+    return layer.requires_grad_(False).to(like.device, like.dtype), [source]
+
+
+def _is_standardisation(node: fx.Node) -> bool:
+    known = node.target in _SHIFTS or node.target in _FACTORS
+    return known and len(node.args) == 2 and not node.kwargs
+
+
+def _is_input(value: Any, values: Mapping[fx.Node, Any]) -> bool:
+    """Tell whether a value is the input of the model, or that with constants added or multiplied."""
+    while is_map(value, values) and _is_standardisation(value):
+        if _constant(value.args[1]) is None:
+            return False
+        value = value.args[0]
+    return is_map(value, values) and value.op == "placeholder"
+
+
+def _by_channel(constant: Tensor, shape: torch.Size) -> Tensor | None:
+    """Return one number for each channel, (C,) in float64, if a constant is such for maps of a shape."""
+    if constant.dim() > len(shape):
+        return None
+    full = constant.double().view(*[1] * (len(shape) - constant.dim()), *constant.shape)
+    one = full.numel() == full.shape[1] and full.shape[1] in (1, shape[1])
+    return full.flatten().expand(shape[1]) if one else None
+
+
+def _constant(value: Any) -> Tensor | None:
+    """Return a number or a tensor that does not train, such as a buffer, or None."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, fx.Node) or value.op != "get_attr":
+        return None
+    found: Any = operator.attrgetter(str(value.target))(value.graph.owning_module)
+    return found if isinstance(found, Tensor) and not found.requires_grad else None
 
 
 def _reshape(node: fx.Node, before: torch.Size, after: torch.Size) -> nn.Module | str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import operator
 import re
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from .. import errors
 from ..errors import refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
@@ -21,6 +24,8 @@ from .functions import CONSTANT, SAMPLES, argument, drops, is_map, module_for
 
 INPUT = ""  # the name of the model's input, which no item has
 _STATIC = "Write its forward without control flow or other code that needs values."
+_CHECKED = "Check inputs before the model is called, not in its forward."
+_OUTSIDE = tuple(str(Path(module.__file__).parent) for module in (torch, errors))
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 _TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
 
@@ -294,12 +299,21 @@ def _faults(path: str, module: nn.Module) -> Iterator[Item]:
     yield from inner
     if isinstance(module, _LISTS):
         return
-    if not any(item.problem and item.problem.endswith(_STATIC) for item in inner):
+    if not any(item.problem and item.problem.endswith((_STATIC, _CHECKED)) for item in inner):
         try:
             _Tracer().trace(module)
         except Exception as error:
-            problem = f"{_first_line(error)}. {_STATIC}"
-            yield Item(_key(name), name, kind, problem=problem)
+            yield Item(_key(name), name, kind, problem=_fault(error))
+
+
+def _fault(error: Exception) -> str:
+    """Return why torch.fx cannot trace a forward, with the line at fault and what to do."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.line for frame in frames if not frame.filename.startswith(_OUTSIDE)]
+    line = (lines[-1] if lines else "") or ""
+    checks = line.startswith("assert") or ".shape" in line or ".size(" in line
+    place = f" in `{line}`" if line else ""
+    return f"{_first_line(error)}{place}. {_CHECKED if checks else _STATIC}"
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 
@@ -13,6 +14,7 @@ from ..registry.registry import is_homogeneous
 from .measure import Measurement
 from .record import LISTED, HealthWarning, LayerHealth, PartHealth
 
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _ADDED = 1e-3, 0.999  # share of t that a useful activation adds
 _LENGTHS = 1e-4, 1e4  # of points, in the unit
 _ENTRIES = 1e-3  # root mean square of the outputs of a ConformalLayers
@@ -24,7 +26,7 @@ _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers ma
 
 
 def warnings_of(found: Measurement) -> list[HealthWarning]:
-    """Return the warnings of a measurement, at most one of each kind for each part."""
+    """Return the warnings of a measurement; those of one part that differ in numbers alone are one."""
     warnings = [_hooks(found.hooked)] if found.hooked else []
     if found.tensors:
         warnings.append(_non_finite_tensors(found.tensors))
@@ -40,13 +42,28 @@ def warnings_of(found: Measurement) -> list[HealthWarning]:
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
-    """Merge warnings of the same kind into one, with all paths and the text of the first."""
-    kinds: dict[str, list[HealthWarning]] = {}
+    """Merge warnings that say the same but for numbers into one, with all paths and the range of each number."""
+    alike: dict[tuple[str, ...], list[HealthWarning]] = {}
     for warning in warnings:
-        kinds.setdefault(warning.kind, []).append(warning)
-    for kind, (first, *others) in kinds.items():
-        paths = *first.paths, *(path for other in others for path in other.paths)
-        yield HealthWarning(kind, paths, first.seen, first.why, first.remedy)
+        words = (_NUMBER.sub("#", text) for text in (warning.seen, warning.why, warning.remedy))
+        alike.setdefault((warning.kind, *words), []).append(warning)
+    for (kind, *_), found in alike.items():
+        paths = tuple(path for warning in found for path in warning.paths)
+        seen, remedy = (_ranges([getattr(w, key) for w in found]) for key in ("seen", "remedy"))
+        yield HealthWarning(kind, paths, seen, found[0].why, remedy)
+
+
+def _ranges(texts: Sequence[str]) -> str:
+    """Return texts that differ in numbers alone as one.
+
+    Examples:
+        >>> _ranges(["adds 2e-05 %: alpha 3", "adds 0.1 %: alpha 3", "adds 0.02 %: alpha 3"])
+        'adds 2e-05 to 0.1 %: alpha 3'
+    """
+    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
+    ends = ((min(column, key=float), max(column, key=float)) for column in columns)
+    ranges = iter([low if low == high else f"{low} to {high}" for low, high in ends])
+    return _NUMBER.sub(lambda _: next(ranges), texts[0])
 
 
 def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:

@@ -115,8 +115,8 @@ class HealthWarning(Printed):
 
     Attributes:
         kind: a word or two, equal for warnings of the same kind.
-        paths: of the modules; modules of one part with warnings of the same kind share one warning.
-        seen: the measured value, at the first module.
+        paths: of the modules; modules of one part whose warnings differ in numbers alone share one.
+        seen: the measured value, or the range of those of all paths.
         why: the consequence.
         remedy: the suggested change.
     """

@@ -103,7 +103,7 @@ class Folded(RecipeModule):
         return weakest([proof for proof in parts if proof is not None])
 
     def explain(self) -> Explanation:
-        """Return the candidates, their costs and the reason for the choice; prints as a table."""
+        """Return the candidates with their costs and estimated times, and the reason for the choice; prints as a table."""
         return Explanation(self.plans)
 
     def matrix(self) -> Tensor:

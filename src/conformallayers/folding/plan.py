@@ -88,7 +88,7 @@ class Plan(Printed):
                 continue
             figures = count(item.multiply_adds), size(item.bytes)
             rows.append((mark + item.name, *figures, f"{1e3 * item.seconds:.3g} ms", item.note))
-        header = ("  strategy", "multiply-adds", "constants", "batch of 64", "note")
+        header = ("  strategy", "multiply-adds", "constants", "estimate for 64", "note")
         yield Table(header, rows)
         lines = [f"{self.strategy}: {self.reason}"]
         if self.absorbed:

@@ -21,7 +21,7 @@ from conformallayers.lab.training import checkpoint
 from conformallayers.lab.training.config import make_config
 from conformallayers.lab.training.train import train
 from oracle import randomise
-from support import both_forms, samples
+from support import both_forms, run_command, samples
 
 FIGURES = {"spectrum", "terms", "receptive-field", "eigenimages", "templates"}
 
@@ -206,3 +206,20 @@ def test_legends_are_beside_the_curves_and_inside_the_figure(depth: int) -> None
     assert len(labels) == min(depth + 1, 8)
     bars = drawn["terms"].axes[0].patches
     assert abs(sum(bar.get_width() for bar in bars) - 100) < 1e-4
+
+
+def test_networks_of_the_zoo_are_inspected_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "seen"
+    assert run_command("inspect", "digits-lenetcl", "--samples", "20", "--out", out) == 0
+    record = json.loads((out / "inspect.json").read_text())
+    assert record["network"] == "LeNetCL"
+    assert record["trained"].startswith("conformallayers train LeNetCL digits")
+    assert record["untrained"] == []
+    assert record["parts"][0]["accuracy"]["network"] > 0.8
+    assert {f"{name}.png" for name in FIGURES} <= {path.name for path in out.iterdir()}
+    fold = tmp_path / "fold.safetensors"
+    cl.save(cl.zoo.load("digits-micro"), fold)
+    assert run_command("inspect", fold) == 1
+    assert "got a fold. Name what it was folded from" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_other_files_and_checkpoints_are_told_apart(run: Path, tmp_path: Path) -
     cl.save(cl.networks.LeNetCL(), path)
     with pytest.raises(cl.ConformalError, match=r"a training checkpoint, got a file of cl\.save"):
         checkpoint.load(path)
-    with pytest.raises(cl.ConformalError, match=r"a training checkpoint, got a file of cl\.save"):
+    with pytest.raises(cl.ConformalError, match="a known data set, got a model without the name"):
         run_inspect(path)
     with pytest.raises(cl.ConformalError, match=r"a file of cl\.save, got a training checkpoint"):
         cl.load(run / NAME)

@@ -332,6 +332,28 @@ def test_the_default_name_has_the_short_functions(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_names_of_classes_are_in_the_header(tmp_path: Path) -> None:
+    """Quotes, backslashes, line ends, trigraphs and other letters reach the program as they are."""
+    fold: Any = Fold(network())
+    outputs = prod(fold.output_shape)
+    fold.labels = ('a "b"\\', "x\n*/??=%s", "Übung 3")
+    export(fold, tmp_path)
+    main = Path(__file__).parents[3] / "examples" / "c" / "main.c"
+    line = [str(COMPILER), *FLAGS, "-I.", str(main), "cl_model.c", "-lm", "-o", "classify"]
+    subprocess.run(line, cwd=tmp_path, check=True)
+    x = torch.randn(20, *SHAPE)
+    run = [str(tmp_path / "classify")]
+    said = subprocess.run(run, input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    rows = [f"{fold.labels[i]} " for i in fold(x).flatten(1).argmax(1).tolist()]
+    position = 0
+    for row in rows:  # each begins a line
+        position = said.decode().index(row, position) + len(row)
+    fold.labels = ("a",)
+    with pytest.raises(ConformalError, match=rf"expected {outputs} labels, got 1"):
+        export(fold, tmp_path)
+
+
+@needs_compiler
 def test_the_example_runs(tmp_path: Path) -> None:
     fold = Fold(network())
     export(fold, tmp_path)

@@ -22,16 +22,17 @@ _TERMS = 8  # most terms of the bar; further ones are drawn as one
 
 
 def inspection_figures(
-    found: Inspection, untrained: Inspection, title: str, classes: int
+    found: Inspection, untrained: Inspection | None, title: str, classes: int
 ) -> dict[str, Figure]:
     """Draw every figure, by file name; the names of a second part's figures end in ``-2``."""
     figures: dict[str, Figure] = {}
-    for number, (part, before) in enumerate(zip(found.parts, untrained.parts, strict=True), 1):
+    for number, part in enumerate(found.parts, 1):
+        before = () if untrained is None else untrained.parts[number - 1].forms
         suffix = "" if number == 1 else f"-{number}"
         if part.terms is not None:
             figures[f"terms{suffix}"] = terms_figure(part.terms, title)
         if part.forms:
-            figures[f"spectrum{suffix}"] = spectrum_figure(part.forms, before.forms, title)
+            figures[f"spectrum{suffix}"] = spectrum_figure(part.forms, before, title)
             if part.forms[0].falloff is not None:
                 figures[f"receptive-field{suffix}"] = falloff_figure(part.forms, title)
         if len(part.input_shape) == 3:
@@ -48,11 +49,10 @@ def inspection_figures(
 
 
 def spectrum_figure(forms: Sequence[Form], untrained: Sequence[Form], title: str) -> Figure:
-    """Draw the eigenvalues of each form before and after training, on a logarithmic axis."""
-    names, colours = _names(forms), _colours(len(forms))
+    """Draw the eigenvalues of each form after training, and before if that is known, on a logarithmic axis."""
     with styled(*_SIZE) as (figure, axes):
-        for name, colour, *pair in zip(names, colours, forms, untrained, strict=True):
-            for form, style, when in zip(pair, "-:", ("trained", "untrained"), strict=True):
+        for found, style, when in ((forms, "-", "trained"), (untrained, ":", "untrained")):
+            for name, colour, form in zip(_names(forms), _colours(len(forms)), found, strict=False):
                 label = f"{name}{when}: effective rank {form.effective_rank:.0f}"
                 values = form.eigenvalues.cpu().numpy()
                 axes.plot(range(1, len(values) + 1), values, style, color=colour, label=label)

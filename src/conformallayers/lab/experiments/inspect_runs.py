@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
+from ...folding.folded import Folded
 from ...inspection import Form, Inspection, Part, Terms, inspect
 from ...nn.container import layer_by_layer
+from ...recipe.archive import open_archive
 from ...utils.files import write_json
 from ..checks import command_line, require_folder
 from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.files import md5
+from ..data.image_adapter import from_images
 from ..data.sources import TrainingData, load_test
 from ..report.figures import save
 from ..settings import torch_settings
 from ..training import checkpoint
 from ..training.config import TrainConfig
-from ..training.saved_models import locate
+from ..training.saved_models import Loaded, load_model, locate
 from .insights import inspection_figures
 from .options import InspectOptions
 from .records import Row, kept, provenance, staged_folder
@@ -43,24 +47,22 @@ def run_inspect(
     say: Callable[[str], object] = print,
     **options: Any,
 ) -> Row:
-    """Inspect a checkpoint on the first test images of a data set; write a folder, return its record.
+    """Inspect a trained network on the first test images of a data set; write a folder, return its record.
 
     The files are written to a temporary folder and moved at the end, inspect.json last.
 
     Args:
-        run: the folder of a run, or a checkpoint.
+        run: the folder of a run, a checkpoint, a name of the zoo, or another model of :func:`conformallayers.save`.
         dataset: a name or a data set; None means that of the training.
         say: receives the lines of output.
         **options: fields of :class:`conformallayers.lab.experiments.options.InspectOptions`.
     """
     chosen = InspectOptions(**options)
     path = locate(run, "inspect")
-    out = chosen.out or Path("results/inspect") / path.absolute().parent.name
+    subject = _subject(path)
+    out = chosen.out or Path("results/inspect") / subject.folder
     require_folder("inspect --out", out)
-    stored = checkpoint.load(path)
-    config, model = checkpoint.trained(stored)
-    shape = config.input_shape
-    name = dataset.name if isinstance(dataset, Dataset) else dataset or config.dataset
+    name = dataset.name if isinstance(dataset, Dataset) else dataset or subject.dataset
     shown: Row = {"dataset": name, "samples": chosen.samples}
     kept_options = {**shown, "checkpoint": md5(path.read_bytes())}
     record = kept(out / RECORD, kept_options, chosen.resume)
@@ -68,44 +70,115 @@ def run_inspect(
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
-        names = None if config.labels is None else tuple(config.labels)
-        trained = TrainingData(config.dataset, names, config.pictures, shape)
+        trained = TrainingData(subject.dataset, subject.labels, subject.pictures, subject.shape)
         root, verify = chosen.data_root, chosen.verify
         dataset = load_test(name, trained, root, verify=verify, where="inspect")
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
         images, labels = dataset.test_images[:count], dataset.test_labels[:count]
-        x = images.float() / 255 if config.stored else as_input(images)
-        found = inspect(model, shape, x)
-        untrained = inspect(_initial(config), shape, x)
+        x = images.float() / 255 if subject.stored else as_input(images)
+        found = inspect(subject.model, subject.shape, x)
+        initial = subject.initial
+        untrained = None if initial is None else inspect(initial(), subject.shape, x)
         say(str(found))
         record = {
             **provenance(command_line(["inspect", str(run)], {**shown, "threads": chosen.threads})),
             "options": kept_options,
             "images": count,
-            "network": config.network_name,
-            "epoch": stored.state.epoch,
-            "trained": config.command({}),
-            **_results(model, found, untrained, x, labels),
+            **subject.notes,
+            **_results(subject.model, found, untrained, x, labels),
         }
-        figures = inspection_figures(
-            found, untrained, f"{config.network_name}, {Path(name).name}", dataset.classes
-        )
-        _write(out, figures, record)
+        title = f"{subject.notes['network']}, {Path(name).name}"
+        _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
 
 
+@dataclass(frozen=True)
+class _Subject:
+    """A trained network to inspect.
+
+    Args:
+        model: in evaluation mode.
+        shape: of one sample.
+        stored: whether it takes images in their own shape, and not as 3×32×32.
+        dataset, labels, pictures: of its training.
+        folder: the name of the folder for its record.
+        notes: network, epoch and command of the training, for the record.
+        initial: makes the network as it was before training; None if that is not known.
+    """
+
+    model: nn.Module
+    shape: tuple[int, ...]
+    stored: bool
+    dataset: str
+    labels: tuple[str, ...] | None
+    pictures: str | None
+    folder: str
+    notes: Row
+    initial: Callable[[], nn.Module] | None = None
+
+
+def _subject(path: Path) -> _Subject:
+    """Read a checkpoint, or a model with notes, such as one of the zoo."""
+    archive = open_archive(path)
+    if archive.document["kind"] != "checkpoint":
+        return _shipped(load_model(path, "inspect"))
+    stored = checkpoint.read(archive)
+    config, model = checkpoint.trained(stored)
+    notes = {"network": config.network_name, "epoch": stored.state.epoch}
+    return _Subject(
+        model,
+        config.input_shape,
+        config.stored,
+        config.dataset,
+        None if config.labels is None else tuple(config.labels),
+        config.pictures,
+        path.absolute().parent.name,
+        {**notes, "trained": config.command({})},
+        lambda: _initial(config),
+    )
+
+
+def _shipped(loaded: Loaded) -> _Subject:
+    shape, dataset = loaded.shape, loaded.dataset
+    if not loaded.folds or shape is None or dataset is None:
+        expected = "a run, a checkpoint, or a model with ConformalLayers and a known data set"
+        got = "a model without ConformalLayers"
+        remedy = "Name a run, or a network of the zoo: conformallayers zoo lists them."
+        if isinstance(loaded.module, Folded):
+            got, remedy = "a fold", "Name what it was folded from: a fold has no layers any more."
+        elif loaded.folds:
+            got = "a model without the name of one"
+        raise refusal(f"inspect {loaded.path}", expected, got, remedy)
+    about = loaded.about
+    return _Subject(
+        from_images(loaded.module, shape, "inspect"),
+        shape,
+        True,
+        dataset,
+        loaded.labels,
+        loaded.pictures,
+        loaded.path.stem,
+        {
+            "network": str(about.get("network", type(loaded.module).__name__)),
+            "epoch": about.get("epoch"),
+            "trained": about.get("command"),
+        },
+    )
+
+
 def _results(
-    model: nn.Module, found: Inspection, untrained: Inspection, x: Tensor, labels: Tensor
+    model: nn.Module, found: Inspection, untrained: Inspection | None, x: Tensor, labels: Tensor
 ) -> Row:
-    """Return the numbers of a record: those of the trained and of the untrained network."""
+    """Return the numbers of a record: those of the trained and, if it is known, of the untrained network."""
+    before = () if untrained is None else untrained.parts
     return {
         "image_frequency": _summary(frequencies(x)),
         "parts": [
             {**_part_row(part, labels), "accuracy": accuracies(model, part, x, labels)}
             for part in found.parts
         ],
-        "untrained": [_part_row(part, labels) for part in untrained.parts],
+        "untrained": [_part_row(part, labels) for part in before],
     }
 
 

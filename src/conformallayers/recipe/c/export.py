@@ -136,7 +136,7 @@ def write(
     return program, proofs.weakest()
 
 
-def _checked(folded: object, folder: Any, name: object, dtype: object) -> Path:
+def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
     if not isinstance(folded, RecipeModule):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal("export_c(folded)", "a Folded", got, remedy)
@@ -146,6 +146,10 @@ def _checked(folded: object, folder: Any, name: object, dtype: object) -> Path:
     if not plain or name in _KEYWORDS.split():
         remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
         raise refusal("export_c(name=...)", "a C identifier, no keyword", repr(name), remedy)
+    labels, outputs = folded.labels, prod(folded.output_shape)
+    if labels is not None and len(labels) != outputs:
+        remedy = "Set folded.labels to one name for every output, or to None."
+        raise refusal("export_c(folded)", f"{outputs} labels", str(len(labels)), remedy)
     target = Path(folder)
     if any(path.exists() and not path.is_dir() for path in (target, *target.parents)):
         got = f"the file {os.fspath(folder)!r}"

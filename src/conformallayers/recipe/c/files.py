@@ -16,7 +16,7 @@ from ... import __version__
 from ...folding.certificate import Certificate
 from ...utils.text import count, size, table
 from .constants import Constant, number
-from .text import WIDTH, comment, fill, functions, indented
+from .text import WIDTH, comment, fill, functions, indented, quoted
 
 if TYPE_CHECKING:
     from ...folding.folded import Folded
@@ -120,6 +120,7 @@ def header_and_source(
         "work_bytes": result.work_bytes,
         "version": __version__,
         "origin": origin,
+        "labels": _labels(macro, folded.labels),
         "proof": _proof(macro, result.certificate),
     }
     about = _about(folded, result, origin)
@@ -155,6 +156,17 @@ def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
     lines = ["", *(f"{key + ':':<13}{value}" for key, value in facts.items()), ""]
     wrapped = textwrap.wrap(result.measured[:1].upper() + result.measured[1:] + ".", WIDTH - 4)
     return [*lines, *wrapped]
+
+
+def _labels(macro: str, labels: Sequence[str] | None) -> str:
+    """Return the names of the classes as a macro for an array of strings, or nothing."""
+    if labels is None:
+        return ""
+    names = ", \\\n".join(f"    {quoted(label)}" for label in labels)
+    return (
+        "/* The names of the outputs in UTF-8: const char *const names[] = "
+        f"{macro}_LABELS; */\n#define {macro}_LABELS {{ \\\n{names}}}\n"
+    )
 
 
 def _ascii(certificate: Certificate) -> str:

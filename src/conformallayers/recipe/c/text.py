@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import string
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from string import Template
 
 from ..layer_operations import FUNCTIONS
 
@@ -135,7 +135,7 @@ def _written(template: str, name: str) -> str:
 
 def fill(template: str, words: dict[str, object]) -> str:
     """Return a file of ``templates`` with its words replaced."""
-    return Template((_FOLDER / template).read_text("ascii")).substitute(words)
+    return string.Template((_FOLDER / template).read_text("ascii")).substitute(words)
 
 
 def comment(lines: Sequence[str]) -> str:
@@ -143,6 +143,18 @@ def comment(lines: Sequence[str]) -> str:
     safe = [line.encode("ascii", "replace").decode().replace("*/", "* /") for line in lines]
     body = "\n".join(f" * {line}".rstrip() for line in safe)
     return f"/*\n{body}\n */\n"
+
+
+def quoted(text: str) -> str:
+    """Return a string literal of UTF-8 for C and C++; whatever is not a plain character is an octal escape.
+
+    Examples:
+        >>> quoted("T-shirt"), quoted('a "ü"?')
+        ('"T-shirt"', '"a \\\\042\\\\303\\\\274\\\\042\\\\077"')
+    """
+    plain = set(string.ascii_letters + string.digits + " !#$%&'()*+,-./:;<=>@[]^_`{|}~")
+    letters = (chr(c) if chr(c) in plain else f"\\{c:03o}" for c in text.encode())
+    return f'"{"".join(letters)}"'
 
 
 def indented(lines: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ $about
 #define ${macro}_INPUT_SHAPE {$input_shape}
 #define ${macro}_OUTPUT_SIZE $outputs
 #define ${macro}_OUTPUT_SHAPE {$output_shape}
-#define ${macro}_WORK_SIZE $work /* floats */
+$labels#define ${macro}_WORK_SIZE $work /* floats */
 #define ${macro}_VERSION "$version" /* of conformallayers */
 /* The fingerprint of the weights that were folded. */
 #define ${macro}_ORIGIN "$origin"
