@@ -137,6 +137,7 @@ def test_float64_has_its_digits() -> None:
         pytest.param(torch.ones(2, 2, 10, 10).to(torch.float8_e4m3fn), id="float8"),
         pytest.param(torch.ones(2, 10, 10, 2).permute(0, 3, 1, 2), id="channels last"),
         pytest.param(torch.ones(2, 2, 10, 10, requires_grad=True), id="gradient"),
+        pytest.param((-1j * torch.ones(2, 2, 10, 10)).conj().imag, id="negative bit"),
     ],
 )
 @pytest.mark.parametrize("engine", ["torch", "numpy"])

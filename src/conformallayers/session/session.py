@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -131,6 +132,7 @@ class Session:
         self.folded = copy.deepcopy(_fold(folded))  # no later change of the fold meets half of it
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
+        self._dtype, self._array_dtype = self.folded.dtype, _DTYPES[self.folded.dtype]
         self._lock = threading.Lock()
         self._race: Race | None = None
         self._run: Engine | None = None
@@ -153,9 +155,12 @@ class Session:
         """Run a batch; a tensor gives a tensor, an array an array."""
         if isinstance(x, Tensor):
             return torch.from_numpy(self._call(self._numbers(x)))
-        return self._call(np.asanyarray(x))
+        return self._call(x if type(x) is np.ndarray else np.asanyarray(x))
 
     def _call(self, x: Array) -> Array:
+        fits = x.dtype == self._array_dtype and x.shape[1:] == self.input_shape
+        if fits and self._run and type(x) is np.ndarray and x.flags.carray and len(x):
+            return self._run(x)  # a single image is done before all other checks would be
         if x.dtype.kind not in "fiub" or isinstance(x, np.ma.MaskedArray):
             got = "a masked array" if x.dtype.kind in "fiub" else f"an array of {x.dtype}"
             raise refusal("Session", "real numbers", got, "Convert them first.")
@@ -165,12 +170,15 @@ class Session:
             expected = f"a batch of samples of shape {shape_text(self.input_shape)}"
             raise refusal("Session", expected, f"an array of shape {x.shape}", remedy)
         # A copy where torch would refuse: of negative strides, other byte orders or read-only memory.
-        x = np.require(x, _DTYPES[self.folded.dtype], ["C", "W"])
+        x = np.require(x, self._array_dtype, ["C", "W"])
         if not len(x):
             return np.empty((0, *self.output_shape), x.dtype)
         return (self._run or self._fastest(x))(x)
 
     def _numbers(self, x: Tensor) -> Array:
+        if x.dtype == self._dtype:
+            with suppress(RuntimeError, TypeError):  # torch refuses what is refused or converted below
+                return x.numpy()  # type: ignore[no-any-return]
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
             raise refusal("Session", "a tensor on the CPU", f"one on {x.device}", remedy)
@@ -178,7 +186,7 @@ class Session:
             got = f"a tensor of {x.dtype}, {x.layout}"
             raise refusal("Session", "a dense tensor", got, "Convert it with x.to_dense().")
         x = x.detach().resolve_conj().resolve_neg()
-        array: Array = (x.to(self.folded.dtype) if x.is_floating_point() else x).numpy()
+        array: Array = (x.to(self._dtype) if x.is_floating_point() else x).numpy()
         return array
 
     def _built(self, name: str) -> Engine:
