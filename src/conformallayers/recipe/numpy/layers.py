@@ -170,7 +170,7 @@ def _resample(
 ) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
-        if places.copiesentries(weights):
+        if places.copies_entries(weights):
             x = np.take(x, table[0], axis + 1)
         else:
             column = weights.reshape(*weights.shape, *[1] * (x.ndim - axis - 2))
