@@ -207,7 +207,8 @@ class Requantize(Operation):
         expect(features and len(set(features)) == 1, f"a sum of {list(features)}")
         expect(len(taus) <= 1, "more than one coordinate")
         expect_scalars(taus)
-        expect(sum(self.multipliers) < MULTIPLIERS, f"multipliers {self.multipliers}")
+        small = max(self.multipliers) < MULTIPLIERS and LEVELS * sum(self.multipliers) < EXACT
+        expect(small, f"multipliers {self.multipliers}")
         expect(
             self.shift < SHIFTS and self.low in (-LEVELS, 0), f"shift {self.shift}, low {self.low}"
         )

@@ -26,8 +26,8 @@ from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
 from .files import DEFAULT, CExport, header_and_source
-from .layers import write_scalar
 from .integers import WRITE
+from .layers import write_scalar
 from .program import Program
 from .prune import Proofs, room_left
 from .simplify import simplified

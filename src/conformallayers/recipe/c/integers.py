@@ -11,10 +11,9 @@ from math import prod
 import numpy as np
 
 from .. import integer_operations as integer
-from .. import layer_operations as layer
 from .. import places
-from .constants import Constant, number
-from .layers import conv_geometry, pool_geometry
+from .constants import number
+from .layers import conv_geometry, pool_geometry, written_out
 from .points import WRITE
 from .program import Program
 
@@ -31,11 +30,8 @@ def _broadcast(program: Program, name: str | None, like: str, ctype: str) -> tup
     """Return an array, how many values each of its numbers meets, and its length."""
     if name is None:
         return _NONE, program.count(like), 1
-    shape, given = program.shape(like), program.recipe.constant_shape(name)
-    used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
-    first, last = (used[0], used[-1] + 1) if used else (0, 0)
-    written = (*shape[first:last], *(1,) * (len(shape) - last))
-    return program.whole_array(name, ctype, written), prod(shape[last:]), prod(written)
+    written, inner = written_out(program, name, like)
+    return program.whole_array(name, ctype, written), inner, prod(written)
 
 
 def _quantized(
@@ -87,7 +83,7 @@ def _arguments(op: integer.Accumulated, program: Program) -> str:
     if op.multiplier is None:
         scale = _array(program, op.scale, "double")
         return f"{weight}, {bias}, {scale}, {_array(program, op.addend, 'double')}, {_tau(op, program)}"
-    factor = f"factor_of({_tau(op, program)})" if len(op.inputs) > 1 else "0"
+    factor = f"factor_of({_tau(op, program)})" if len(op.inputs) > 1 else "-1"
     multiplier = program.whole_array(op.multiplier, "int32_t")
     addend = _array(program, op.addend, "int32_t")
     return f"{weight}, {bias}, {multiplier}, {addend}, {op.shift}, {op.low}, {factor}"
@@ -131,10 +127,9 @@ def _pool(op: integer.IntegerPool, program: Program) -> None:
 def _requantize(op: integer.Requantize, program: Program) -> None:
     (y,), count = op.outputs, len(op.multipliers)
     features, taus = op.inputs[:count], op.inputs[count:]
-    sources = ", ".join(program.read(x) for x in features)
     multipliers = program.integers(f"{y}_multipliers", op.multipliers)
     addend, inner, length = _broadcast(program, op.addend, y, "int32_t")
-    factor = f"factor_of({program.scalar(taus[0])})" if taus else "0"
+    factor = f"factor_of({program.scalar(taus[0])})" if taus else "-1"
     target = program.write(y, over=features[0])
     values = program.identifier(f"s_{y}_sources")
     program.emit("{", f"const int8_t *{values}[{count}];")

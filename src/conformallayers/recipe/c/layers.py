@@ -197,14 +197,19 @@ _BROADCASTS: dict[type[Operation], str] = {
 def _broadcast(op: Operation, program: Program) -> None:
     """Append a function of a value and a constant, which is written out along inner axes."""
     (x,), (y,), ((_, constant),) = op.inputs, op.outputs, op.constants()
+    written, inner = written_out(program, constant, x)
+    held = program.exact(constant, program.ctype(x), written)
+    source, target = program.read(x), program.write(y, over=x)
+    sizes = program.count(x), inner, prod(written)
+    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
+
+
+def written_out(program: Program, constant: str, x: str) -> tuple[Shape, int]:
+    """Return the shape in which a constant that meets x is stored, and how many entries each number meets."""
     shape, given = program.shape(x), program.recipe.constant_shape(constant)
     used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
     first, last = (used[0], used[-1] + 1) if used else (0, 0)
-    written = (*shape[first:last], *(1,) * (len(shape) - last))
-    held = program.exact(constant, program.ctype(x), written)
-    source, target = program.read(x), program.write(y, over=x)
-    sizes = program.count(x), prod(shape[last:]), prod(written)
-    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
+    return (*shape[first:last], *(1,) * (len(shape) - last)), prod(shape[last:])
 
 
 @WRITE.runs(layer.Elementwise)

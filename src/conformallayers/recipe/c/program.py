@@ -241,10 +241,8 @@ class Program:
 
         The constant may have more axes than ``shape``, all of size 1, in front.
         """
-        values = written = self.array(name)
-        if shape is not None:
-            axes = max(0, values.ndim - len(shape))
-            written = np.broadcast_to(values.reshape(values.shape[axes:]), shape)
+        values = self.array(name)
+        written = values if shape is None else _broadcast(values, shape)
         stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
         self.rounded[name] = as_type(values, ctype)
         return stored.arguments
@@ -252,7 +250,7 @@ class Program:
     def whole_array(self, name: str, ctype: str, shape: Shape | None = None) -> str:
         """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
         values = self.array(name)
-        written = values if shape is None else np.broadcast_to(values, shape)
+        written = values if shape is None else _broadcast(values, shape)
         key = name, f"{ctype} {shape}"
         if key not in self._stored:
             flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
@@ -283,6 +281,11 @@ class Program:
     def _placed(self, found: re.Match[str]) -> str:
         """Write the address that ``read`` left open."""
         return _address(WORK, self.buffers[int(found[1])].start + int(found[2]))
+
+
+def _broadcast(values: Array, shape: Shape) -> Array:
+    axes = max(0, values.ndim - len(shape))
+    return np.broadcast_to(values.reshape(values.shape[axes:]), shape)
 
 
 def _address(base: str, place: int) -> str:

@@ -29,13 +29,13 @@ static int8_t clipped(int64_t q, int32_t low)
 }
 
 //: feature
-/* A feature from p / 2^shift. With a factor of the sample (0: none) or an addend, that is parts of it. */
+/* A feature from p / 2^shift. With a factor of the sample (-1: none) or an addend, that is parts of it. */
 static int8_t feature(int64_t p, int32_t shift, int32_t factor, const int32_t *addend, int32_t low)
 {
     int64_t parts = shifted(p, shift);
-    if (factor == 0 && addend == NULL)
+    if (factor < 0 && addend == NULL)
         return clipped(parts, low);
-    if (factor != 0)
+    if (factor >= 0)
         parts = shifted(parts * factor, 23);
     if (addend != NULL)
         parts += *addend;
@@ -43,7 +43,7 @@ static int8_t feature(int64_t p, int32_t shift, int32_t factor, const int32_t *a
 }
 
 //: factor_of
-/* 2^23 / tau as a whole number of 24 bits, at least 1. */
+/* 2^23 / tau as a whole number of 24 bits. */
 static int32_t factor_of(double tau)
 {
     const double found = rint(8388608.0 / tau);
