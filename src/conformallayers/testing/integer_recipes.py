@@ -40,7 +40,7 @@ def _product(builder: RecipeBuilder, *shape: int, bits: int = 13) -> dict[str, A
 
 def _classifier(axes: int) -> Recipe:
     """Quantise, convolve, pass ReLU, largest entries and pads, multiply: numbers are the result."""
-    spatial: Shape = (9, 8, 6)[:axes]
+    spatial: Shape = (6, 5, 4)[:axes]
     builder = RecipeBuilder((4, *spatial))
     addend = _whole(builder, "addend", 4, *[1] * axes)
     q = builder.add(integer.Quantize, INPUT, name="q", factor=40.0, addend=addend, exponent=7)
@@ -60,27 +60,27 @@ def _classifier(axes: int) -> Recipe:
 
 def _points(rule: str, offset: float) -> Recipe:
     """Embed, then twice: convolve, run an activation, pool; add, divide."""
-    builder = RecipeBuilder((2, 8, 7))
+    builder = RecipeBuilder((2, 5, 4))
     names = "q", "peak", "tau"
     options: dict[str, Any] = {"levels": 127.0, "offset": offset, "exponent": 6}
-    options["addend"] = _whole(builder, "addend", 2, 8, 7, most=30)
+    options["addend"] = _whole(builder, "addend", 2, 5, 4, most=30)
     q, m, tau = builder.add_many(integer.QuantizePoint, INPUT, names=names, **options)
     ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
     twos: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
-    z = builder.add(integer.IntegerConv, q, **_product(builder, 5, 2, 3, 3), **ones)
+    z = builder.add(integer.IntegerConv, q, **_product(builder, 4, 2, 3, 3), **ones)
     n = builder.add(integer.IntegerEnergy, z, name="n", weight=3e-5)
     more = builder.add(integer.IntegerEnergy, q, name="n", weight=2e-5)
     tau = builder.add(integer.IntegerAdvance, tau, m, n, more, name="tau", rule=rule)
-    signed = builder.add(layer.Slice, z, axis=0, start=0, stop=2)
+    signed = builder.add(layer.Slice, z, axis=0, start=0, stop=1)
     sums = {"function": "sum", "multiplier": 12_345_678, "shift": 25}
     signed = builder.add(integer.IntegerPool, signed, **twos, **sums)
-    norms = builder.add(layer.Slice, z, axis=0, start=2, stop=5)
+    norms = builder.add(layer.Slice, z, axis=0, start=1, stop=4)
     roots = {"function": "norm", "multiplier": 9_876_543, "shift": 32}
     norms = builder.add(integer.IntegerPool, norms, **twos, **roots)
     z = builder.add(layer.Concatenate, signed, norms, axis=0)
     names = "peak", "tau"
     rebased = builder.add_many(integer.IntegerRebase, m, tau, names=names, coordinate=1.4)
-    conv = _product(builder, 4, 5, 3, 3, bits=7) | {"addend": _whole(builder, "more", 4, most=999)}
+    conv = _product(builder, 2, 4, 3, 3, bits=7) | {"addend": _whole(builder, "more", 2, most=999)}
     z = builder.add(integer.IntegerConv, z, tau, **conv, **ones)
     n = builder.add(integer.IntegerEnergy, z, name="n", weight=4e-5)
     m, tau = (
@@ -90,7 +90,7 @@ def _points(rule: str, offset: float) -> Recipe:
     both = {"multipliers": (5_000_000, 11_000_000), "shift": 24}
     low = builder.add(layer.Elementwise, z, function="abs")
     total = builder.add(integer.Requantize, z, low, name="sum", **both, low=0)
-    extra = _whole(builder, "extra", 4, 1, 1, most=500)
+    extra = _whole(builder, "extra", 2, 1, 1, most=500)
     options = {"multipliers": (9_000_000,), "shift": 16, "addend": extra}
     point = builder.add(integer.Requantize, total, tau, name="point", **options)
     y = builder.add(integer.Dequantize, point, tau, name="y", scale=0.01)
