@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
 
 from .. import layer_operations as layer
 from .. import point_operations as point
+from ..integer_operations import integer_values
 from ..operation import Shape
 from ..recipe import INPUT, Recipe
 from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel
+from .memory import Buffer, arrange
 from .prune import Proofs
 
 IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
+_BYTES = 4  # of a float: whole numbers that its memory has room for
 _IN_PLACE = (
     layer.AddConstant,
     point.Divide,
@@ -26,16 +28,6 @@ _IN_PLACE = (
     layer.PRelu,
     layer.Reshape,
 )
-
-
-@dataclass(eq=False)
-class Buffer:
-    """Memory of one value, or of several that share it; places and sizes count floats."""
-
-    base: str
-    start: int
-    size: int
-    values: list[str] = field(default_factory=list)
 
 
 def wide_values(recipe: Recipe) -> frozenset[str]:
@@ -56,7 +48,8 @@ class Program:
     """Collect the statements of a recipe.
 
     Features are in buffers: the image, the output, or work memory, where buffers that are never needed at
-    the same time share a place. The scalars of a sample are local variables of type double.
+    the same time share a place; ``finish`` finds these places. The scalars of a sample are local variables
+    of type double.
 
     Args:
         recipe: what to write.
@@ -73,11 +66,12 @@ class Program:
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
         self._shapes, self._wide = recipe.shapes(), wide_values(recipe)
+        self._whole = integer_values(recipe.operations)
         self._last_use = {INPUT: 0}
         for i, op in enumerate(recipe.operations):
             self._last_use.update(dict.fromkeys((*op.inputs, *op.outputs), i))
         self._last_use[recipe.output] = len(recipe.operations)
-        self._buffers: list[Buffer] = []
+        self.buffers: list[Buffer] = []  # of work memory
         self._places: dict[str, tuple[Buffer, int]] = {}  # value → buffer, and where in it
         self._stored: dict[tuple[str, str], Stored] = {}
         self._scalars: dict[str, str] = {}
@@ -85,7 +79,7 @@ class Program:
         self._taken: set[str] = set()
         for name in reserved:
             self._take(name)
-        self._share(INPUT, Buffer(IMAGE, 0, self.count(INPUT)), 0)
+        self._share(INPUT, Buffer(IMAGE, self.count(INPUT)), 0)
         self._results = self._written_to_output()
 
     # -- values ---------------------------------------------------------------------------------
@@ -104,31 +98,47 @@ class Program:
 
     def ctype(self, name: str) -> str:
         """Return the type of the entries of a value."""
-        return "double" if name in self._wide else "float"
+        return "int8_t" if name in self._whole else "double" if name in self._wide else "float"
 
     def suffix(self, name: str) -> str:
         """Return the suffix of functions that take a value."""
-        return f"_{SUFFIX[self.ctype(name)]}"
+        return "_b" if name in self._whole else f"_{SUFFIX[self.ctype(name)]}"
 
     def width(self, name: str) -> int:
-        """Return how many floats an entry of a value takes."""
+        """Return how many floats an entry of a value takes; one for whole numbers, whose places are bytes."""
         return 2 if name in self._wide else 1
 
+    def copy(self, name: str) -> str:
+        """Return the function that copies rows of a value."""
+        return "copy_whole" if name in self._whole else "copy"
+
     def read(self, name: str, offset: int = 0) -> str:
-        """Return the address of a value, or of its entry ``offset``."""
+        """Return the address of a value, or of its entry ``offset``; ``finish`` fills in those of work memory."""
         buffer, start = self._places[name]
-        place = buffer.start + start + offset * self.width(name)
-        return f"{buffer.base} + {place}" if place else buffer.base
+        place = start + offset * self.width(name)
+        if name in self._whole:
+            return _address(f"(int8_t *)(@{self.buffers.index(buffer)}:0@)", place)
+        if buffer.base == WORK:
+            return f"@{self.buffers.index(buffer)}:{place}@"
+        return _address(buffer.base, place)
 
     def write(self, name: str, *, over: str | None = None) -> str:
         """Return the address of a new value: that of another one, if nothing reads that later."""
         if over is not None and self._is_free(over, name):
             self._share(name, *self._places[over])
         elif name in self._results:
-            self._share(name, Buffer(OUT, 0, self.count(name)), 0)
+            self._share(name, Buffer(OUT, self.count(name)), 0)
         else:
-            self._share(name, self._allocated(self.count(name) * self.width(name)), 0)
+            size = self.count(name) * self.width(name)
+            size = -(-size // _BYTES) if name in self._whole else size
+            self.buffers.append(Buffer(WORK, size, self.index))
+            self._share(name, self.buffers[-1], 0)
         return self.read(name)
+
+    def scratch(self, size: int) -> str:
+        """Return the address of bytes that the operation that is written needs for itself."""
+        self.buffers.append(Buffer(WORK, -(-size // _BYTES), self.index, self.index))
+        return f"(int8_t *)(@{len(self.buffers) - 1}:0@)"
 
     def alias(self, name: str, source: str, offset: int = 0) -> None:
         """Let a new value be part of another one, from its entry ``offset`` on."""
@@ -149,30 +159,14 @@ class Program:
 
     def _share(self, name: str, buffer: Buffer, start: int) -> None:
         buffer.values.append(name)
+        buffer.last = max(buffer.last, self._last_use[name])
         self._places[name] = buffer, start
-
-    def _allocated(self, size: int) -> Buffer:
-        """Return the first stretch of work memory that no value needs any more."""
-        start = 0
-        self._buffers = sorted(filter(self._in_use, self._buffers), key=lambda other: other.start)
-        for other in self._buffers:
-            if start + size <= other.start:
-                break
-            start = max(start, other.start + other.size)
-        buffer = Buffer(WORK, start, size)
-        self._buffers.append(buffer)
-        self.work_size = max(self.work_size, start + size)
-        return buffer
-
-    def _in_use(self, buffer: Buffer) -> bool:
-        return any(self._last_use[value] >= self.index for value in buffer.values)
 
     def _is_free(self, name: str, other: str) -> bool:
         buffer, _ = self._places[name]
-        later = any(self._last_use[value] > self.index for value in buffer.values)
         reads = [x for x in self.recipe.operations[self.index].inputs if x in buffer.values]
-        same = self.width(name) == self.width(other) and self.count(name) == self.count(other)
-        return same and not later and len(reads) == 1 and buffer.base != IMAGE
+        same = self.ctype(name) == self.ctype(other) and self.count(name) == self.count(other)
+        return same and buffer.last <= self.index and len(reads) == 1 and buffer.base != IMAGE
 
     # -- scalars --------------------------------------------------------------------------------
 
@@ -247,13 +241,23 @@ class Program:
 
         The constant may have more axes than ``shape``, all of size 1, in front.
         """
-        values = written = self.array(name)
-        if shape is not None:
-            axes = max(0, values.ndim - len(shape))
-            written = np.broadcast_to(values.reshape(values.shape[axes:]), shape)
+        values = self.array(name)
+        written = values if shape is None else _broadcast(values, shape)
         stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
         self.rounded[name] = as_type(values, ctype)
         return stored.arguments
+
+    def whole_array(self, name: str, ctype: str, shape: Shape | None = None) -> str:
+        """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
+        values = self.array(name)
+        written = values if shape is None else _broadcast(values, shape)
+        key = name, f"{ctype} {shape}"
+        if key not in self._stored:
+            flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
+            constant = Constant(self.identifier(f"k_{name}"), ctype, flat)
+            self.constants.append(constant)
+            self._stored[key] = Stored(ctype, False, values, (constant,), flat.size)
+        return self._stored[key].arguments
 
     def integers(self, name: str, values: Sequence[int]) -> str:
         """Append an array of integers; return its name."""
@@ -262,12 +266,27 @@ class Program:
         return constant.name
 
     def finish(self) -> None:
-        """Copy the result to the output if it is elsewhere, and mention what no statement reads."""
+        """Copy the result to the output if it is elsewhere, mention what no statement reads, plan the memory."""
         name, source = self.recipe.output, self.read(self.recipe.output)
         if self.wide(name):
             self.emit(f"narrow({source}, {OUT}, {self.count(name)});")
         elif source != OUT:
             self.emit(f"copy({source}, 0, {OUT}, 0, 1, {self.count(name)});")
         self.emit(*(f"(void){variable};" for variable in sorted(self._unread)))
+        self.work_size = arrange(self.buffers)
+        self.lines = [re.sub(r"@(\d+):(\d+)@", self._placed, line) for line in self.lines]
         if not self.work_size:
             self.lines.insert(0, f"(void){WORK};")
+
+    def _placed(self, found: re.Match[str]) -> str:
+        """Write the address that ``read`` left open."""
+        return _address(WORK, self.buffers[int(found[1])].start + int(found[2]))
+
+
+def _broadcast(values: Array, shape: Shape) -> Array:
+    axes = max(0, values.ndim - len(shape))
+    return np.broadcast_to(values.reshape(values.shape[axes:]), shape)
+
+
+def _address(base: str, place: int) -> str:
+    return f"{base} + {place}" if place else base
