@@ -22,6 +22,7 @@ from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.recipe import Recipe
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing import relative_error
+from conformallayers.testing.recipes import RECIPE_CASES
 
 COMPILER = shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -186,3 +187,32 @@ def run_program(
         outputs = torch.from_numpy(mine[:, 1:].copy().view("<f4"))
         found.append((torch.from_numpy(mine[:, 0].copy()), outputs))
     return found
+
+
+MACHINES = {  # compilers, and the flags of their machines
+    "gcc": ("gcc",),
+    "clang": ("clang",),
+    "arm": ("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+}
+
+
+def compiler(machine: str) -> list[str]:
+    """Return the command of a compiler; skip the test where it is missing."""
+    name, *flags = MACHINES[machine]
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} on the path")
+    return [name, *flags]
+
+
+def small_networks() -> dict[str, Any]:
+    """Return folds of every kind: of points, with stages, with inner biases in double, with windows."""
+    kinds = (
+        "points published",
+        "points gnomonic",
+        "stages",
+        "grow and combine",
+        "max_pool",
+        "conv",
+    )
+    found = {kind: next(c for c in RECIPE_CASES if c.name.startswith(kind)) for kind in kinds}
+    return {kind: Fold(case.build()) for kind, case in found.items()}
