@@ -25,7 +25,7 @@ class Network(RecipeModule):
     """A recipe with what a fold says of itself."""
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
-        kept = recipe.wide | recipe.index_constants()
+        kept = recipe.wide | recipe.integer_constants().keys()
         casted = recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype))
         super().__init__(casted, dtype)
         self.strategy, self.origin = "conv", "a test"

@@ -55,7 +55,7 @@ class Fold(RecipeModule):
         dtype: torch.dtype = torch.float32,
         certificates: tuple[Certificate | None, ...] = (),
     ) -> None:
-        kept = recipe.wide | recipe.index_constants()
+        kept = recipe.wide | recipe.integer_constants().keys()
         super().__init__(recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype)), dtype)
         self.strategy, self.origin = "dense", "sha256:00"
         self.plans = {str(i): SimpleNamespace(certificate=c) for i, c in enumerate(certificates)}

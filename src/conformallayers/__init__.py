@@ -37,6 +37,8 @@ _HOMES = {
     "fold_error": "testing",
     "Certificate": "folding.certificate",
     "verify": "folding.verify",
+    "quantize": "folding.quantize",
+    "Quantization": "folding.quantization",
     "Inspection": "inspection",
     "inspect": "inspection",
     "Diagnosis": "diagnosis.record",
@@ -80,6 +82,7 @@ __all__ = [
     "Linear",
     "MissingExtra",
     "Parallel",
+    "Quantization",
     "RadialActivation",
     "RadialTanh",
     "ReSPro",
@@ -102,6 +105,7 @@ __all__ = [
     "layer_by_layer",
     "load",
     "networks",
+    "quantize",
     "register_homogeneous",
     "register_linear",
     "save",
@@ -121,6 +125,8 @@ if TYPE_CHECKING:
     from .folding.files import load, save
     from .folding.fold import fold, trace
     from .folding.folded import Folded
+    from .folding.quantization import Quantization
+    from .folding.quantize import quantize
     from .folding.verify import verify
     from .inspection import Inspection, inspect
     from .nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro

@@ -25,7 +25,7 @@ from .recipe.recipe import Recipe
 __all__ = ["Network", "load"]
 
 WINDOWS_LIMIT = 2**29  # elements that all windows of a convolution have together
-_DTYPES = {"F64": "<f8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "BF16": "<u2"}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "I32": "<i4", "I8": "<i1", "F16": "<f2", "BF16": "<u2"}
 
 
 def load(path: str | os.PathLike[str]) -> Network:

@@ -16,6 +16,7 @@ from ..utils.html import Block, Printed
 from .certificate import Certificate, weakest
 from .explicit import explicit_forms, explicit_matrix
 from .plan import Plan
+from .quantization import Quantization, read_quantization
 
 Self = TypeVar("Self", bound="Folded")
 
@@ -46,6 +47,7 @@ class Folded(RecipeModule):
         strategy: the name of the strategy of each part, joined with "+".
         certificate: a :class:`Certificate` where terms were left out, None where none were.
         origin: the fingerprint of the weights that were folded.
+        quantization: errors and sizes of a fold in int8; None for one in floats.
         labels, about: the names of the outputs and other notes from a file; None without.
 
     Shape:
@@ -101,6 +103,11 @@ class Folded(RecipeModule):
         if any(proof is not None and math.isfinite(proof.max_norm) for proof in parts[1:]):
             return None
         return weakest([proof for proof in parts if proof is not None])
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """What :func:`conformallayers.quantize` has measured; None for a fold in floats."""
+        return read_quantization(self.about)
 
     def explain(self) -> Explanation:
         """Return the candidates, their costs and the reason for the choice; prints as a table."""

@@ -40,6 +40,7 @@ STORED_DTYPES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int8: "I8",
 }
 # Stored name → class. Layers are made by their constructors, the others of their children. What the
 # library can lower it can store; activations and layers of its own have rows by their public names.

@@ -27,7 +27,7 @@ from ..utils.files import Path, kind_of_file, replace_file
 FORMAT = 2  # of the document; raised when older readers could no longer understand it
 # What a file holds, and the entry of the document that describes it.
 KINDS = {"folded": "recipe", "model": "model", "checkpoint": "state"}
-ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1}
 _CHUNK = 2**20  # bytes that are read at a time
 _HEADER_LIMIT = 2**24  # bytes: tens of thousands of layers; parsed it takes about twenty times more
 _AXES_LIMIT = 16

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from ..errors import refusal
+from . import integer_operations as integer
 from . import layer_operations as layer
 from . import point_operations as point
 from .archive import Archive, damaged, unbuildable
@@ -22,7 +23,7 @@ from .recipe import INPUT, Recipe
 
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 WIDE_DTYPE = "F64"  # of constants that keep it whatever the dtype of the fold
-INDEX_DTYPE = "I32"
+INTEGER_DTYPES = {"int32": "I32", "int8": "I8"}
 # A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
@@ -38,6 +39,8 @@ _Document = Mapping[str, Any]
 # What a value is. Kinds may not be mixed: only between the right ones does the choice of a peak, which each
 # runtime makes for itself, cancel. A spectrum is complex.
 _FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
+# Whole numbers have scalars of their own, which every runtime rounds alike.
+_INTEGERS, _EXACT_PEAK, _EXACT_TAU, _EXACT_ENERGY = range(6, 10)
 _WRITES: dict[type[Operation], tuple[int, ...]] = {
     point.Normalize: (_FEATURES, _PEAK, _TAU),
     point.Rescale: (_FEATURES, _PEAK, _TAU, _ENERGY),
@@ -50,6 +53,10 @@ _WRITES: dict[type[Operation], tuple[int, ...]] = {
         (point.SumSquares, point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm),
         (_ENERGY,),
     ),
+    integer.QuantizePoint: (_INTEGERS, _EXACT_PEAK, _EXACT_TAU),
+    integer.IntegerRebase: (_EXACT_PEAK, _EXACT_TAU),
+    integer.IntegerAdvance: (_EXACT_TAU,),
+    integer.IntegerEnergy: (_EXACT_ENERGY,),
 }
 
 
@@ -137,10 +144,10 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
     expect(count <= OPERATIONS_LIMIT, f"{count} operations, and {OPERATIONS_LIMIT} are the most")
     recipe = read_recipe(document, archive.entries)
     expect(recipe.input_shape, "samples without a coefficient")
-    indices = recipe.index_constants()
+    integers = recipe.integer_constants()
     for name, entry in archive.entries.items():
         expected = WIDE_DTYPE if name in recipe.wide else DTYPES[dtype]
-        expected = INDEX_DTYPE if name in indices else expected
+        expected = INTEGER_DTYPES[integers[name]] if name in integers else expected
         expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
     for operation in recipe.operations:
@@ -158,10 +165,12 @@ def _check_kinds(recipe: Recipe) -> None:
     for operation in recipe.operations:
         found = [kinds[name] for name in operation.inputs]
         sums = isinstance(operation, (layer.Add, layer.Elementwise)) and set(found) == {_ENERGY}
-        expected = found if sums else _read_kinds(operation)
+        whole = set(found) == {_INTEGERS} and integer.keeps_integers(operation)
+        expected = found if sums or whole else _read_kinds(operation)
         for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
             expect(kind == needed, f"{operation.kind} reads {name!r:.60}, which is something else")
-        written = _WRITES.get(type(operation), (_ENERGY if sums else _FEATURES,))
+        usual = _INTEGERS if whole or integer.makes_integers(operation) else _FEATURES
+        written = _WRITES.get(type(operation), (_ENERGY if sums else usual,))
         kinds.update(zip(operation.outputs, written, strict=True))
     expect(kinds[recipe.output] == _FEATURES, "an output that is no batch of numbers")
 
@@ -183,6 +192,13 @@ def _read_kinds(operation: Operation) -> list[int]:
         return [*first, *[_ENERGY] * forms, *[_GROWTH] * (count - len(first) - forms)]
     if isinstance(operation, (point.SpectralForm, point.SpectralProduct, point.InverseFourier)):
         return [_SPECTRUM]
+    if isinstance(operation, integer.IntegerAdvance):
+        return [_EXACT_TAU, _EXACT_PEAK, *[_EXACT_ENERGY] * (count - 2)]
+    if isinstance(operation, integer.IntegerRebase):
+        return [_EXACT_PEAK, _EXACT_TAU]
+    if isinstance(operation, integer.READERS):
+        features = len(getattr(operation, "multipliers", "q"))
+        return [*[_INTEGERS] * features, *[_EXACT_TAU] * (count - features)]
     return [_FEATURES] * count
 
 

@@ -149,7 +149,9 @@ class ConvTranspose(_Convolution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pool(Operation):
+class Pool(Operation):
+    """Sliding windows of (C, ...)."""
+
     kernel: tuple[int, ...] = setting("kernel", positives)
     stride: tuple[int, ...] = setting("stride", positives)
     padding: tuple[int, ...] = setting("padding", sizes)
@@ -174,7 +176,7 @@ class _Pool(Operation):
 
 
 @operation("avg_pool")
-class AvgPool(_Pool):
+class AvgPool(Pool):
     """Average windows; ``divisor`` replaces the number of entries of a window."""
 
     count_include_pad: bool = setting("count_include_pad", flag, True)
@@ -182,7 +184,7 @@ class AvgPool(_Pool):
 
 
 @operation("max_pool")
-class MaxPool(_Pool):
+class MaxPool(Pool):
     """Take the largest entry of each window."""
 
     dilation: tuple[int, ...] = setting("dilation", positives)
@@ -284,10 +286,7 @@ class Upsample(Operation):
 class _Broadcast(Operation):
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         for _, held in self.constants():
-            array = constant(held)
-            pairs = zip(reversed(array), reversed(x), strict=False)
-            fits = len(array) <= len(x) and all(a in (1, n) for a, n in pairs)
-            expect(fits, f"a constant {array} for {x}")
+            expect_broadcast(constant(held), x)
         return x
 
 
@@ -464,6 +463,13 @@ def windows(n: int, span: int, stride: int, padding: int, ceil_mode: bool) -> in
     return count - 1 if ceil_mode and (count - 1) * stride >= n + padding else count
 
 
+def expect_broadcast(array: Shape, x: Shape) -> None:
+    """Refuse a constant that does not broadcast to the sample."""
+    pairs = zip(reversed(array), reversed(x), strict=False)
+    fits = len(array) <= len(x) and all(a in (1, n) for a, n in pairs)
+    expect(fits, f"a constant {array} for {x}")
+
+
 def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
     """Refuse settings that are not one for each spatial axis of (C, ...)."""
     expect(1 <= len(x) - 1 <= 3, f"one to three spatial axes, not {x}")
@@ -472,7 +478,7 @@ def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
 
 
 _HOMOGENEOUS = (
-    *(SparseMatmul, _Pool, NormPool, _AdaptivePool, Upsample, Multiply, PRelu, Add, Concatenate),
+    *(SparseMatmul, Pool, NormPool, _AdaptivePool, Upsample, Multiply, PRelu, Add, Concatenate),
     *(Slice, Reshape, Permute, Cast, Call),
 )
 

@@ -48,7 +48,11 @@ class Operation:
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
     def index_constants(self) -> tuple[str, ...]:
-        """Return the names of constants that are int32 indices."""
+        """Return the names of constants that are int32."""
+        return ()
+
+    def byte_constants(self) -> tuple[str, ...]:
+        """Return the names of constants that are int8."""
         return ()
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:

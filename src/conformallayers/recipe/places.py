@@ -120,7 +120,7 @@ def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
     return whole
 
 
-def margins(op: layer.AvgPool | layer.MaxPool, shape: Shape) -> list[tuple[int, int]]:
+def margins(op: layer.Pool, shape: Shape) -> list[tuple[int, int]]:
     """Return how far windows reach beyond both ends of each axis; negative: entries that none reads."""
     return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in op.axes(shape)]
 
@@ -166,7 +166,7 @@ def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
 
 
 def window_ends(
-    op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, shape: Shape
+    op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
 ) -> list[tuple[Table, Table]]:
     """Return for each axis the first entry of every window that is inside, and where the window ends."""
     if isinstance(op, layer.AdaptiveMaxPool):

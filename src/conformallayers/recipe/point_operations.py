@@ -68,7 +68,7 @@ class Rescale(Operation):
     weight: float = setting("weight", number, 1.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_scalars(inputs[1:])
+        expect_scalars(inputs[1:])
         return (inputs[0], SCALAR, SCALAR, SCALAR)
 
 
@@ -198,7 +198,7 @@ class Advance(Operation):
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(len(inputs) > 2, "no energy")
         _expect_rule(self.rule, self.module)
-        return _expect_scalars(inputs)
+        return expect_scalars(inputs)
 
 
 @operation("divide")
@@ -208,7 +208,7 @@ class Divide(Operation):
     scale: float = setting("scale", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_scalars(inputs[1:])
+        expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not v, τ and m")
         return (inputs[0],)
 
@@ -224,7 +224,7 @@ class Rebase(Operation):
     coordinate: float = setting("coordinate", number)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_scalars(inputs[1:])
+        expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not z, m and τ")
         return (inputs[0], SCALAR, SCALAR)
 
@@ -261,7 +261,7 @@ class Grow(Operation):
         first = 3 if self.constant_parts else 2
         expect(len(inputs) >= first + self.form_count, "fewer forms than pairs of parts")
         sites = len(inputs) - first - self.form_count
-        _expect_scalars([*inputs[:2], *inputs[first:]])
+        expect_scalars([*inputs[:2], *inputs[first:]])
         _expect_keys([*self.linear, *self.constant_parts, self.coordinate], sites)
         count = len(self.constant_parts)
         expect((self.gram is not None) == bool(count), "constant parts without their products")
@@ -283,7 +283,7 @@ class Combine(Operation):
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         v = inputs[0]
         expect(len(inputs) >= 2 and v and v[0] == len(self.linear), f"parts {v}")
-        _expect_scalars(inputs[1:])
+        expect_scalars(inputs[1:])
         _expect_keys([*self.linear, *self.constant_parts], len(inputs) - 2)
         count = len(self.constant_parts)
         expect((self.vectors is not None) == bool(count), "constant parts without their vectors")
@@ -302,7 +302,8 @@ def _spectrum(shape: Shape) -> Shape:
     return shape
 
 
-def _expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+def expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+    """Refuse values that are not one number for each sample; return the shape of such a value."""
     expect(all(shape == SCALAR for shape in shapes), "one number for each sample")
     return (SCALAR,)
 

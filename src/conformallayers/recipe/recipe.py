@@ -13,13 +13,14 @@ from typing import Any
 
 from ..errors import shape_text
 from ..utils.html import Block, Printed
-from . import layer_operations, point_operations
+from . import integer_operations, layer_operations, point_operations
 from .layer_operations import Call
 from .operation import OPERATIONS, Operation, Shape
 
 INPUT = "x"  # the name of the value that a recipe starts with
 
-__all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder", "layer_operations", "point_operations"]
+__all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder"]
+__all__ += ["integer_operations", "layer_operations", "point_operations"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,9 +79,10 @@ class Recipe(Printed):
         """Return the shape of a constant."""
         return tuple(int(n) for n in self.constants[name].shape)
 
-    def index_constants(self) -> frozenset[str]:
-        """Return the names of constants that are int32 indices, whatever the dtype of the fold."""
-        return frozenset(name for op in self.operations for name in op.index_constants())
+    def integer_constants(self) -> dict[str, str]:
+        """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold."""
+        found = {name: "int32" for op in self.operations for name in op.index_constants()}
+        return found | {name: "int8" for op in self.operations for name in op.byte_constants()}
 
     def check_values(self) -> None:
         """Raise ValueError where values of constants make no sense: nobody looks when they are used."""

@@ -234,7 +234,7 @@ every_case = pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case
 
 def module_of(case: RecipeCase, dtype: torch.dtype) -> RecipeModule:
     recipe = case.build()
-    wide = recipe.wide | recipe.index_constants()
+    wide = recipe.wide | recipe.integer_constants().keys()
     return RecipeModule(
         recipe.with_constants(lambda name, array: array if name in wide else array.to(dtype)), dtype
     )
@@ -262,7 +262,7 @@ def test_wide_constants_stay_wide(case: RecipeCase) -> None:
     assert run.dtype == torch.float32
     for name, array in run.recipe.constants.items():
         expected = torch.float64 if name in run.recipe.wide else torch.float32
-        if name not in run.recipe.index_constants():
+        if name not in run.recipe.integer_constants():
             assert array.dtype == expected
     x = samples(run.input_shape, torch.float32, batch=3)
     assert torch.equal(run(x), module_of(case, torch.float32)(x))

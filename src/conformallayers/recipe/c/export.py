@@ -18,6 +18,7 @@ from ...folding.certificate import Certificate
 from ...testing import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
+from .. import integer_operations as integer
 from .. import point_operations as point
 from ..numpy.network import Network
 from ..operation import Operation
@@ -25,8 +26,8 @@ from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
 from .files import DEFAULT, CExport, code_of, texts_of
+from .integers import WRITE
 from .layers import write_scalar
-from .points import WRITE
 from .program import Program
 from .prune import Proofs, room_left
 from .self_test import SelfTest, whole_levels
@@ -40,6 +41,7 @@ STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
 _SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
+_OF_SCALARS = point.Advance, point.Grow, integer.IntegerAdvance, integer.IntegerRebase
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
 unsigned void volatile while alignas alignof and and_eq asm bitand bitor bool catch class compl concept
@@ -104,7 +106,7 @@ def export_c(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
         name=name,
-        dtype=dtype,
+        dtype="int8" if integer.integer_values(recipe.operations) else dtype,
         arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
         work_bytes=4 * max(1, program.work_size),
         stack_bytes=stack_bytes(*code),
@@ -143,7 +145,7 @@ def write(
         if len({program.wide(name) for name in features}) > 1:
             got, remedy = f"{operation.kind} of float32 and float64", 'Fold with strategy="dense".'
             raise refusal("export_c(folded)", "operations that C has", got, remedy)
-        if not features and not isinstance(operation, (point.Advance, point.Grow)):
+        if not features and not isinstance(operation, _OF_SCALARS):
             write_scalar(operation, program)
         else:
             WRITE[type(operation)](operation, program)
@@ -200,6 +202,8 @@ def _exact_recipe(folded: Folded, forms: bool) -> Recipe:
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
     """Return a constant in the dtype that a float32 fold has it in."""
+    if name in recipe.integer_constants():
+        return np.asarray(array, np.int64)
     with np.errstate(over="ignore"):
         return np.asarray(array, np.float64 if name in recipe.wide else np.float32)
 

@@ -35,14 +35,21 @@ def _conv(op: layer.Conv, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
     stored = program.weights(op.weight, kernel, x)
     channels, share, *window = stored.values.shape
-    sizes = program.shape(x)[1:], program.shape(y)[1:], window, op.stride, op.dilation
-    numbers = [program.shape(x)[0], channels, op.groups]
-    numbers += [n for values in sizes for n in _three(tuple(values), 1)]
-    geometry = program.integers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
+    geometry = conv_geometry(op, program)
     source, target = program.read(x), program.write(y)
     program.emit(f"convolve{stored.suffix}({stored.arguments}, {source}, {target}, {geometry});")
     program.multiply_adds += program.count(y) * share * prod(window)
     _add_bias(op.bias, program, y, prod(program.shape(y)[1:]), channels)
+
+
+def conv_geometry(op: layer.Conv, program: Program) -> str:
+    """Append the sizes and steps of a convolution; return their array."""
+    x, (y,) = op.inputs[0], op.outputs
+    channels, _, *window = program.recipe.constant_shape(op.weight)
+    sizes = program.shape(x)[1:], program.shape(y)[1:], window, op.stride, op.dilation
+    numbers = [program.shape(x)[0], channels, op.groups]
+    numbers += [n for values in sizes for n in _three(tuple(values), 1)]
+    return program.integers(f"{y}_geometry", [*numbers, *_three(op.padding, 0)])
 
 
 def _three(values: tuple[int, ...], first: int) -> tuple[int, ...]:
@@ -60,19 +67,24 @@ def _add_bias(bias: str | None, program: Program, y: str, inner: int, length: in
 def _pool(op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, program: Program) -> None:
     """Append the largest entries or the norms of windows; a table says where each begins and ends."""
     (x,), (y,) = op.inputs, op.outputs
+    held = pool_geometry(op, program, places.window_ends(op, program.shape(x)))
+    function = "norm_pool" if isinstance(op, layer.NormPool) else "max_pool"
+    program.call(function, x, program.read(x), program.write(y), held)
+
+
+def pool_geometry(op: Operation, program: Program, ends: list[tuple[Table, Table]]) -> str:
+    """Append the sizes of windows, and where each begins and ends; return their array."""
+    (x,), (y,) = op.inputs, op.outputs
     (channels, *before), (_, *after) = program.shape(x), program.shape(y)
     steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
     numbers = [channels]
     for values in (before, after, steps):
         numbers += _three(tuple(values), 1)
     numbers.append(prod(op.kernel) if isinstance(op, layer.NormPool) else 1)
-    ends = places.window_ends(op, program.shape(x))
     missing = [(np.zeros(1, int), np.ones(1, int))] * (3 - len(ends))
     for pair in (*missing, *ends):
         numbers += [int(n) for table in pair for n in table]
-    function = "norm_pool" if isinstance(op, layer.NormPool) else "max_pool"
-    held = program.integers(f"{y}_windows", numbers)
-    program.call(function, x, program.read(x), program.write(y), held)
+    return program.integers(f"{y}_windows", numbers)
 
 
 @WRITE.runs(layer.Pad, layer.Upsample)
@@ -126,7 +138,8 @@ def _slice(op: layer.Slice, program: Program) -> None:
         return
     pitch, length = (n * inner * program.width(x) for n in (shape[op.axis], op.stop - op.start))
     source = program.read(x, op.start * inner)
-    program.emit(f"copy({source}, {pitch}, {program.write(y)}, {length}, {rows}, {length});")
+    call = f"{source}, {pitch}, {program.write(y)}, {length}, {rows}, {length}"
+    program.emit(f"{program.copy(x)}({call});")
 
 
 @WRITE.runs(layer.Concatenate)
@@ -141,7 +154,7 @@ def _concatenate(op: layer.Concatenate, program: Program) -> None:
         length = program.count(x) // rows
         target = program.read(y, start)
         call = f"{program.read(x)}, {length * width}, {target}, {pitch}, {rows}, {length * width}"
-        program.emit(f"copy({call});")
+        program.emit(f"{program.copy(x)}({call});")
         start += length
 
 
@@ -184,14 +197,19 @@ _BROADCASTS: dict[type[Operation], str] = {
 def _broadcast(op: Operation, program: Program) -> None:
     """Append a function of a value and a constant, which is written out along inner axes."""
     (x,), (y,), ((_, constant),) = op.inputs, op.outputs, op.constants()
+    written, inner = written_out(program, constant, x)
+    held = program.exact(constant, program.ctype(x), written)
+    source, target = program.read(x), program.write(y, over=x)
+    sizes = program.count(x), inner, prod(written)
+    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
+
+
+def written_out(program: Program, constant: str, x: str) -> tuple[Shape, int]:
+    """Return the shape in which a constant that meets x is stored, and how many entries each number meets."""
     shape, given = program.shape(x), program.recipe.constant_shape(constant)
     used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
     first, last = (used[0], used[-1] + 1) if used else (0, 0)
-    written = (*shape[first:last], *(1,) * (len(shape) - last))
-    held = program.exact(constant, program.ctype(x), written)
-    source, target = program.read(x), program.write(y, over=x)
-    sizes = program.count(x), prod(shape[last:]), prod(written)
-    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
+    return (*shape[first:last], *(1,) * (len(shape) - last)), prod(shape[last:])
 
 
 @WRITE.runs(layer.Elementwise)

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import layer_operations as layer
 from .. import point_operations as point
+from ..integer_operations import integer_values
 from ..operation import Shape
 from ..recipe import INPUT, Recipe
 from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel
@@ -18,6 +19,7 @@ from .memory import Buffer, arrange
 from .prune import Proofs
 
 IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
+_BYTES = 4  # of a float: whole numbers that its memory has room for
 _IN_PLACE = (
     layer.AddConstant,
     point.Divide,
@@ -64,6 +66,7 @@ class Program:
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
         self._shapes, self._wide = recipe.shapes(), wide_values(recipe)
+        self._whole = integer_values(recipe.operations)
         self._last_use = {INPUT: 0}
         for i, op in enumerate(recipe.operations):
             self._last_use.update(dict.fromkeys((*op.inputs, *op.outputs), i))
@@ -95,20 +98,26 @@ class Program:
 
     def ctype(self, name: str) -> str:
         """Return the type of the entries of a value."""
-        return "double" if name in self._wide else "float"
+        return "int8_t" if name in self._whole else "double" if name in self._wide else "float"
 
     def suffix(self, name: str) -> str:
         """Return the suffix of functions that take a value."""
-        return f"_{SUFFIX[self.ctype(name)]}"
+        return "_b" if name in self._whole else f"_{SUFFIX[self.ctype(name)]}"
 
     def width(self, name: str) -> int:
-        """Return how many floats an entry of a value takes."""
+        """Return how many floats an entry of a value takes; one for whole numbers, whose places are bytes."""
         return 2 if name in self._wide else 1
+
+    def copy(self, name: str) -> str:
+        """Return the function that copies rows of a value."""
+        return "copy_whole" if name in self._whole else "copy"
 
     def read(self, name: str, offset: int = 0) -> str:
         """Return the address of a value, or of its entry ``offset``; ``finish`` fills in those of work memory."""
         buffer, start = self._places[name]
         place = start + offset * self.width(name)
+        if name in self._whole:
+            return _address(f"(int8_t *)(@{self.buffers.index(buffer)}:0@)", place)
         if buffer.base == WORK:
             return f"@{self.buffers.index(buffer)}:{place}@"
         return _address(buffer.base, place)
@@ -120,9 +129,16 @@ class Program:
         elif name in self._results:
             self._share(name, Buffer(OUT, self.count(name)), 0)
         else:
-            self.buffers.append(Buffer(WORK, self.count(name) * self.width(name), self.index))
+            size = self.count(name) * self.width(name)
+            size = -(-size // _BYTES) if name in self._whole else size
+            self.buffers.append(Buffer(WORK, size, self.index))
             self._share(name, self.buffers[-1], 0)
         return self.read(name)
+
+    def scratch(self, size: int) -> str:
+        """Return the address of bytes that the operation that is written needs for itself."""
+        self.buffers.append(Buffer(WORK, -(-size // _BYTES), self.index, self.index))
+        return f"(int8_t *)(@{len(self.buffers) - 1}:0@)"
 
     def alias(self, name: str, source: str, offset: int = 0) -> None:
         """Let a new value be part of another one, from its entry ``offset`` on."""
@@ -149,7 +165,7 @@ class Program:
     def _is_free(self, name: str, other: str) -> bool:
         buffer, _ = self._places[name]
         reads = [x for x in self.recipe.operations[self.index].inputs if x in buffer.values]
-        same = self.width(name) == self.width(other) and self.count(name) == self.count(other)
+        same = self.ctype(name) == self.ctype(other) and self.count(name) == self.count(other)
         return same and buffer.last <= self.index and len(reads) == 1 and buffer.base != IMAGE
 
     # -- scalars --------------------------------------------------------------------------------
@@ -225,13 +241,23 @@ class Program:
 
         The constant may have more axes than ``shape``, all of size 1, in front.
         """
-        values = written = self.array(name)
-        if shape is not None:
-            axes = max(0, values.ndim - len(shape))
-            written = np.broadcast_to(values.reshape(values.shape[axes:]), shape)
+        values = self.array(name)
+        written = values if shape is None else _broadcast(values, shape)
         stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
         self.rounded[name] = as_type(values, ctype)
         return stored.arguments
+
+    def whole_array(self, name: str, ctype: str, shape: Shape | None = None) -> str:
+        """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
+        values = self.array(name)
+        written = values if shape is None else _broadcast(values, shape)
+        key = name, f"{ctype} {shape}"
+        if key not in self._stored:
+            flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
+            constant = Constant(self.identifier(f"k_{name}"), ctype, flat)
+            self.constants.append(constant)
+            self._stored[key] = Stored(ctype, False, values, (constant,), flat.size)
+        return self._stored[key].arguments
 
     def integers(self, name: str, values: Sequence[int]) -> str:
         """Append an array of integers; return its name."""
@@ -255,6 +281,11 @@ class Program:
     def _placed(self, found: re.Match[str]) -> str:
         """Write the address that ``read`` left open."""
         return _address(WORK, self.buffers[int(found[1])].start + int(found[2]))
+
+
+def _broadcast(values: Array, shape: Shape) -> Array:
+    axes = max(0, values.ndim - len(shape))
+    return np.broadcast_to(values.reshape(values.shape[axes:]), shape)
 
 
 def _address(base: str, place: int) -> str:

@@ -18,12 +18,19 @@ _SUFFIXES = {  # of functions: type of the weights, type of values
     "i": ("int8_t", "float"),
     "s": ("int16_t", "float"),
     "d": ("double", "double"),
+    "b": ("int8_t", "int8_t"),
 }
-# How entries are read, written and pointed at: pattern, for float, for double.
+# How entries are read, written and pointed at: pattern, for float, for double, for whole numbers.
 _ENTRIES = (
-    (r"\$get\((\w+), ([^()]*)\)", r"\1[\2]", r"load(\1, \2)"),
-    (r"\$at\((\w+), ([^()]*)\)", r"\1 + \2", r"\1 + 2 * (size_t)(\2)"),
-    (r"\$put\((\w+), (\w+), (.*)\);", r"\1[\2] = \3;", r"store(\1, \2, \3);"),
+    (r"\$get\((\w+), ([^()]*)\)", r"\1[\2]", r"load(\1, \2)", r"\1[\2]"),
+    (r"\$at\((\w+), ([^()]*)\)", r"\1 + \2", r"\1 + 2 * (size_t)(\2)", r"\1 + \2"),
+    (
+        r"\$put\((\w+), (\w+), (.*)\);",
+        r"\1[\2] = \3;",
+        r"store(\1, \2, \3);",
+        r"\1[\2] = (int8_t)(\3);",
+    ),
+    (r"\bfloat \*", "float *", "float *", "int8_t *"),
 )
 # Functions of one number v; d is v as a double, a and b are parameters of type double.
 MAPS = {
@@ -65,12 +72,17 @@ POOLS = {
     ),
 }
 
+WHOLE_POOLS = {"max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found")}
+
 
 @lru_cache(maxsize=1)
 def helpers() -> dict[str, str]:
     """Return the templates of functions by name; a function calls only those before it."""
-    _, *parts = re.split(r"^//: ", (_FOLDER / "helpers.c").read_text("ascii"), flags=re.MULTILINE)
-    return dict(part.split("\n", 1) for part in parts)
+    found: dict[str, str] = {}
+    for file in ("helpers.c", "integers.c"):
+        _, *parts = re.split(r"^//: ", (_FOLDER / file).read_text("ascii"), flags=re.MULTILINE)
+        found |= dict(part.split("\n", 1) for part in parts)
+    return found
 
 
 def functions(text: str) -> str:
@@ -108,8 +120,8 @@ def _written(template: str, name: str) -> str:
     """Write a function for one type of weights and values."""
     base, _, suffix = name.rpartition("_")
     weights, values = _SUFFIXES.get(suffix, ("", ""))
-    scaled, wide = suffix in ("i", "s"), values == "double"
-    first, each, result = POOLS.get(base, ("", "", ""))
+    scaled = suffix in ("i", "s")
+    first, each, result = (WHOLE_POOLS if values == "int8_t" else POOLS).get(base, ("", "", ""))
     expression = {**MAPS, **BROADCASTS}.get(base, each)
     parameters = "".join(f", double {letter}" for letter in "ab"[: FUNCTIONS.get(base, 0)])
     text = helpers()[template]
@@ -128,8 +140,9 @@ def _written(template: str, name: str) -> str:
         ("$s", f"_{suffix}"),
     ):
         text = text.replace(token, word)
-    for pattern, of_float, of_double in _ENTRIES:
-        text = re.sub(pattern, of_double if wide else of_float, text)
+    kind = ("float", "double", "int8_t").index(values) if values else 0
+    for pattern, *written in _ENTRIES:
+        text = re.sub(pattern, written[kind], text)
     return text
 
 

@@ -55,7 +55,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         if isinstance(operation, _SPECTRAL):
             remedy = f"{_DENSE}."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
-    shapes, indices, wide = recipe.shapes(), recipe.index_constants(), _wide_values(recipe)
+    shapes, indices, wide = recipe.shapes(), recipe.integer_constants(), _wide_values(recipe)
     document = describe(recipe) | {"dtype": dtype}
     del document["wide"]  # the dtype of each constant says it
     for entry, operation in zip(document["operations"], recipe.operations, strict=True):
@@ -71,7 +71,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     document["constants"] = {
         name: _encoded(array, "float64" if name in recipe.wide else dtype)
         if name not in indices
-        else _encoded(array, "int32")
+        else _encoded(array, indices[name])
         for name, array in recipe.constants.items()
     }
     return document

@@ -71,8 +71,12 @@ def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
+    return _affine(net, convolved(op, net.constant(op.weight), x), None, op.bias, x.ndim - 2)
+
+
+def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
     """Multiply all windows by one matrix for each group."""
-    weight, axes, batch = net.constant(op.weight), len(op.stride), len(x)
+    axes, batch = len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
     x = _surrounded(x, [(p, p) for p in op.padding])
     windows = _windows(x, kernel, op.stride, op.dilation)
@@ -84,7 +88,7 @@ def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
     )
     images = rows @ weight.reshape(op.groups, outputs // op.groups, -1).transpose(0, 2, 1)
     images = images.reshape(op.groups, batch, *positions, outputs // op.groups)
-    return _channels_first(images, net, op.bias)
+    return _channels_first(images)
 
 
 @RUN.runs(layer.ConvTranspose)
@@ -104,14 +108,14 @@ def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
         cut = [slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, s, n in at]
         y[(slice(None), slice(None), *cut)] += image.reshape(op.groups, batch, *sizes, outputs)
     inside = [slice(p, n - p) for p, n in zip(op.padding, full, strict=True)]
-    return _channels_first(y[(slice(None), slice(None), *inside)], net, op.bias)
+    y = _channels_first(y[(slice(None), slice(None), *inside)])
+    return _affine(net, y, None, op.bias, len(inside))
 
 
-def _channels_first(images: Array, net: Network, bias: str | None) -> Array:
-    """Return (groups, B, ..., C / groups) as (B, C, ...), with one number added to each channel."""
+def _channels_first(images: Array) -> Array:
+    """Return (groups, B, ..., C / groups) as (B, C, ...)."""
     groups, batch, *spatial, channels = images.shape
-    y = np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
-    return _affine(net, y, None, bias, len(spatial))
+    return np.moveaxis(images, (0, -1), (1, 2)).reshape(batch, groups * channels, *spatial)
 
 
 def _windows(
@@ -129,7 +133,7 @@ def _windows(
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, net: Network, x: Array) -> Array:
-    total = reduce(np.add, _entries(op, x.astype(np.float64), 0.0))
+    total = reduce(np.add, entries(op, x.astype(np.float64), 0.0))
     divisors = places.divisors(op, x.shape[1:], total.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
@@ -142,10 +146,10 @@ def _norm_pool(op: layer.NormPool, net: Network, x: Array) -> Array:
 
 @RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, net: Network, x: Array) -> Array:
-    return reduce(np.maximum, _entries(op, x, -np.inf))
+    return reduce(np.maximum, entries(op, x, -np.inf))
 
 
-def _entries(op: layer.AvgPool | layer.MaxPool, x: Array, fill: float) -> Iterator[Array]:
+def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
     """Yield, for each place of the window, the entries of all windows: each (B, C, *positions)."""
     dilation = [d for *_, d in op.axes(x.shape[1:])]
     surrounded = _surrounded(x, places.margins(op, x.shape[1:]), fill)

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import refusal, shape_text
 from ..places import Array
 from ..recipe import INPUT, Recipe
-from .points import RUN
+from .integers import RUN
 
 CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 _REMEDY = (

@@ -46,7 +46,7 @@ GROWTH: dict[str, Callable[[Array], Array]] = {
 def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Array, Array]:
     peak = np.maximum(_peak(x), x.dtype.type(min(op.offset, np.finfo(x.dtype).max)))
     peak = peak + (peak == 0)
-    unit, m = x / _column(peak, x), peak.astype(np.float64)
+    unit, m = x / column(peak, x), peak.astype(np.float64)
     return unit, m, np.hypot(np.sqrt(_squared_norm(unit)), op.offset / m)
 
 
@@ -68,7 +68,7 @@ def _rescale(
     if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
         peak = _peak(z)
         _, exponent = np.frexp(np.where(np.isfinite(peak), peak, 1))
-        z = np.ldexp(z, -_column(exponent, z))
+        z = np.ldexp(z, -column(exponent, z))
         m, tau = np.ldexp(m, exponent), np.ldexp(tau, -exponent)
         n = _squared_norm(z)
     return z, m, tau, n * op.weight
@@ -216,11 +216,11 @@ def _inverse(t: Array) -> Array:
     return np.divide(1.0, t, out=np.zeros_like(t), where=t != 0)
 
 
-def _column(scalars: Array, x: Array) -> Array:
+def column(scalars: Array, x: Array) -> Array:
     """Return one number for each sample, (B,), so that it broadcasts to x (B, ...)."""
     return scalars.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _scaled(z: Array, factor: Array) -> Array:
     """Multiply each sample by its factor (B,), in the dtype of z."""
-    return np.asarray(z * _column(factor, z).astype(z.dtype))
+    return np.asarray(z * column(factor, z).astype(z.dtype))

@@ -83,9 +83,13 @@ def _sparse_matmul(op: layer.SparseMatmul, module: RecipeModule, x: Tensor) -> T
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, module: RecipeModule, x: Tensor) -> Tensor:
-    constants = module.constant(op.weight), module.optional(op.bias)
+    return convolved(op, x, module.constant(op.weight), module.optional(op.bias))
+
+
+def convolved(op: layer.Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Convolve as an operation says, with a weight and a bias of the dtype of x."""
     options = op.stride, op.padding, op.dilation, op.groups
-    y: Tensor = _BY_AXES["conv"][len(op.stride)](x, *constants, *options)
+    y: Tensor = _BY_AXES["conv"][len(op.stride)](x, weight, bias, *options)
     return y
 
 
@@ -104,10 +108,11 @@ def _for_sums(x: Tensor, entries: int) -> Tensor:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
-    return _averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
+    return averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
 
 
-def _averages(op: layer.AvgPool, x: Tensor) -> Tensor:
+def averages(op: layer.AvgPool, x: Tensor) -> Tensor:
+    """Average windows in the dtype of x."""
     common = op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
     if len(op.kernel) == 1:
         if op.divisor is None:

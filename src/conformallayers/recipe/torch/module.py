@@ -19,7 +19,7 @@ from ..document import describe, read_recipe
 from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
-from .points import RULES, RUN
+from .integers import RULES, RUN
 
 CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 Self = TypeVar("Self", bound="Constants")
@@ -77,7 +77,7 @@ class RecipeModule(nn.Module):
             name
             for op in recipe.operations
             if isinstance(op, layer.Conv) and len(op.stride) == 2
-            for name in op.inputs
+            for name in op.inputs[:1]
         }
         self.chunk_size: int | None = None
         if recipe.by_sample:

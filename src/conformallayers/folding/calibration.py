@@ -1,0 +1,89 @@
+"""Scales of whole numbers: ranges measured on images, multipliers and shifts between scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..recipe.integer_operations import EXACT, LEVELS, MULTIPLIERS, SHIFTS
+from ..recipe.places import Array
+from ..recipe.point_operations import Normalize
+from ..recipe.recipe import INPUT, Recipe
+from ..recipe.torch.module import RecipeModule
+
+_SHARES = np.linspace(0.3, 1.0, 36)  # of the largest value, as the value that 127 stands for
+_MEASURED = 2**18  # numbers of a value to measure with
+
+
+class Calibration:
+    """All values of a recipe for some images.
+
+    Samples are divided by their peaks in every case: a runtime of floats may leave that out.
+
+    Args:
+        recipe: of a fold.
+        dtype: of the fold.
+        images: (N, *input_shape).
+    """
+
+    def __init__(self, recipe: Recipe, dtype: torch.dtype, images: Tensor) -> None:
+        operations = tuple(
+            replace(op, limits=None) if isinstance(op, Normalize) else op
+            for op in recipe.operations
+        )
+        module = RecipeModule(replace(recipe, operations=operations), dtype)
+        with torch.inference_mode():
+            self._values = module.evaluate({INPUT: images}, keep=True)
+
+    def scale(self, name: str, tau: str | None = None) -> float:
+        """Return the scale of a value, times its coordinate if there is one, of least squared error."""
+        value: Tensor = self._values[name].double()
+        if tau is not None:
+            value = value * self._values[tau].view(-1, *[1] * (value.dim() - 1))
+        x = np.abs(value.numpy()).reshape(-1)
+        return least_error_scale(x[:: max(1, x.size // _MEASURED)], float(x.max(initial=0.0)))
+
+
+def least_error_scale(x: Array, largest: float) -> float:
+    """Return the scale by which numbers >= 0 lose least when they are rounded and clipped.
+
+    Examples:
+        >>> least_error_scale(np.array([0.0, 127.0]), 127.0)
+        1.0
+        >>> least_error_scale(np.zeros(3), 0.0)
+        1.0
+    """
+    if largest == 0 or not math.isfinite(largest):
+        return 1.0
+    scales = largest / LEVELS * _SHARES
+
+    def error(scale: float) -> float:
+        rounded = np.minimum(np.rint(x / scale), LEVELS) * scale
+        return float(np.square(rounded - x).sum())
+
+    errors = [error(scale) for scale in scales]
+    # Of equal errors the largest scale, which clips least.
+    return float(scales[len(errors) - 1 - int(np.argmin(errors[::-1]))])
+
+
+def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
+    """Return whole numbers M and a shift, so that ``M/2^shift`` are factors to 24 bits of the largest.
+
+    Args:
+        factors: above 0, one for each channel.
+        most: how large the sums that they multiply can be.
+        parts: whether products are multiplied once more, by a factor of the sample.
+    """
+    shift = min(SHIFTS - 1, 23 - math.floor(math.log2(factors.max())))
+    while shift >= 0:
+        found = np.rint(factors * 2.0**shift)
+        products = found * most
+        fits = found.max() < MULTIPLIERS and products.max() < EXACT
+        if fits and (not parts or products.max() / 2.0**shift < EXACT // MULTIPLIERS):
+            return found.astype(np.int32), shift
+        shift -= 1
+    raise ValueError(f"a factor of {factors.max():.3g}, which no multiplier of 24 bits has")

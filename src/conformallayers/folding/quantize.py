@@ -1,0 +1,133 @@
+"""Post-training quantisation of a fold: 8-bit weights and features, calibrated on images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import refusal, shape_text
+from ..recipe import integer_operations as integer
+from ..recipe.recipe import Recipe
+from .calibration import Calibration
+from .folded import Folded
+from .quantization import Quantization
+from .quantizer import Quantizer
+
+_DTYPES = torch.float32, torch.float64
+
+
+def quantize(folded: Folded, images: Tensor) -> Folded:
+    """Return a fold that computes with whole numbers: 8-bit weights and features, 32-bit sums.
+
+    Torch, numpy, ONNX and C compute the same whole numbers with it. Scales are chosen by the values that the
+    fold has for the images, which should be like those to come, and none of the test images; a few
+    hundred are enough. Energies and norms are computed from whole numbers, t is one float64 number of a
+    sample, and the outputs are floats. docs/quantization.md explains the arithmetic.
+
+    Args:
+        folded: from :func:`conformallayers.fold` or :func:`conformallayers.load`, in float32 or float64.
+        images: (N, *input_shape), as the fold takes them.
+
+    Returns:
+        A :class:`Folded` whose ``quantization`` prints errors and sizes.
+
+    Raises:
+        ConformalError: int8 lacks an operation, such as Fourier transforms and forms written out; the
+            message names a strategy without it.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> net = cl.zoo.load("digits-micro")
+        >>> _ = torch.manual_seed(0)
+        >>> small = cl.quantize(net, torch.rand(50, 1, 8, 8))
+        >>> small.quantization.int8_bytes / small.quantization.float_bytes < 0.3
+        True
+        >>> x = torch.rand(200, 1, 8, 8)
+        >>> bool((small(x).argmax(1) == net(x).argmax(1)).float().mean() > 0.9)
+        True
+    """
+    x = _checked(folded, images)
+    recipe = folded.recipe.with_constants(lambda _, array: array.cpu())
+    calibration = Calibration(recipe, folded.dtype, x)
+    quantized = pruned(Quantizer(recipe, calibration).quantized())
+    quantized.check_values()
+    plans = {
+        path: replace(plan, certificate=None, operations=None)
+        for path, plan in folded.plans.items()
+    }
+    result = Folded(quantized, folded.dtype, plans, folded.origin)
+    result.labels = folded.labels
+    measured = _measured(folded, result, x)
+    result.about = {**(folded.about or {}), "quantization": measured.stored()}
+    return result.to(folded.anchor.device)
+
+
+def _checked(folded: Any, images: Any) -> Tensor:
+    where = "quantize(folded, images)"
+    if not isinstance(folded, Folded):
+        got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
+        raise refusal(where, "a Folded", got, remedy)
+    if folded.dtype not in _DTYPES:
+        remedy = "Fold with dtype=torch.float32."
+        raise refusal(where, "a fold in float32 or float64", str(folded.dtype), remedy)
+    if integer.integer_values(folded.recipe.operations):
+        raise refusal(where, "a fold in floats", "one in int8", "Quantize the fold it came from.")
+    if any(array.is_meta for array in folded.recipe.constants.values()):
+        raise refusal(where, "constants with values", "some on meta", "Give them values first.")
+    if not isinstance(images, Tensor):
+        raise refusal(where, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
+    shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
+    fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
+    if not fits or not bool(images.isfinite().all()):
+        got = f"{tuple(images.shape)}" if not fits else "some that are not finite"
+        remedy = "Give a few hundred images, none of them test images."
+        raise refusal(where, f"finite images of shape (N, {shape}", got, remedy)
+    return images.detach().to(device="cpu", dtype=folded.dtype)
+
+
+def pruned(recipe: Recipe) -> Recipe:
+    """Return a recipe without operations whose values nobody reads."""
+    needed, kept = {recipe.output}, []
+    for op in reversed(recipe.operations):
+        if not needed.isdisjoint(op.outputs):
+            needed.update(op.inputs)
+            kept.append(op)
+    used = {name for op in kept for _, name in op.constants()}
+    constants = {name: array for name, array in recipe.constants.items() if name in used}
+    operations = tuple(reversed(kept))
+    return replace(recipe, operations=operations, constants=constants, wide=recipe.wide & used)
+
+
+def _measured(folded: Folded, quantized: Folded, x: Tensor) -> Quantization:
+    with torch.inference_mode():
+        expected = folded(x.to(folded.anchor)).double().cpu().flatten(1)
+        actual = quantized(x).double().flatten(1)
+    size = expected.norm(dim=1)
+    error = torch.where(size == 0, 0.0, (actual - expected).norm(dim=1) / size)
+    return Quantization(
+        images=len(x),
+        mean_error=float(error.mean()),
+        largest_error=float(error.max()),
+        agreement=float((actual.argmax(1) == expected.argmax(1)).double().mean()),
+        float_bytes=_bytes(folded.recipe),
+        int8_bytes=_bytes(quantized.recipe),
+        float_operations=_float_operations(quantized.recipe),
+    )
+
+
+def _bytes(recipe: Recipe) -> int:
+    return sum(array.dtype.itemsize * prod(array.shape) for array in recipe.constants.values())
+
+
+def _float_operations(recipe: Recipe) -> tuple[str, ...]:
+    whole = integer.integer_values(recipe.operations)
+    kinds = [
+        op.kind
+        for op in recipe.operations
+        if type(op).__module__ != integer.__name__ and op.outputs[0] not in whole
+    ]
+    return tuple(dict.fromkeys(kinds))

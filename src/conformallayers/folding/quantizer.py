@@ -1,0 +1,500 @@
+"""Rewrite a recipe in whole numbers, operation by operation.
+
+A value is held as features with a scale, and with the coordinate that it still has to be divided by: pooling,
+ReLU and changes of shape let a division pass, and the next product divides its sums. A product is held back
+until somebody reads it, so that the division, the bias and the ReLU behind it become parts of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import refusal
+from ..recipe import integer_operations as integer
+from ..recipe import layer_operations as layer
+from ..recipe import places
+from ..recipe import point_operations as point
+from ..recipe.integer_operations import LEVELS, PART_BITS
+from ..recipe.operation import Operation, Runtime
+from ..recipe.places import Array
+from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from .calibration import Calibration, multipliers
+
+RUN = Runtime("int8")
+_REMEDY = 'Fold with strategy="conv", "dense" or "layers", and without inner biases or branches.'
+_LARGEST_BIAS = 2**24  # in units of sums
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value of floats; ``addend`` is still to be added to it."""
+
+    name: str
+    addend: Array | None = None
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of each sample; ``one`` if it is 1 for all of them."""
+
+    name: str
+    one: bool = False
+
+
+@dataclass(frozen=True)
+class Features:
+    """Whole numbers q of the value ``scale·q``, or ``scale·q/τ``; τ by its name in the recipe of floats."""
+
+    name: str
+    scale: float
+    tau: str | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A product that is held back: ``(W x + bias)/τ + addend``, at least 0 if ``low`` is 0.
+
+    x is ``scale`` times features; bias and addend have one number for each channel.
+    """
+
+    op: layer.Matmul | layer.Conv
+    x: str
+    scale: float
+    weight: Array
+    bias: Array
+    addend: Array
+    tau: str | None
+    low: int = -LEVELS
+
+    def times(self, factor: Array | float) -> Sums:
+        """Multiply by a number above 0, or by one for each channel."""
+        column = np.reshape(factor, (-1, *[1] * (self.weight.ndim - 1)))
+        more = {"bias": self.bias * factor, "addend": self.addend * factor}
+        return replace(self, weight=self.weight * column, **more)
+
+
+Held = Number | Scalar | Features | Sums
+
+
+class Quantizer:
+    """Collect the operations on whole numbers that take the place of those of a recipe.
+
+    Args:
+        recipe: of a fold, its constants on the CPU.
+        calibration: its values for some images.
+    """
+
+    def __init__(self, recipe: Recipe, calibration: Calibration) -> None:
+        self.recipe, self.calibration = recipe, calibration
+        self.builder = RecipeBuilder(recipe.input_shape)
+        self.shapes = recipe.shapes()
+        self.held: dict[str, Held] = {INPUT: Number(INPUT)}
+        self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
+        for op in recipe.operations:
+            for name in op.inputs:
+                self._readers[name].append(op)
+
+    def quantized(self) -> Recipe:
+        """Rewrite all operations."""
+        for op in self.recipe.operations:
+            if type(op) in RUN:
+                RUN[type(op)](op, self)
+            else:
+                self.keep(op)
+        return self.builder.recipe(self.number(self.recipe.output))
+
+    def keep(self, op: Operation) -> None:
+        """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
+        if any(not self.shapes[name] for name in (*op.inputs, *op.outputs)):
+            raise _refusal(op.kind)
+        if getattr(op, "module", None) is not None:
+            raise _refusal(getattr(op, "what", op.kind))
+        options = {
+            name: getattr(op, name) for name in vars(op) if name not in ("inputs", "outputs")
+        }
+        for _, name in op.constants():
+            for field, held in options.items():
+                if held == name:
+                    wide = name in self.recipe.wide
+                    options[field] = self.constant(name, self.recipe.constants[name], wide)
+        inputs = [self.number(name) for name in op.inputs]
+        names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
+        self.held.update(zip(op.outputs, map(Number, names), strict=True))
+
+    def alone(self, name: str) -> bool:
+        """Tell whether one operation reads a value, and that nothing else needs it."""
+        return len(self._readers[name]) == 1 and name != self.recipe.output
+
+    def array(self, name: str) -> Array:
+        """Return a constant in float64."""
+        found: Tensor = self.recipe.constants[name]
+        return found.detach().double().cpu().numpy()
+
+    def constant(self, name: str, array: Any, wide: bool = False) -> str:
+        """Keep an array in the new recipe."""
+        tensor = array.cpu() if isinstance(array, Tensor) else torch.from_numpy(np.asarray(array))
+        return self.builder.constant(name, tensor.clone(), wide=wide)
+
+    # -- values in the form that an operation needs ---------------------------------------------------
+
+    def number(self, name: str) -> str:
+        """Return a value as floats."""
+        held = self.held[name]
+        if isinstance(held, Features):
+            inputs, scale = (held.name, *self.taus(held)), held.scale
+            found = self.builder.add(integer.Dequantize, *inputs, name="y", scale=scale)
+        elif isinstance(held, Sums):
+            found = self._product(held, name, None)
+        elif isinstance(held, Number) and held.addend is not None:
+            value = self.constant("value", held.addend.astype(np.float32))
+            found = self.builder.add(layer.AddConstant, held.name, name=name, value=value)
+        else:
+            return held.name
+        self.held[name] = Number(found)
+        return found
+
+    def features(self, name: str, *, divided: bool = False) -> Features:
+        """Return a value as features; ``divided`` by its coordinate."""
+        held = self.held[name]
+        if isinstance(held, Sums):
+            scale = self.calibration.scale(self.measured(name))
+            held = self.held[name] = Features(self._product(held, name, scale), scale)
+        elif isinstance(held, Number):
+            scale = self.calibration.scale(self.measured(name))
+            options = {"factor": float(np.float32(1 / scale)), **self.addend(held)}
+            found = self.builder.add(integer.Quantize, held.name, name="q", **options)
+            held = self.held[name] = Features(found, 1 / options["factor"])
+        if divided and held.tau is not None:
+            scale = self.calibration.scale(self.measured(name))
+            held = self.held[name] = self.requantized([held], name, scale, held.tau)
+        return held
+
+    def taus(self, held: Features | Sums) -> tuple[str, ...]:
+        """Return the coordinate that a value has to be divided by, if there is one."""
+        return () if held.tau is None else (self.held[held.tau].name,)
+
+    def addend(self, held: Number) -> dict[str, Any]:
+        """Return the settings of an addend of 8 bits."""
+        if held.addend is None or not held.addend.any():
+            return {}
+        exponent = int(np.floor(np.log2(LEVELS / np.abs(held.addend).max())))
+        if not 0 <= exponent <= 100:  # no image has such numbers
+            raise _refusal(f"a constant of {np.abs(held.addend).max():.3g} beside the input")
+        rounded = np.rint(held.addend * 2.0**exponent).astype(np.int8)
+        return {"addend": self.constant("addend", rounded), "exponent": exponent}
+
+    def measured(self, name: str) -> str:
+        """Return the value that tells the scale of another one: behind a ReLU, or concatenated with others."""
+        while self.alone(name):
+            (op,) = self._readers[name]
+            if isinstance(op, layer.Slice) or not integer.keeps_integers(op):
+                break
+            (name,) = op.outputs
+        return name
+
+    def requantized(
+        self,
+        values: list[Features],
+        name: str,
+        scale: float,
+        tau: str | None = None,
+        addend: Array | None = None,
+    ) -> Features:
+        """Append a sum of features, divided by a coordinate, with a constant added, in another scale."""
+        in_parts = tau is not None or addend is not None
+        unit = 2.0**PART_BITS if in_parts else 1.0
+        factors = np.array([value.scale / scale * unit for value in values])
+        most = np.full(len(values), LEVELS * len(values))
+        found, shift = multipliers(factors, most, tau is not None)
+        options: dict[str, Any] = {"multipliers": tuple(int(n) for n in found), "shift": shift}
+        if addend is not None:
+            options["addend"] = self.constant("addend", _parts(addend, scale))
+        inputs = [value.name for value in values] + ([] if tau is None else [self.held[tau].name])
+        made = self.builder.add(integer.Requantize, *inputs, name=name, **options)
+        return Features(made, scale)
+
+    def _product(self, sums: Sums, name: str, scale: float | None) -> str:
+        """Append a product: as features of a scale, or as floats."""
+        weight, unit = rounded_weights(sums.weight)
+        steps = unit * sums.scale  # of the sums of each channel
+        bias, addend = sums.bias / steps, sums.addend
+        if sums.tau is None and np.abs(bias).max() >= _LARGEST_BIAS:
+            bias, addend = np.zeros_like(bias), sums.bias
+        most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(np.rint(bias))
+        options: dict[str, Any] = {"weight": self.constant("weight", weight.astype(np.int8))}
+        if np.rint(bias).any():
+            if np.abs(bias).max() >= 2**30:
+                raise _refusal("a bias that is far larger than what it is added to")
+            options["bias"] = self.constant("bias", np.rint(bias).astype(np.int32))
+        if scale is None:
+            options["scale"] = self.constant("scale", steps, wide=True)
+            if addend.any():
+                options["addend"] = self.constant("addend", addend, wide=True)
+        else:
+            in_parts = sums.tau is not None or addend.any()
+            factors = steps / scale * (2.0**PART_BITS if in_parts else 1.0)
+            found, options["shift"] = multipliers(factors, most, sums.tau is not None)
+            options["multiplier"] = self.constant("multiplier", found)
+            if addend.any():
+                options["addend"] = self.constant("addend", _parts(addend, scale))
+            options["low"] = sums.low
+        if isinstance(sums.op, layer.Conv):
+            kept = "stride", "padding", "dilation", "groups"
+            options |= {field: getattr(sums.op, field) for field in kept}
+        kind = integer.IntegerConv if isinstance(sums.op, layer.Conv) else integer.IntegerMatmul
+        made = self.builder.add(kind, sums.x, *self.taus(sums), name=name, **options)
+        if scale is None and sums.low == 0:
+            made = self.builder.add(layer.Elementwise, made, name=name, function="relu")
+        return made
+
+
+def rounded_weights(weight: Array) -> tuple[Array, Array]:
+    """Return weights as whole numbers from -127 to 127, and the scale of each channel."""
+    largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
+    unit = np.where(largest > 0, largest / LEVELS, 1.0)
+    return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit
+
+
+def _parts(addend: Array, scale: float) -> Array:
+    found = np.rint(addend / scale * 2.0**PART_BITS)
+    return np.clip(found, -(2**28), 2**28).astype(np.int32)
+
+
+def _refusal(got: str) -> Exception:
+    return refusal("quantize(folded)", "operations that int8 has", got, _REMEDY)
+
+
+# -- one function for each operation ------------------------------------------------------------------
+
+
+@RUN.runs(layer.Matmul, layer.Conv)
+def _product(op: layer.Matmul | layer.Conv, to: Quantizer) -> None:
+    x, weight = to.features(op.inputs[0]), to.array(op.weight)
+    none = np.zeros(len(weight))
+    bias = none if op.bias is None else to.array(op.bias)
+    before, behind = (bias, none) if x.tau is None else (none, bias)
+    to.held[op.outputs[0]] = Sums(op, x.name, x.scale, weight, before, behind, x.tau)
+
+
+@RUN.runs(layer.AddConstant)
+def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
+    (x,), (y,) = op.inputs, op.outputs
+    held, value = to.held[x], to.array(op.value)
+    if isinstance(held, Number):
+        fits = np.abs(value).max(initial=0) <= LEVELS
+        if fits and held.addend is None and to.alone(x):
+            to.held[y] = replace(held, addend=value)
+        else:
+            to.keep(op)
+        return
+    of_channels = _of_channels(held, value)
+    if isinstance(held, Sums) and of_channels is not None and to.alone(x) and held.low:
+        field = "bias" if held.tau is None else "addend"
+        to.held[y] = replace(held, **{field: getattr(held, field) + of_channels})
+        return
+    found, scale = to.features(x), to.calibration.scale(to.measured(y))
+    to.held[y] = to.requantized([found], y, scale, found.tau, value)
+
+
+@RUN.runs(layer.Multiply)
+def _multiply(op: layer.Multiply, to: Quantizer) -> None:
+    (x,), (y,) = op.inputs, op.outputs
+    held, factor = to.held[x], to.array(op.factor)
+    if isinstance(held, Sums) and to.alone(x) and factor.min() > 0:
+        of_channels = _of_channels(held, factor)
+        if of_channels is not None:
+            to.held[y] = held.times(of_channels)
+            return
+    if isinstance(held, (Sums, Features)) and factor.size == 1 and factor.item() > 0:
+        found = to.features(x)
+        to.held[y] = replace(found, scale=found.scale * factor.item())
+        return
+    to.keep(op)
+
+
+def _of_channels(held: Held, value: Array) -> Array | None:
+    """Return a constant that broadcasts to a product as one number for each channel, or None."""
+    if not isinstance(held, Sums):
+        return None
+    count, spatial = len(held.weight), held.weight.ndim - 2
+    if value.size == 1:
+        return np.full(count, value.item())
+    fits = value.size == count and value.shape[value.ndim - 1 - spatial :] == (
+        count,
+        *[1] * spatial,
+    )
+    return value.reshape(-1) if fits else None
+
+
+@RUN.runs(layer.Elementwise)
+def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
+    (x,), (y,) = op.inputs, op.outputs
+    held = to.held[x]
+    if isinstance(held, Sums) and op.function == "relu" and to.alone(x):
+        to.held[y] = replace(held, low=0)
+    elif isinstance(held, (Sums, Features)) and op.function in ("relu", "abs"):
+        _pass(op, to)
+    else:
+        to.keep(op)
+
+
+@RUN.runs(layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
+def _pass(op: Operation, to: Quantizer) -> None:
+    """Append an operation that whole numbers pass."""
+    (x,), (y,) = op.inputs, op.outputs
+    if isinstance(to.held[x], Number) or not integer.keeps_integers(op):
+        to.keep(op)
+        return
+    found = to.features(x)
+    to.held[y] = replace(found, name=_copied(op, to, found.name))
+
+
+def _copied(op: Operation, to: Quantizer, *inputs: str) -> str:
+    copied = replace(op, inputs=inputs)
+    options = {
+        name: value for name, value in vars(copied).items() if name not in ("inputs", "outputs")
+    }
+    return to.builder.add(type(op), *inputs, name=op.outputs[0], **options)
+
+
+@RUN.runs(layer.Concatenate)
+def _concatenate(op: layer.Concatenate, to: Quantizer) -> None:
+    (y,) = op.outputs
+    if all(isinstance(to.held[x], Number) for x in op.inputs):
+        to.keep(op)
+        return
+    found = [to.features(x) for x in op.inputs]
+    if len({value.tau for value in found}) > 1:
+        found = [to.features(x, divided=True) for x in op.inputs]
+    scales = {value.scale for value in found}
+    scale = scales.pop() if len(scales) == 1 else to.calibration.scale(to.measured(y), found[0].tau)
+    same = [
+        value if value.scale == scale else replace(to.requantized([value], y, scale), tau=value.tau)
+        for value in found
+    ]
+    name = _copied(op, to, *(value.name for value in same))
+    to.held[y] = replace(same[0], name=name)
+
+
+@RUN.runs(layer.Add)
+def _add(op: layer.Add, to: Quantizer) -> None:
+    (y,) = op.outputs
+    if not to.shapes[y]:
+        raise _refusal(f"{op.kind} of scalars")
+    found = [to.features(x, divided=True) for x in op.inputs]
+    to.held[y] = to.requantized(found, y, to.calibration.scale(to.measured(y)))
+
+
+@RUN.runs(layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool)
+def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer) -> None:
+    (x,), (y,) = op.inputs, op.outputs
+    if isinstance(to.held[x], Number):
+        to.keep(op)
+        return
+    windows = _windows(op, to)
+    sizes = np.unique(places.divisors(windows, to.shapes[x], to.shapes[y]))
+    if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
+        raise _refusal(f"{op.kind} of windows of different sizes, or of more than 1024 numbers")
+    found = to.features(x)
+    scale = to.calibration.scale(to.measured(y), found.tau)
+    kept = "kernel", "stride", "padding", "ceil_mode"
+    options: dict[str, Any] = {field: getattr(windows, field) for field in kept}
+    norms = isinstance(op, layer.NormPool)
+    options |= {"function": "norm" if norms else "sum", "multiplier": 1}
+    trial = integer.IntegerPool((x,), (y,), **options)
+    factor = found.scale / scale / (2.0**trial.root_bits if norms else sizes.item())
+    (multiplier,), options["shift"] = multipliers(np.array([factor]), np.array([2**17]), False)
+    options["multiplier"] = int(multiplier)
+    name = to.builder.add(integer.IntegerPool, found.name, name=y, **options)
+    to.held[y] = Features(name, scale, found.tau)
+
+
+def _windows(
+    op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer
+) -> layer.AvgPool:
+    """Return the average of the same windows."""
+    if isinstance(op, layer.AvgPool):
+        return op
+    if isinstance(op, layer.NormPool):
+        return op.averages
+    sizes = list(zip(to.shapes[op.inputs[0]][1:], op.size, strict=True))
+    if any(n % m for n, m in sizes):
+        raise _refusal(f"{op.kind} of windows of different sizes")
+    window = tuple(n // m for n, m in sizes)
+    zeros = (0,) * len(window)
+    return layer.AvgPool(op.inputs, op.outputs, kernel=window, stride=window, padding=zeros)
+
+
+@RUN.runs(point.Normalize)
+def _normalize(op: point.Normalize, to: Quantizer) -> None:
+    (x,), (unit, m, tau) = op.inputs, op.outputs
+    held = to.held[x]
+    if not isinstance(held, Number):
+        held = Number(to.number(x))
+    levels = float(np.float32(min(1 / to.calibration.scale(to.measured(unit)), 1e7)))
+    options = {"levels": levels, "offset": op.offset, **to.addend(held)}
+    names = to.builder.add_many(integer.QuantizePoint, held.name, names=op.outputs, **options)
+    to.held |= {unit: Features(names[0], 1 / levels), m: Scalar(names[1]), tau: Scalar(names[2])}
+
+
+@RUN.runs(point.SumSquares)
+def _sum_squares(op: point.SumSquares, to: Quantizer) -> None:
+    found = to.features(op.inputs[0], divided=True)
+    weight = op.weight * found.scale * found.scale
+    name = to.builder.add(integer.IntegerEnergy, found.name, name=op.outputs[0], weight=weight)
+    to.held[op.outputs[0]] = Scalar(name)
+
+
+@RUN.runs(point.Rescale)
+def _rescale(op: point.Rescale, to: Quantizer) -> None:
+    """Whole numbers stay in range: only the energy is new."""
+    for x, y in zip(op.inputs, op.outputs[:3], strict=True):
+        to.held[y] = to.features(x, divided=True) if to.shapes[x] else to.held[x]
+    energy = point.SumSquares(op.inputs[:1], op.outputs[3:], weight=op.weight)
+    _sum_squares(energy, to)
+
+
+@RUN.runs(point.Advance)
+def _advance(op: point.Advance, to: Quantizer) -> None:
+    if op.rule not in integer.RULES or op.module is not None:
+        remedy = "Use ReSPro or Gnomonic."
+        expected = f"activations of the rules {', '.join(integer.RULES)}"
+        raise refusal("quantize(folded)", expected, op.rule, remedy)
+    inputs = [to.held[name].name for name in op.inputs]
+    made = to.builder.add(integer.IntegerAdvance, *inputs, name=op.outputs[0], rule=op.rule)
+    to.held[op.outputs[0]] = Scalar(made)
+
+
+@RUN.runs(point.Divide)
+def _divide(op: point.Divide, to: Quantizer) -> None:
+    _divided(op.inputs[0], op.outputs[0], op.inputs[1], op.scale, to)
+
+
+@RUN.runs(point.Rebase)
+def _rebase(op: point.Rebase, to: Quantizer) -> None:
+    z, m, tau = op.inputs
+    _divided(z, op.outputs[0], tau, op.scale, to)
+    inputs = [to.held[name].name for name in (m, tau)]
+    options = {"names": op.outputs[1:], "coordinate": op.coordinate}
+    names = to.builder.add_many(integer.IntegerRebase, *inputs, **options)
+    to.held[op.outputs[1]], to.held[op.outputs[2]] = Scalar(names[0]), Scalar(names[1], one=True)
+
+
+def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
+    """Hold a value as one that is divided by a coordinate, and multiplied by a number."""
+    held, by = to.held[x], to.held[tau]
+    one = isinstance(by, Scalar) and by.one
+    if isinstance(held, Sums) and to.alone(x) and held.low and (one or held.tau is None):
+        times = held.times(scale)
+        to.held[y] = times if one else replace(times, tau=tau)
+        return
+    found = to.features(x)
+    if not one:
+        found = replace(to.features(x, divided=True), tau=tau)
+    to.held[y] = replace(found, scale=found.scale * scale)

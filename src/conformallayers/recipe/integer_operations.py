@@ -1,0 +1,302 @@
+"""Operations on whole numbers: 8-bit features and weights, 32-bit sums, the same in every runtime.
+
+A feature is a whole number q from -127 to 127. It stands for ``s·q`` with a scale s, or for ``s·q/τ`` with a
+coordinate τ of the sample; recipes have no scales, only factors between them. A sum p of products becomes a
+feature by a multiplier M and a shift, ``q = clip(p·M/2^shift)``. Quotients by powers of two are rounded to
+the nearest whole number, and to the even one of two. No number passes 2^53, so that float64 computes what
+int64 does. ReLU, largest entries, pads of zeros and changes of shape are the operations of float features.
+
+With a coordinate or an addend, ``p·M/2^shift`` counts parts of a feature, 2^6 of them: it is multiplied by
+``G = round(2^23/τ)`` and divided by 2^23, the addend is added, and the sum is divided by 2^6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from . import layer_operations as layer
+from .fields import constant, number, positives, setting, whole, word
+from .layer_operations import Conv, Matmul, Pool, expect_broadcast
+from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape, operation
+from .point_operations import SCALAR, expect_scalars
+
+LEVELS = 127  # the largest feature
+MULTIPLIERS = 2**24  # above every multiplier and every G
+SHIFTS = 62  # above every shift
+PART_BITS = 6
+FACTOR_BITS = 23
+EXACT = 2**53  # below it float64 has every whole number
+EXACT_SINGLE = 2**24  # below it float32 has every whole number
+LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
+SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
+LARGEST = 1.7e308  # of coordinates, so that they stay finite
+_LARGEST_PRODUCT = 128 * LEVELS
+RULES = (
+    "published",
+    "projective",
+    "gnomonic",
+)  # that +, ·, / and √ compute, which round alike everywhere
+
+
+def inverse_square(levels: float) -> float:
+    """Return the factor of ‖q‖² in τ²."""
+    return 1.0 / (levels * levels)
+
+
+def fits_single(weight: Shape) -> bool:
+    """Tell whether float32 has all sums of the products with a kernel or matrix."""
+    return prod(weight[1:]) * _LARGEST_PRODUCT < EXACT_SINGLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Quantized(Operation):
+    addend: str | None = constant("addend", optional=True)
+    exponent: int = setting("exponent", whole(0), 0)
+
+    def byte_constants(self) -> tuple[str, ...]:
+        return () if self.addend is None else (self.addend,)
+
+    def _check(self, x: Shape, constant: ShapeOf) -> None:
+        expect(self.exponent <= 100, f"an exponent of {self.exponent}")
+        if self.addend is not None:
+            expect_broadcast(constant(self.addend), x)
+
+
+@operation("quantize")
+class Quantize(_Quantized):
+    """x → ``clip(round((x + addend/2^exponent)·factor))`` in float32; the 8-bit addend broadcasts."""
+
+    factor: float = setting("factor", number)
+
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        self._check(x, constant)
+        expect(0 < self.factor < 1e30, f"a factor of {self.factor}")
+        return x
+
+
+@operation("quantize_point")
+class QuantizePoint(_Quantized):
+    """x → q, m, τ: the features ``clip(round(x·(levels/m)))`` in float32, and the scalars of ``normalize``.
+
+    ``addend/2^exponent`` is added to x first, as in :class:`Quantize`. ``m = max(max|x|, offset)``, between 1e-30
+    and 3e38. ``τ = √(‖q‖²/levels² + (offset/m)²)``, and 1 instead of 0.
+    """
+
+    levels: float = setting("levels", number)
+    offset: float = setting("offset", number, 0.0)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        (x,) = inputs
+        self._check(x, constant)
+        expect(1 <= self.levels <= 1e7, f"{self.levels} levels")
+        expect(0 <= self.offset < 1e30, f"an offset of {self.offset}")
+        return (x, SCALAR, SCALAR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulated(Operation):
+    """A sum p of products of features with 8-bit weights, and what becomes of it, channel by channel.
+
+    The bias, 32 bits, is added to p. With ``multiplier`` the result is a feature, at least ``low``. With
+    ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
+    """
+
+    multiplier: str | None = constant("multiplier", optional=True)
+    scale: str | None = constant("scale", optional=True)
+    addend: str | None = constant("addend", optional=True)
+    shift: int = setting("shift", whole(0), 0)
+    low: int = setting("low", whole(-LEVELS), -LEVELS)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        x, *taus = inputs
+        expect(len(taus) <= 1, "more than one coordinate")
+        expect_scalars(taus)
+        expect((self.multiplier is None) != (self.scale is None), "a multiplier or a scale")
+        expect(
+            self.shift < SHIFTS and self.low in (-LEVELS, 0), f"shift {self.shift}, low {self.low}"
+        )
+        shape = self.shape_of(x, constant)
+        for name in (self.multiplier, self.scale, self.addend):
+            if name is not None:
+                expect_shape(constant(name), constant(self.weight)[:1], "a constant of channels")
+        return (shape,)
+
+    def byte_constants(self) -> tuple[str, ...]:
+        return (self.weight,)
+
+    def index_constants(self) -> tuple[str, ...]:
+        names = [self.bias, self.multiplier, None if self.multiplier is None else self.addend]
+        return tuple(name for name in names if name is not None)
+
+    def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
+        most = self.largest_sums(constant)
+        expect(max(most) < 2**31, "sums of more than 32 bits")
+        if self.multiplier is None:
+            return
+        for total, factor in zip(most, constant(self.multiplier).tolist(), strict=True):
+            expect(
+                0 <= factor < MULTIPLIERS and total * factor < EXACT, f"a multiplier of {factor}"
+            )
+            parts = total * factor >> self.shift
+            expect(len(inputs) == 1 or parts < EXACT // MULTIPLIERS, "parts of too many bits")
+
+    def largest_sums(self, constant: ArrayOf) -> list[int]:
+        """Return how large the sums of each channel can be."""
+        weight = constant(self.weight)
+        rows: Any = weight.reshape(len(weight), -1)
+        most = [LEVELS * sum(map(abs, row)) for row in rows.tolist()]
+        if self.bias is None:
+            return most
+        return [a + abs(b) for a, b in zip(most, constant(self.bias).tolist(), strict=True)]
+
+
+@operation("integer_matmul")
+class IntegerMatmul(Accumulated, Matmul):
+    """q, or q and τ → the product of ``matmul`` as :class:`Accumulated` says; channels are the last axis."""
+
+
+@operation("integer_conv")
+class IntegerConv(Accumulated, Conv):
+    """q, or q and τ → the convolution of ``conv`` as :class:`Accumulated` says."""
+
+
+@operation("integer_pool")
+class IntegerPool(Pool):
+    """q → ``clip(p·multiplier/2^shift)`` with p the sum of each window, or its norm in parts.
+
+    The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 32 bits allow.
+    """
+
+    function: str = setting("function", word("sum", "norm"))
+    multiplier: int = setting("multiplier", whole(1))
+    shift: int = setting("shift", whole(0), 0)
+
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(self.multiplier < MULTIPLIERS, f"a multiplier of {self.multiplier}")
+        expect(self.shift < SHIFTS, f"a shift of {self.shift}")
+        expect(prod(self.kernel) <= LARGEST_WINDOW, f"windows of {self.kernel}")
+        return super().shape_of(x, constant)
+
+    @property
+    def sums(self) -> layer.AvgPool:
+        """The operation that adds the same windows."""
+        windows = {"kernel": self.kernel, "stride": self.stride, "padding": self.padding}
+        ceil = self.ceil_mode
+        return layer.AvgPool(self.inputs, self.outputs, **windows, ceil_mode=ceil, divisor=1)
+
+    @property
+    def root_bits(self) -> int:
+        """The bits j of a norm behind the point."""
+        return (32 - (prod(self.kernel) * LEVELS**2).bit_length()) // 2
+
+
+@operation("requantize")
+class Requantize(Operation):
+    """q, …, or q, … and τ → ``clip((Σ q·multiplier)/2^shift)``; the 32-bit addend broadcasts."""
+
+    multipliers: tuple[int, ...] = setting("multipliers", positives)
+    addend: str | None = constant("addend", optional=True)
+    shift: int = setting("shift", whole(0), 0)
+    low: int = setting("low", whole(-LEVELS), -LEVELS)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        features, taus = inputs[: len(self.multipliers)], inputs[len(self.multipliers) :]
+        expect(features and len(set(features)) == 1, f"a sum of {list(features)}")
+        expect(len(taus) <= 1, "more than one coordinate")
+        expect_scalars(taus)
+        small = max(self.multipliers) < MULTIPLIERS and LEVELS * sum(self.multipliers) < EXACT
+        expect(small, f"multipliers {self.multipliers}")
+        expect(
+            self.shift < SHIFTS and self.low in (-LEVELS, 0), f"shift {self.shift}, low {self.low}"
+        )
+        parts = LEVELS * sum(self.multipliers) >> self.shift
+        expect(not taus or parts < EXACT // MULTIPLIERS, "parts of too many bits")
+        if self.addend is not None:
+            expect_broadcast(constant(self.addend), features[0])
+        return (features[0],)
+
+    def index_constants(self) -> tuple[str, ...]:
+        return () if self.addend is None else (self.addend,)
+
+
+@operation("dequantize")
+class Dequantize(Operation):
+    """q, or q and τ → ``q·scale``, or ``q·scale/τ``, computed in float64."""
+
+    scale: float = setting("scale", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        expect(1 <= len(inputs) <= 2, "more than one coordinate")
+        expect_scalars(inputs[1:])
+        return (inputs[0],)
+
+
+@operation("integer_energy")
+class IntegerEnergy(Operation):
+    """q → ``weight·‖q‖²``."""
+
+    weight: float = setting("weight", number)
+
+    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(x, "an energy of a scalar")
+        return SCALAR
+
+
+@operation("integer_advance")
+class IntegerAdvance(Operation):
+    """τ, m, n, … → the next τ; energies are added first, one by one.
+
+    ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. ``gnomonic``: ``√(τ² + n)``.
+    """
+
+    rule: str = setting("rule", word(*RULES))
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        expect(len(inputs) > 2, "no energy")
+        return expect_scalars(inputs)
+
+
+@operation("integer_rebase")
+class IntegerRebase(Operation):
+    """m, τ → the scalars of ``rebase``: ``m·coordinate·τ``, at most 1.7e308, and τ = 1."""
+
+    coordinate: float = setting("coordinate", number)
+
+    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        expect(len(inputs) == 2, "not m and τ")
+        expect_scalars(inputs)
+        return (SCALAR, SCALAR)
+
+
+READERS = (Accumulated, IntegerPool, Requantize, Dequantize, IntegerEnergy)  # of features and τ
+_KEEPING = layer.Slice, layer.Concatenate, layer.Reshape, layer.Permute, layer.MaxPool
+_CLAMPS = "relu", "abs", "hardtanh"
+
+
+def makes_integers(op: Operation) -> bool:
+    """Tell whether an operation turns its inputs into features of 8 bits."""
+    if isinstance(op, Accumulated):
+        return op.multiplier is not None
+    return isinstance(op, (Quantize, QuantizePoint, IntegerPool, Requantize))
+
+
+def keeps_integers(op: Operation) -> bool:
+    """Tell whether an operation on numbers gives whole numbers of 8 bits for whole numbers of 8 bits."""
+    if isinstance(op, layer.Elementwise):
+        bounds = all(abs(n) <= LEVELS and n == int(n) for n in op.parameters)
+        return op.function in _CLAMPS and bounds
+    if isinstance(op, layer.Pad):
+        return op.mode == "zeros" and op.value == 0
+    return isinstance(op, _KEEPING)
+
+
+def integer_values(operations: Iterable[Operation]) -> frozenset[str]:
+    """Return the names of all features of 8 bits."""
+    found: set[str] = set()
+    for op in operations:
+        if makes_integers(op) or (keeps_integers(op) and op.inputs[0] in found):
+            found.add(op.outputs[0])
+    return frozenset(found)
