@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import refusal
+from ...errors import refusal, shape_text
 from ...folding.folded import Folded
+from ...folding.quantize import quantize
 from ...networks import IMAGE_SHAPE
 from ...recipe.c.export import export_c
+from ...recipe.integer_operations import integer_values
 from ...testing import relative_error
 from ...utils.files import replace_file, write_json
 from ...utils.text import count, markdown
-from ..checks import command_line, make_folder, require_positive
+from ..checks import command_line, make_folder, require_choice, require_positive
+from ..data.datasets import Dataset
 from ..data.sources import Trained, load_test
 from ..experiments.deployed import deployed
 from ..experiments.options import DeviceOptions
@@ -28,6 +30,8 @@ from ..training.evaluate import accuracy
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
 from .emulator import require_tools, run_on_device, versions
 
+INT8 = "int8"
+_CALIBRATION = 500  # training images that scales of int8 are chosen by
 NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 
 
@@ -43,6 +47,7 @@ def run_devices(
     """
     chosen = DeviceOptions(**options)
     require_positive("device", chosen, "images")
+    require_choice("device --dtype", chosen.dtype, ("float32", INT8), "Name one of them.")
     require_tools("device")
     make_folder("device --out", chosen.out)
     rows = []
@@ -62,16 +67,20 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
     """Return the record of one network."""
     loaded = load_model(network, "device")
     folded = _folded(loaded)
-    x, labels, expected = _images(loaded, folded, chosen)
+    data = _data(loaded, folded, chosen)
+    if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
+        folded = quantize(folded, _run(loaded, folded, data.train_images[:_CALIBRATION])[0])
+    x, expected = _run(loaded, folded, data.test_images[: chosen.images])
+    labels = data.test_labels[: chosen.images].numpy()
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
-        made = export_c(folded, folder, dtype=chosen.dtype, samples=x)
-        run = run_on_device(made, x)
+        made = export_c(folded, folder, samples=x)
+        run = run_on_device(made, x.numpy())
     name = Path(network).name.removesuffix(".safetensors")
     return {
         "name": name,
         "network": loaded.about.get("network", name),
-        "dataset": chosen.dataset or loaded.dataset,
-        "dtype": chosen.dtype,
+        "dataset": data.name,
+        "dtype": made.dtype,
         "images": len(x),
         "accuracy": float((run.classes == labels).mean()),
         "accuracy_host": float((expected.argmax(1).numpy() == labels).mean()),
@@ -108,32 +117,41 @@ def _folded(loaded: Loaded) -> Folded:
     return fold_model(loaded, "device") if loaded.folds else deployed(loaded.module)
 
 
-def _images(
-    loaded: Loaded, folded: Folded, chosen: DeviceOptions
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Tensor]:
-    """Return the first test images as the network takes them, their labels, and the outputs of the fold."""
+def _data(loaded: Loaded, folded: Folded, chosen: DeviceOptions) -> Dataset:
+    """Return the images that a network is tested on."""
     name = chosen.dataset or loaded.dataset
     if name is None:
         remedy = "Name one: --dataset mnist."
         raise refusal("device --dataset", "the set of the test images", "none", remedy)
     trained = Trained(loaded.dataset, loaded.labels, loaded.pictures, folded.input_shape)
     data = load_test(name, trained, chosen.data_root, verify=chosen.verify, where="device")
-    images, labels = data.test_images[: chosen.images], data.test_labels[: chosen.images]
-    shape, white = tuple(images.shape[1:]), white_of(loaded.about, loaded.path)
+    shape = tuple(data.test_images.shape[1:])
     if folded.input_shape not in (IMAGE_SHAPE, shape):
-        expected, remedy = f"a fold for {shape}", "Fold it for these images."
-        raise refusal(f"device {loaded.path}", expected, str(folded.input_shape), remedy)
+        expected, remedy = f"a fold for {shape_text(shape)}", "Fold it for these images."
+        raise refusal(f"device {loaded.path}", expected, shape_text(folded.input_shape), remedy)
+    if chosen.dtype == INT8 and not len(data.train_images):
+        expected, remedy = (
+            "training images to choose scales with",
+            "Quantize it first: cl.quantize.",
+        )
+        raise refusal("device --dtype int8", expected, "none", remedy)
+    return data
+
+
+def _run(loaded: Loaded, folded: Folded, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return stored images as the network takes them, and the outputs of the fold."""
     taken: list[Tensor] = []
     scores: list[Tensor] = []
+    white = white_of(loaded.about, loaded.path)
 
     def run(x: Tensor) -> Tensor:
-        taken.append(white * x)
+        taken.append((white * x).float())
         result: Tensor = folded(taken[-1].to(folded.dtype))
         return result
 
-    accuracy(run, images, labels, stored=folded.input_shape == shape, keep=scores)
-    x = torch.cat(taken).float()
-    return np.asarray(x.numpy()), np.asarray(labels.numpy()), torch.cat(scores)
+    stored = folded.input_shape == tuple(images.shape[1:])
+    accuracy(run, images, torch.zeros(len(images), dtype=torch.long), stored=stored, keep=scores)
+    return torch.cat(taken), torch.cat(scores)
 
 
 def device_table(folder: Path) -> str:

@@ -273,7 +273,7 @@ class DeviceOptions(DataOptions):
     Args:
         dataset: Data set of the test images; the one a network was trained on if not given.
         images: Test images to run, the first ones.
-        dtype: Type of the weights in C, float32 or int8.
+        dtype: float32, or int8: weights and features of 8 bits, with scales from training images.
         out: Folder for one JSON file per network, and a table of all.
     """
 

@@ -8,7 +8,7 @@ SAVED = 104  # bytes: the return address and the registers that a function of a 
 MARGIN = 512  # bytes of functions of math.h, of double without hardware, and of unrolled loops
 _WORD = 8  # bytes of a variable: a double, or a pointer of a larger machine
 _DECLARED = re.compile(
-    r"(?:^|[;{(])\s*(?:static )?(?:const )?"
+    r"(?:^|[;{(])\s*(?:const |volatile )?"
     r"(?:float|double|int|u?int(?:8|16|32|64)_t|size_t) ([^;{}]*?)(?=;| = \{|$)",
     re.MULTILINE,
 )
