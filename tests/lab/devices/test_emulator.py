@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ import torch
 import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices import emulator
-from conformallayers.lab.devices.emulator import missing_tools, require_tools, run_on_device
+from conformallayers.lab.devices.emulator import (
+    host_instructions,
+    missing_tools,
+    require_tools,
+    run_on_device,
+)
 from conformallayers.recipe.c.files import CExport
 from conformallayers.testing import relative_error
 
@@ -64,6 +70,18 @@ def test_a_device_computes_what_torch_computes(folded: Any, made: CExport) -> No
 
 
 @needs_tools
+def test_int8_is_the_same_to_the_bit(folded: Any, tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(0)
+    small = cl.quantize(folded, torch.rand(50, *folded.input_shape, generator=draw))
+    x = torch.rand(3, *folded.input_shape, generator=draw)
+    made = cl.export_c(small, tmp_path, samples=x)
+    run = run_on_device(made, x.numpy(), self_test=True)
+    with torch.no_grad():
+        assert np.array_equal(run.outputs, small(x).numpy())
+    assert run.stack <= made.stack_bytes
+
+
+@needs_tools
 def test_ram_is_work_memory_the_image_and_the_outputs(folded: Any, made: CExport) -> None:
     run = run_on_device(made, np.zeros((1, *folded.input_shape), np.float32))
     stated = made.work_bytes + 4 * 64 + 4 * 10
@@ -79,6 +97,22 @@ def test_instructions_are_counted(made: CExport, tmp_path: Path) -> None:
     run = run_on_device(loop, turns.astype(np.float32)[:, None])
     assert np.abs(run.instructions - 2 * turns).max() <= 100  # two in a turn; a tick is 40
     assert run.classes.tolist() == [3, 3, 3]
+
+
+@pytest.mark.skipif(
+    shutil.which("valgrind") is None or shutil.which("cc") is None,
+    reason="no valgrind or no cc on the path",
+)
+def test_instructions_of_this_computer_are_counted_by_valgrind(
+    folded: Any, made: CExport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = np.zeros(folded.input_shape, np.float32)
+    found = host_instructions(made, image)
+    assert found == host_instructions(made, image)
+    assert found is not None
+    assert made.multiply_adds / 16 < found < 16 * made.multiply_adds
+    monkeypatch.setenv("PATH", os.devnull)
+    assert host_instructions(made, image) is None
 
 
 @needs_tools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -111,8 +112,31 @@ def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> D
     )
 
 
-def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
-    """Write board.elf; return bytes of flash and of static memory."""
+def host_instructions(made: CExport, image: Array) -> int | None:
+    """Count the instructions of one image on this computer; None without valgrind and a compiler."""
+    if shutil.which("valgrind") is None or shutil.which("cc") is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
+        folder = Path(name)
+        np.ascontiguousarray(image, "<f4").tofile(folder / "image.bin")
+        with resources.as_file(resources.files(__package__) / "board") as board:
+            command = [
+                "cc",
+                *_FLAGS,
+                *_macros(made),
+                str(board / "host.c"),
+                str(made.source.resolve()),
+            ]
+            _run([*command, "-lm", "-o", "host"], folder, f"compile {made.source}")
+        tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        tool += [f"--toggle-collect={made.name}_predict", "./host"]
+        said = _run(tool, folder, "count instructions", folder / "image.bin")
+    found = re.search(r"Collected : (\d+)", said)
+    return int(found[1]) if found else None
+
+
+def _macros(made: CExport) -> list[str]:
+    """Return the network as the flags of the compiler for the sources in ``board``."""
     macro = made.name.upper()
     words = {
         "MODEL_HEADER": f'"{made.header.name}"',
@@ -120,30 +144,37 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
         "MODEL_OUTPUTS": f"{macro}_OUTPUT_SIZE",
         "MODEL_PREDICT": f"{made.name}_predict",
     }
+    flags = [f"-D{key}={word}" for key, word in words.items()]
+    return [*flags, f"-I{made.header.resolve().parent}"]
+
+
+def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
+    """Write board.elf; return bytes of flash and of static memory."""
+    command = [COMPILER, *MACHINE, *_FLAGS, *_macros(made)]
     if self_test:
-        words |= {"MODEL_SELF_TEST": f"{made.name}_self_test", f"{macro}_SELF_TEST": "1"}
+        command += [f"-DMODEL_SELF_TEST={made.name}_self_test", f"-D{made.name.upper()}_SELF_TEST"]
     with resources.as_file(resources.files(__package__) / "board") as board:
-        command = [COMPILER, *MACHINE, *_FLAGS, *(f"-D{key}={word}" for key, word in words.items())]
-        command += [f"-I{made.header.resolve().parent}", str(board / "board.c")]
-        command += [str(made.source.resolve()), "-T", str(board / "board.ld"), *_LINKED, "-lm"]
+        command += [str(board / "board.c"), str(made.source.resolve())]
+        command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
         _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
     text = _run([SIZE, "board.elf"], folder, "measure board.elf")
     code, data, bss = map(int, re.findall(r"\d+", text.splitlines()[1])[:3])
     return code + data, data + bss
 
 
-def _run(command: list[str], folder: Path, task: str) -> str:
-    """Run a command; return what it prints."""
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_LONGEST,
-    )
+def _run(command: list[str], folder: Path, task: str, given: Path | None = None) -> str:
+    """Run a command with a file as its input; return what it prints."""
+    with open(given or os.devnull, "rb") as source:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=source,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST,
+        )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise ConformalError(f"device: could not {task}: exit status {done.returncode}. {said}")
-    return done.stdout
+    return done.stdout + done.stderr

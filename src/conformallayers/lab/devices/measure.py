@@ -28,7 +28,7 @@ from ..experiments.options import DeviceOptions
 from ..experiments.records import Row, provenance
 from ..training.evaluate import accuracy
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
-from .emulator import require_tools, run_on_device, versions
+from .emulator import host_instructions, require_tools, run_on_device, versions
 
 INT8 = "int8"
 _CALIBRATION = 500  # training images that scales of int8 are chosen by
@@ -75,6 +75,7 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, samples=x)
         run = run_on_device(made, x.numpy())
+        host = host_instructions(made, x[0].numpy())
     name = Path(network).name.removesuffix(".safetensors")
     return {
         "name": name,
@@ -92,6 +93,7 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
         "instructions": round(float(run.instructions.mean())),
         "instructions_least": int(run.instructions.min()),
         "instructions_most": int(run.instructions.max()),
+        "instructions_host": host,
         "multiply_adds": made.multiply_adds,
         "stated": {
             "constants": made.constant_bytes,
