@@ -18,6 +18,7 @@ from ..recipe import layer_operations as layer
 from ..recipe import point_operations as point
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from .integer_recipes import integer_builders
 
 _SPATIAL: dict[int, Shape] = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # by the number of axes
 
@@ -374,4 +375,8 @@ def _point_cases() -> Cases:
     yield RecipeCase("spectrum wide", partial(_spectrum, 2, wide=True))
 
 
-RECIPE_CASES: tuple[RecipeCase, ...] = (*_layer_cases(), *_point_cases())
+RECIPE_CASES: tuple[RecipeCase, ...] = (
+    *_layer_cases(),
+    *_point_cases(),
+    *(RecipeCase(name, build) for name, build in integer_builders()),
+)

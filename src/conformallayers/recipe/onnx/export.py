@@ -21,8 +21,8 @@ from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
 from .coordinates import DIRECT, is_direct
 from .graph import BATCH, OUTPUT, OnnxGraph
+from .integers import RUN
 from .merge import merged
-from .points import RUN
 
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask

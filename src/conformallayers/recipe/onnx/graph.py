@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..integer_operations import integer_values
 from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..point_operations import Combine, Divide, Normalize
@@ -52,6 +53,9 @@ class OnnxGraph:
         self._known: dict[Any, Any] = {}
         self._sources: dict[str, Value] = {}  # reshaped value → what it was
         self._undivided = between(recipe) if divided else frozenset[str]()
+        # Samples with NaN are marked where they become whole numbers.
+        self._undivided |= integer_values(recipe.operations)
+        self._marks: list[Value] = []  # not 0 for samples with NaN
 
     @property
     def input(self) -> Value:
@@ -198,6 +202,18 @@ class OnnxGraph:
         """Multiply each sample by a scalar, in the dtype of x."""
         factor = self.cast(factor, x.dtype)
         return self.add("Mul", x, self.reshape(factor, (1,) * len(x.shape)))
+
+    def mark(self, flags: Value) -> None:
+        """Let samples whose flag, a number of each sample, is not 0 have NaN as their outputs."""
+        self._marks.append(flags)
+
+    def marked(self, y: Value) -> Value:
+        """Return a value with NaN in samples that are marked."""
+        for flags in self._marks:
+            flags = self.reshape(flags, (1,) * len(y.shape))
+            odd = self.add("Greater", flags, 0.0, dtype=bool)
+            y = self.add("Where", odd, np.full((), np.nan), y)
+        return y
 
     def finish(self, result: Value) -> Value:
         """Name the result "y", drop what it does not need, and return it."""

@@ -66,8 +66,8 @@ def _sparse_matmul(op: layer.SparseMatmul, graph: OnnxGraph, x: Value) -> Value:
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, graph: OnnxGraph, x: Value) -> Value:
     if x.dtype == WIDE:
-        return _windowed(op, graph, x, graph.constant(op.weight), op.stride, op.padding)
-    return _convolution("Conv", op, graph, x)
+        return windowed(op, graph, x, graph.constant(op.weight), op.stride, op.padding)
+    return convolution("Conv", op, graph, x, graph.constant(op.weight))
 
 
 @RUN.runs(layer.ConvTranspose)
@@ -75,20 +75,27 @@ def _conv_transpose(op: layer.ConvTranspose, graph: OnnxGraph, x: Value) -> Valu
     extra = op.output_padding
     large = any(e >= step for e, step in zip(extra, op.stride, strict=True))
     if x.dtype != WIDE and not large:  # ONNX Runtime wants an output padding below the stride
-        return _convolution("ConvTranspose", op, graph, x, output_padding=list(extra))
+        options = {"output_padding": list(extra)}
+        return convolution("ConvTranspose", op, graph, x, graph.constant(op.weight), **options)
     weight, axes = graph.constant(op.weight), len(op.stride)
     tables, weight = places.turned(op, x.shape, graph.result_shape(op), weight)
     spread = graph.reshape(_windows(graph, x, tables), (x.shape[0], *(t.size for t in tables)))
-    return _windowed(op, graph, spread, weight, (1,) * axes, (0,) * axes)
+    return windowed(op, graph, spread, weight, (1,) * axes, (0,) * axes)
 
 
-def _convolution(
-    kind: str, op: layer.Conv | layer.ConvTranspose, graph: OnnxGraph, x: Value, **more: Any
+def convolution(
+    kind: str,
+    op: layer.Conv | layer.ConvTranspose,
+    graph: OnnxGraph,
+    x: Value,
+    weight: Array,
+    **more: Any,
 ) -> Value:
+    """Append a convolution by ONNX's own operator."""
     return graph.add(
         kind,
         x,
-        graph.constant(op.weight),
+        weight,
         *graph.optional(op.bias),
         shape=graph.result_shape(op),
         strides=list(op.stride),
@@ -99,7 +106,7 @@ def _convolution(
     )
 
 
-def _windowed(
+def windowed(
     op: layer.Conv | layer.ConvTranspose,
     graph: OnnxGraph,
     x: Value,
@@ -136,7 +143,7 @@ def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0)
         y = _resample(op, graph, graph.cast(x, WIDE))
         return graph.cast(y if scale == 1.0 else graph.add("Mul", y, scale), x.dtype)
     shape = graph.result_shape(op)
-    options, _ = _pooling(op, x)
+    options, _ = pooling(op, x)
     if len(op.kernel) == 2 and x.shape[0] % _BLOCK:
         weight = np.full((x.shape[0], 1, *op.kernel), 1 / prod(op.kernel))
         y = graph.add("Conv", x, weight, shape=shape, group=x.shape[0], **options)
@@ -160,9 +167,7 @@ def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
     return graph.add("Mul", roots, peak)
 
 
-def _pooling(
-    op: layer.AvgPool | layer.MaxPool, x: Value
-) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+def pooling(op: layer.Pool, x: Value) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """Return the attributes of a pooling, and its pads."""
     pads = [(before, max(0, after)) for before, after in places.margins(op, x.shape)]
     ends = [end for both in zip(*pads, strict=True) for end in both]
@@ -172,7 +177,7 @@ def _pooling(
 @RUN.runs(layer.MaxPool)
 def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     shape = graph.result_shape(op)
-    options, pads = _pooling(op, x)
+    options, pads = pooling(op, x)
     options["dilations"] = list(op.dilation)
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
         x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime
