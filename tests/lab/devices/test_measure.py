@@ -19,6 +19,7 @@ from conformallayers.lab.experiments.deployed import deployed
 needs_tools = pytest.mark.skipif(
     bool(missing_tools()), reason=f"no {', no '.join(missing_tools())} on the path"
 )
+RESULTS = Path(__file__).parents[3] / "results" / "devices"
 
 
 @needs_tools
@@ -36,6 +37,20 @@ def test_records_of_a_network_of_the_zoo(dtype: str, tmp_path: Path) -> None:
     assert said[0].startswith(f"digits-micro, {dtype}: ")
     assert (tmp_path / "devices.md").read_text() == device_table(tmp_path)
     assert f"| digits-micro | {dtype} | 20 of digits |" in device_table(tmp_path)
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    table = device_table(RESULTS)
+    assert (RESULTS / "devices.md").read_text("utf-8") == table
+    assert table in (RESULTS.parents[1] / "docs" / "devices.md").read_text("utf-8")
+    rows = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*.json")]
+    assert len(rows) >= 6
+    for row in rows:
+        assert row["stack"] <= row["stated"]["stack"]
+        assert row["flash"] > row["stated"]["constants"]
+        assert row["ram"] > row["stated"]["arena"]
+        assert row["same_class"] == 1
+        assert row["dtype"] == "float32" or row["output_error"] == 0
 
 
 @needs_tools
