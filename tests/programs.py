@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from conformallayers.folding.certificate import Certificate
+from conformallayers.folding.quantize import quantize
 from conformallayers.recipe.c.export import export_c
 from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.recipe import Recipe
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing import relative_error
 from conformallayers.testing.recipes import RECIPE_CASES
+from conformallayers.zoo import load
 
 COMPILER = shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -205,7 +207,7 @@ def compiler(machine: str) -> list[str]:
 
 
 def small_networks() -> dict[str, Any]:
-    """Return folds of every kind: of points, with stages, with inner biases in double, with windows."""
+    """Return folds of every kind: of points, with stages, inner biases in double, windows, whole numbers."""
     kinds = (
         "points published",
         "points gnomonic",
@@ -215,4 +217,6 @@ def small_networks() -> dict[str, Any]:
         "conv",
     )
     found = {kind: next(c for c in RECIPE_CASES if c.name.startswith(kind)) for kind in kinds}
-    return {kind: Fold(case.build()) for kind, case in found.items()}
+    folds: dict[str, Any] = {kind: Fold(case.build()) for kind, case in found.items()}
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return {**folds, "int8": quantize(load("digits-micro"), images)}
