@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 import torch
 
-from . import certificates, files, nets, runtimes, stale
+from . import certificates, files, integers, nets, runtimes, stale
 from .case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
@@ -20,6 +20,7 @@ ATTACKS: dict[str, Callable[[Case], None]] = {
     "stale": stale.attack,
     "certificates": certificates.attack,
     "runtimes": runtimes.attack,
+    "integers": integers.attack,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,27 +47,34 @@ def attack(case: Case) -> None:
         folded = fold(model, shape, strategy="layers", dtype=dtype)
     case.counts["folds"] += 1
     expected = Reference(model, x, dtype)
+    for runtime, y in outputs(case, folded, x, compiles=dtype == torch.float32 and not large):
+        extra = {"ONNX Runtime": LIMITS[dtype], "C": _C_LIMIT}.get(runtime, 0.0)
+        fault = expected.error(y, extra)
+        if fault:
+            case.find(f"{folded.strategy} in {runtime}: {fault}")
+
+
+def outputs(
+    case: Case, folded: Folded, x: Tensor, compiles: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """Save a fold, and yield each runtime that takes it with its outputs."""
+    runtimes: dict[str, Callable[[Folded, Path], Run]] = {"torch": _torch, "numpy": _numpy}
+    if find_spec("onnxruntime") is not None:
+        runtimes["ONNX Runtime"] = _onnx
+    if COMPILER is not None and compiles:
+        runtimes["C"] = _c
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        runtimes: dict[str, Callable[[Folded, Path], Run]] = {"torch": _torch, "numpy": _numpy}
-        if find_spec("onnxruntime") is not None:
-            runtimes["ONNX Runtime"] = _onnx
-        if COMPILER is not None and dtype == torch.float32 and not large:
-            runtimes["C"] = _c
         for runtime, build in runtimes.items():
             try:
-                run = build(folded, folder)
+                run = build(folded, Path(name))
             except ConformalError as error:
                 if runtime in ("torch", "numpy"):
                     case.find(f"{runtime} refuses: {error}")
                 case.counts[f"{runtime}: refused by name"] += 1
                 continue
             case.counts[f"{runtime}: runs"] += 1
-            extra = {"ONNX Runtime": LIMITS[dtype], "C": _C_LIMIT}.get(runtime, 0.0)
             with torch.no_grad():
-                fault = expected.error(run(x), extra)
-            if fault:
-                case.find(f"{folded.strategy} in {runtime}: {fault}")
+                yield runtime, run(x)
 
 
 def missing() -> list[str]:
