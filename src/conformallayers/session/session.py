@@ -177,7 +177,9 @@ class Session:
 
     def _numbers(self, x: Tensor) -> Array:
         if x.dtype == self._dtype:
-            with suppress(RuntimeError, TypeError):  # torch refuses what is refused or converted below
+            with suppress(
+                RuntimeError, TypeError
+            ):  # torch refuses what is refused or converted below
                 return x.numpy()  # type: ignore[no-any-return]
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."

@@ -104,7 +104,8 @@ def _for_sums(x: Tensor, entries: int) -> Tensor:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
-    return _averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
+    wide = _for_sums(x, prod(op.kernel))
+    return _averages(op, x) if wide is x else _averages(op, wide).to(x.dtype)
 
 
 def _averages(op: layer.AvgPool, x: Tensor) -> Tensor:
