@@ -81,7 +81,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [9, 80])  # 80: more windows than are copied
+@pytest.mark.parametrize("size", [9, 90])  # 90: more windows than are copied
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("order", ["rows", "channels last", "part of a map"])
 def test_convolutions(name: str, size: int, order: str) -> None:

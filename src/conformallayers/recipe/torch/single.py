@@ -1,4 +1,4 @@
-"""A single sample in torch: scalars are numbers of Python, and small convolutions are matrix products.
+"""A single sample in torch: scalars are numbers of Python, and convolutions of few channels are matrix products.
 
 Calls take most of the time of a single image, not arithmetic. This is for plain inference on the CPU alone, and
 for samples whose norms need no normalising; others raise :class:`OutsideLimits` and run as batches do.
@@ -28,9 +28,8 @@ SINGLE = Runtime(RUN.name)
 SINGLE.update(RUN)
 _SHORT = 2**11  # numbers whose squares a dot product adds
 _BLOCK = 2**9  # numbers of the sums that replace a longer one
-_ENTRIES = (
-    2**15
-)  # entries of all windows of a convolution that is a product: more cost time to copy
+_ENTRIES = 2**16  # of all windows of a convolution that is a product: more cost time to copy
+_FEW = 8  # channels: torch has fast convolutions of so many and more
 _READS = point.Advance, point.Divide, point.Rebase  # scalars, as numbers or as those of a batch
 
 
@@ -125,12 +124,12 @@ class _Windows(NamedTuple):
 def _windows(
     shape: Shape, strides: Shape, weight: Shape, step: Shape, dilation: Shape
 ) -> _Windows | None:
-    """Return the windows of an image without padding, (kernel, channels, places); None if there are too many."""
+    """Return the windows of an image without padding, (kernel, channels, places); None if torch is faster."""
     out, channels, *kernel = weight
     axes = zip(shape[2:], kernel, step, dilation, strict=True)
     places = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes]
     rows, count = channels * math.prod(kernel), math.prod(places)
-    if rows * count > _ENTRIES:
+    if channels >= _FEW or rows * count > _ENTRIES:
         return None
     inner = [d * stride for d, stride in zip(dilation, strides[2:], strict=True)]
     outer = [s * stride for s, stride in zip(step, strides[2:], strict=True)]
@@ -141,6 +140,8 @@ def _windows(
 def _energy(z: Tensor) -> float:
     """Return the sum of squares, so that no sum in float32 is long."""
     count = z.numel()
+    if z.dim() == 4 and not z.is_contiguous():
+        z = z.permute(0, 2, 3, 1)  # rows of memory, if channels are last
     if count <= _SHORT:
         row = z.reshape(count)
         return float(row.dot(row))
