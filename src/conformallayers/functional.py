@@ -114,15 +114,7 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
     Values are read only in plain inference on the CPU, where that costs less than the division. Norms
     between the ``limits`` need no :func:`normalise`; without limits all of them do.
     """
-    moderate = (
-        limits is not None
-        and may_look(x)
-        and x.dtype in (torch.float32, torch.float64)
-        and x.shape[0] > 0
-        and not (torch.is_grad_enabled() and x.requires_grad)
-        and not autocasts(x)
-    )
-    if not moderate or limits is None:
+    if limits is None or x.shape[0] == 0 or not is_plain(x):
         return None
     found = norm(x)
     low, high = torch.aminmax(found)
@@ -130,9 +122,19 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
     return found if inside else None
 
 
+def is_plain(x: Tensor) -> bool:
+    """Check for plain inference: values may be read, no gradient is taken, and no dtype changes."""
+    return (
+        may_look(x)
+        and x.dtype in (torch.float32, torch.float64)
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
 def may_look(x: Tensor) -> bool:
     """Check whether Python code may read the values of x: eager, on the CPU, no transform active."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or x.device.type != "cpu":
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
         return False
     return not (torch._C._get_tracing_state() or transformed())
 

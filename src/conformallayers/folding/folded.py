@@ -157,17 +157,18 @@ class Folded(RecipeModule):
             raise refusal("Folded", "a tensor", type(x).__name__, "Use torch.as_tensor(x).")
         if tuple(x.shape[1:]) != self._bare.input_shape:
             raise self._wrong_shape(x)
-        if x.device != self.anchor.device:
+        anchor = self.anchor
+        if x.device != anchor.device:
             raise refusal(
                 "Folded",
-                f"an input on {self.anchor.device}",
+                f"an input on {anchor.device}",
                 f"one on {x.device}",
                 "Move one of them with .to(device).",
             )
-        if x.dtype != self.anchor.dtype:
+        if x.dtype != anchor.dtype:
             raise refusal(
                 "Folded",
-                f"an input of dtype {self.anchor.dtype}",
+                f"an input of dtype {anchor.dtype}",
                 f"{x.dtype}",
                 "Convert the input, or fold with dtype=....",
             )

@@ -180,7 +180,7 @@ class Session:
             with suppress(
                 RuntimeError, TypeError
             ):  # torch refuses what is refused or converted below
-                return x.numpy()  # type: ignore[no-any-return]
+                return x.numpy()
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
             raise refusal("Session", "a tensor on the CPU", f"one on {x.device}", remedy)
