@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -75,7 +76,8 @@ def printed(tmp_path: Path, network: str, small: Dataset, **options: Any) -> lis
     console = Console(file=io.StringIO(), width=60)
     options |= {"batch_size": 50, "warn": True}
     train(network, small, out=tmp_path / "run", console=console, **options)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    note, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert re.fullmatch(r"note: \d+ steps in all, \d+ images in batches of 50, are few: .*", note)
     found = [index for index, line in enumerate(lines) if line.startswith("warning: ")]
     assert all(lines[0].startswith("epoch 1/") and index < 1 + len(found) for index in found)
     return [lines[index] for index in found]
