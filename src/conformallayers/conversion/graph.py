@@ -25,7 +25,7 @@ from .functions import CONSTANT, SAMPLES, argument, drops, is_map, module_for
 INPUT = ""  # the name of the model's input, which no item has
 _STATIC = "Write its forward without control flow or other code that needs values."
 _CHECKED = "Check inputs before the model is called, not in its forward."
-_OUTSIDE = tuple(str(Path(module.__file__).parent) for module in (torch, errors))
+_OUTSIDE = tuple(str(Path(str(module.__file__)).parent) for module in (torch, errors))
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 _TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
 

@@ -26,6 +26,7 @@ from ...testing import fold_error
 from ...utils.files import replace_file, write_json
 from ...utils.text import markdown
 from ...utils.timing import interleave
+from ...zoo.catalogue import network_files
 from ..checks import command_line, make_folder, require_choice, require_positive
 from ..report import figures
 from ..training.runs import commit
@@ -176,7 +177,8 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
         **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
     """
     chosen = BenchOptions(**options)
-    if chosen.out == BenchOptions.out and any(map(os.path.exists, names)):
+    shipped = network_files()
+    if chosen.out == BenchOptions.out and any(n in shipped or os.path.exists(n) for n in names):
         chosen = replace(chosen, out=Path("bench"))  # not among the results of the networks
     require_positive("bench", chosen, "batch", "depths", "executions", "threads")
     for engine in chosen.sessions:

@@ -39,6 +39,8 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
         below.set(ylabel="learning rate", xlabel="epoch")
         if min(rates) > 0 and max(rates) >= _DECADE * min(rates):
             below.set_yscale("log")
+        else:
+            below.set_ylim(0, 1.2 * max(rates) or 1.0)
         for axes in (above, middle, below):
             axes.grid(alpha=0.3)
             axes.xaxis.get_major_locator().set_params(integer=True)

@@ -38,6 +38,7 @@ from .own_networks import absolute, check_outputs, is_own, source_hash
 from .recipes import resolved
 
 _DIAGNOSED = 32  # training images that a health check looks at
+_FEW = 100  # steps of a run that are hardly enough
 
 
 class Stopped(KeyboardInterrupt):
@@ -273,6 +274,8 @@ class _Run:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
         )
+        if warn and self.total < _FEW and not self.done:
+            console.print(self.few_steps(), highlight=False, markup=False, soft_wrap=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             first = len(self.history)
             task = progress.add_task(
@@ -289,6 +292,14 @@ class _Run:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
                 for warning in self.health_warnings() if warn and epoch == 0 else ():
                     console.print(warning, highlight=False, markup=False, soft_wrap=True)
+
+    def few_steps(self) -> str:
+        """Return a line about a run that is too short to learn and to settle the statistics of BatchNorms."""
+        images, size = len(self.batches.images), self.config.batch_size
+        return (
+            f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
+            "use a smaller --batch-size, such as 16, or more --epochs"
+        )
 
     def health_warnings(self) -> Iterator[str]:
         """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""

@@ -164,7 +164,8 @@ def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
     if not plain or name in _KEYWORDS.split():
         remedy = f'Use letters, digits and "_", for example "{DEFAULT}".'
         raise refusal("export_c(name=...)", "a C identifier, no keyword", repr(name), remedy)
-    labels, outputs = folded.labels, prod(folded.output_shape)
+    labels: Any = folded.labels
+    outputs = prod(folded.output_shape)
     if labels is not None and len(labels) != outputs:
         remedy = "Set folded.labels to one name for every output, or to None."
         raise refusal("export_c(folded)", f"{outputs} labels", str(len(labels)), remedy)
