@@ -21,13 +21,17 @@ from ..recipe import layer_operations as layer
 from ..recipe import places
 from ..recipe import point_operations as point
 from ..recipe.integer_operations import LEVELS, PART_BITS
-from ..recipe.operation import Operation, Runtime
+from ..recipe.operation import OPERATIONS, Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .calibration import Calibration, multipliers
 
 RUN = Runtime("int8")
-_REMEDY = 'Fold with strategy="conv", "dense" or "layers", and without inner biases or branches.'
+_REMEDY = 'Fold with strategy="layers" or "conv".'
+_REFUSED = (
+    *(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__),
+    layer.SparseMatmul,
+)
 _LARGEST_BIAS = 2**24  # in units of sums
 
 
@@ -111,10 +115,11 @@ class Quantizer:
 
     def keep(self, op: Operation) -> None:
         """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
-        if any(not self.shapes[name] for name in (*op.inputs, *op.outputs)):
+        if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
             raise _refusal(op.kind)
-        if getattr(op, "module", None) is not None:
-            raise _refusal(getattr(op, "what", op.kind))
+        if isinstance(op, layer.Call):
+            remedy = "Fold the layers before it, and run it behind the fold."
+            raise refusal("quantize(folded)", "operations that int8 has", op.what, remedy)
         options = {
             name: getattr(op, name) for name in vars(op) if name not in ("inputs", "outputs")
         }

@@ -116,15 +116,16 @@ def _accumulated(
 
 
 def _sums(op: layer.Matmul | layer.Conv, graph: OnnxGraph, q: Value) -> Value:
-    weight = graph.constant(op.weight).astype(np.float64)
+    weight = graph.constant(op.weight)
     single = integer.fits_single(weight.shape)
-    q, shape = graph.cast(q, _SINGLE if single else WIDE), graph.result_shape(op)
+    dtype, shape = _SINGLE if single else WIDE, graph.result_shape(op)
+    q = graph.cast(q, dtype)
     if isinstance(op, layer.Matmul):
-        return graph.add("MatMul", q, weight.T, shape=shape)
+        return graph.add("MatMul", q, graph.unpacked(weight.T, dtype), shape=shape)
     plain = replace(op, bias=None)
     if single:
-        return convolution("Conv", plain, graph, q, weight)
-    return windowed(plain, graph, q, weight, op.stride, op.padding)
+        return convolution("Conv", plain, graph, q, graph.unpacked(weight, dtype))
+    return windowed(plain, graph, q, weight.astype(np.float64), op.stride, op.padding)
 
 
 def _over(graph: OnnxGraph, y: Value, taus: tuple[Value, ...]) -> Value:
