@@ -138,6 +138,11 @@ class Accumulated(Operation):
                 expect_shape(constant(name), constant(self.weight)[:1], "a constant of channels")
         return (shape,)
 
+    @property
+    def factors(self) -> str:
+        """The constant that sums are multiplied with: the multiplier or the scale."""
+        return self.multiplier or self.scale or ""
+
     def byte_constants(self) -> tuple[str, ...]:
         return (self.weight,)
 
