@@ -148,7 +148,7 @@ def build_app() -> "App":
     summary = "Train a network, and measure it folded and layer by layer."
     app.command("conformallayers.cli.train:train", name="train", help=summary)
     for command in (
-        *(data, models.evaluate, models.fold, models.export, models.predict),
+        *(data, models.evaluate, models.fold, models.quantize, models.export, models.predict),
         *(models.playground, zoo),
         *(experiments.demo, experiments.bench, experiments.device, experiments.experiment),
         *(experiments.sweep, experiments.inspect, experiments.report),

@@ -1,4 +1,4 @@
-"""conformallayers evaluate, fold, export, predict and playground: the commands that take trained networks."""
+"""conformallayers evaluate, fold, quantize, export, predict and playground: the commands that take trained networks."""
 
 import sys
 from dataclasses import dataclass, fields, replace
@@ -129,6 +129,39 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     _print_written(out)
 
 
+def quantize(
+    model: Path,
+    *,
+    out: Path,
+    images: str | None = None,
+    calibration: PositiveInt = 512,
+    data: Flat[DataOptions] = None,
+    options: Flat[FoldOptions] = None,
+) -> None:
+    """Turn a network into one of 8-bit whole numbers, measure both on test images, and save it as one file.
+
+    Args:
+        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo.
+        out: File to write; conformallayers export takes it.
+        images: Data set or folder of pictures; that of the training if not given. Training images set the
+            scales, test images measure the accuracy.
+        calibration: Number of training images.
+    """
+    from ..folding.files import save
+    from ..lab.training.quantize import quantize_fold
+    from ..lab.training.saved_models import load_model
+
+    loaded = load_model(model, "quantize")
+    folded, labels = _fold_of(loaded, "quantize", options or FoldOptions())
+    quantized, found = quantize_fold(loaded, folded, images, count=calibration, **given(data))
+    print(quantized.quantization)
+    print(f"accuracy on {found['images']} test images of {found['dataset']}")
+    print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
+    about = {**loaded.about, **(quantized.about or {})}
+    save(quantized, out, labels=labels, about=about)
+    _print_written(out)
+
+
 def export(
     model: Path, *, format: str, out: Path | None = None, options: Flat[ExportOptions] = None
 ) -> None:
@@ -141,7 +174,6 @@ def export(
             conformallayers.numpy has run).
         out: Folder or file to write; --report needs none.
     """
-    from ..folding.folded import Folded
     from ..lab.training.saved_models import load_model
 
     options = options or ExportOptions()
@@ -149,12 +181,7 @@ def export(
     target = _checked_export(format, out, options)
     folding = options if format != "c" else replace(options, dtype=None)
     loaded = load_model(model, "export")
-    usual = FoldOptions()
-    changed = any(getattr(folding, f.name) != getattr(usual, f.name) for f in fields(usual))
-    if isinstance(loaded.module, Folded) and not changed:
-        folded, labels = loaded.module, loaded.labels
-    else:
-        folded, labels = _folded(loaded, "export", folding)
+    folded, labels = _fold_of(loaded, "export", folding)
     folded.labels, folded.about = labels, dict(loaded.about) or None
     if format == "numpy":
         _write_numpy(folded, target)
@@ -218,6 +245,19 @@ def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Pa
         remedy = "Name one; --format c --report needs none."
         raise refusal("export --out", "a folder or file to write", "none", remedy)
     return out or Path()
+
+
+def _fold_of(
+    loaded: "Loaded", command: str, options: FoldOptions
+) -> "tuple[Folded, tuple[str, ...] | None]":
+    """Return a fold as it is if no option changes it, else the fold of the network."""
+    from ..folding.folded import Folded
+
+    usual = FoldOptions()
+    changed = any(getattr(options, f.name) != getattr(usual, f.name) for f in fields(usual))
+    if isinstance(loaded.module, Folded) and not changed:
+        return loaded.module, loaded.labels
+    return _folded(loaded, command, options)
 
 
 def _folded(

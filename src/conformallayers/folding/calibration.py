@@ -41,11 +41,13 @@ class Calibration:
 
     def scale(self, name: str, tau: str | None = None) -> float:
         """Return the scale of a value, times its coordinate if there is one, of least squared error."""
-        value: Tensor = self._values[name].double()
+        value: Tensor = self._values[name]
         if tau is not None:
             value = value * self._values[tau].view(-1, *[1] * (value.dim() - 1))
-        x = np.abs(value.numpy()).reshape(-1)
-        return least_error_scale(x[:: max(1, x.size // _MEASURED)], float(x.max(initial=0.0)))
+        largest = float(value.abs().max()) if value.numel() else 0.0
+        flat = value.reshape(-1)
+        some = flat[:: max(1, flat.numel() // _MEASURED)].abs().double()
+        return least_error_scale(some.numpy(), largest)
 
 
 def least_error_scale(x: Array, largest: float) -> float:

@@ -128,6 +128,6 @@ def _float_operations(recipe: Recipe) -> tuple[str, ...]:
     kinds = [
         op.kind
         for op in recipe.operations
-        if type(op).__module__ != integer.__name__ and op.outputs[0] not in whole
+        if not isinstance(op, integer.KINDS) and op.outputs[0] not in whole
     ]
     return tuple(dict.fromkeys(kinds))

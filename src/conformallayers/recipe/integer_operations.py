@@ -20,7 +20,16 @@ from typing import Any
 from . import layer_operations as layer
 from .fields import constant, number, positives, setting, whole, word
 from .layer_operations import Conv, Matmul, Pool, expect_broadcast
-from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape, operation
+from .operation import (
+    OPERATIONS,
+    ArrayOf,
+    Operation,
+    Shape,
+    ShapeOf,
+    expect,
+    expect_shape,
+    operation,
+)
 from .point_operations import SCALAR, expect_scalars
 
 LEVELS = 127  # the largest feature
@@ -67,7 +76,10 @@ class _Quantized(Operation):
 
 @operation("quantize")
 class Quantize(_Quantized):
-    """x → ``clip(round((x + addend/2^exponent)·factor))`` in float32; the 8-bit addend broadcasts."""
+    """x → ``clip(round((x + addend/2^exponent)·factor))`` in float32; the 8-bit addend broadcasts.
+
+    A sample with NaN is NaN.
+    """
 
     factor: float = setting("factor", number)
 
@@ -271,6 +283,7 @@ class IntegerRebase(Operation):
         return (SCALAR, SCALAR)
 
 
+KINDS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == __name__)
 READERS = (Accumulated, IntegerPool, Requantize, Dequantize, IntegerEnergy)  # of features and τ
 _KEEPING = layer.Slice, layer.Concatenate, layer.Reshape, layer.Permute, layer.MaxPool
 _CLAMPS = "relu", "abs", "hardtanh"

@@ -19,6 +19,8 @@ import conformallayers.numpy as cln
 from conformallayers.networks import D3ModNetCL, DkNetCL, LeNetCL, StageNet
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.integer_operations import KINDS as INTEGER
+from conformallayers.recipe.integer_operations import Dequantize, Quantize
 from conformallayers.recipe.javascript.document import WRITE, javascript_document
 from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
@@ -115,7 +117,9 @@ def test_golden_files(tmp_path: Path) -> None:
     nets = {path.stem: cln.load(path) for path in GOLDEN}
     taken = {name: net for name, net in nets.items() if has(net.recipe)}
     refused = {name for name in nets if name not in taken}
-    assert all("spectral" in name or "fourier" in name for name in refused)
+    whole = {f"operation-{kind.kind}" for kind in INTEGER}
+    assert whole <= refused
+    assert all("spectral" in name or "fourier" in name for name in refused - whole)
     cases, expected = [], []
     for net in taken.values():
         x = torch.tensor(net.about["input"], dtype=torch.float64)
@@ -132,6 +136,7 @@ def test_both_sides_have_the_same_operations(tmp_path: Path) -> None:
     program = 'console.log(JSON.stringify(Object.keys(require("./runtime.js").OPERATIONS)))'
     assert {kind.kind for kind in WRITE} == set(json.loads(run_node(tmp_path, program)))
     lacks = {"call", "fourier", "inverse_fourier", "spectral_form", "spectral_product"}
+    lacks |= {kind.kind for kind in INTEGER}
     assert {kind.kind for kind in WRITE} == set(OPERATIONS) - lacks
 
 
@@ -140,6 +145,12 @@ def test_what_it_lacks_is_refused_by_name() -> None:
     spectral = cl.fold(model, (1, 8, 8), strategy="spectral")
     recipe, dtype = spectral.recipe, spectral.dtype
     assert_says(lambda: document_of(recipe, dtype), "got fourier", 'Fold with strategy="dense".')
+    builder = RecipeBuilder((3,))
+    whole = builder.add(Quantize, INPUT, factor=9.0)
+    whole = builder.recipe(builder.add(Dequantize, whole, name="y", scale=0.1))
+    assert_says(
+        lambda: document_of(whole, dtype), "got quantize", "Take the fold before cl.quantize."
+    )
     builder = RecipeBuilder((3,))
     called = builder.module("attention", nn.Identity())
     y = builder.add(layer.Call, INPUT, module=called, what="MultiheadAttention", result=(3,))

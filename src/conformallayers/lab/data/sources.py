@@ -97,13 +97,19 @@ class Trained:
 
 
 def load_test(
-    name: str, trained: Trained, root: str | os.PathLike[str] | None, *, verify: bool, where: str
+    name: str,
+    trained: Trained,
+    root: str | os.PathLike[str] | None,
+    *,
+    verify: bool,
+    where: str,
+    only_test: bool = True,
 ) -> Dataset:
     """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
 
     These are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
     below ``test``. Classes are found by name among those of the network, also those of a known set if the network was
-    trained on a folder.
+    trained on a folder. Without ``only_test`` the pictures for training are read as well.
     """
     if not is_pictures(name):
         found = load(name, root, verify=verify)
@@ -116,7 +122,7 @@ def load_test(
             remedy = "Restore it, or name a folder of other pictures by --dataset."
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
-        pictures = pictures if pictures.has_parts else pictures.all_as_test()
+        pictures = pictures.all_as_test() if only_test and not pictures.has_parts else pictures
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
@@ -126,7 +132,7 @@ def load_test(
         )
         raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
     channels, *sides = trained.shape
-    return pictures.read((sides[0], sides[1]), only_test=True, channels=channels)
+    return pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
 
 
 def _is_same(folder: Path, other: str | None) -> bool:

@@ -145,14 +145,23 @@ def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
             remedy = "Name a set of such images, or a folder of pictures, which are scaled."
             raise refusal(f"evaluate {model.path}", expected, got, remedy)
         return accuracy_by_path(module, images, labels, device, shape=native)
+    share = fold_accuracy(module, white, dataset, f"evaluate {model.path}", device)
+    return {"layers": None, "folded": share, "strategy": module.strategy}
+
+
+def fold_accuracy(
+    folded: Folded, white: float, dataset: Dataset, where: str, device: str = "cpu"
+) -> float:
+    """Return the share of test images that a fold classifies correctly; ``white`` is its value of white pixels."""
 
     def run(x: Tensor) -> Tensor:
-        result: Tensor = module((white * x).to(module.dtype))
+        result: Tensor = folded((white * x).to(folded.dtype))
         return result
 
-    if module.input_shape not in (IMAGE_SHAPE, shape):
+    shape = tuple(dataset.test_images.shape[1:])
+    if folded.input_shape not in (IMAGE_SHAPE, shape):
         expected = f"a fold for {shape_text(shape)} or {shape_text(IMAGE_SHAPE)}"
-        got, remedy = shape_text(module.input_shape), "Fold it for these images."
-        raise refusal(f"evaluate {model.path}", expected, got, remedy)
-    share = accuracy(run, images, labels, device, stored=module.input_shape == shape)
-    return {"layers": None, "folded": share, "strategy": module.strategy}
+        got, remedy = shape_text(folded.input_shape), "Fold it for these images."
+        raise refusal(where, expected, got, remedy)
+    stored = folded.input_shape == shape
+    return accuracy(run, dataset.test_images, dataset.test_labels, device, stored=stored)

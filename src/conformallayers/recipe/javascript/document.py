@@ -14,13 +14,14 @@ from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
 from ..document import describe
+from ..integer_operations import KINDS as INTEGER
 from ..operation import OPERATIONS, Runtime, Shape
 from ..places import Array, Table
 from ..recipe import Recipe
 
 _SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
-_LACKS = (*_SPECTRAL, layer.Call)
+_LACKS = (*_SPECTRAL, *INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
 Entries = dict[str, Any]  # what an operation has beside its settings
 
@@ -54,6 +55,8 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         remedy = f"{_DENSE}, which keeps no layers inside a ConformalLayers."
         if isinstance(operation, _SPECTRAL):
             remedy = f"{_DENSE}."
+        if isinstance(operation, INTEGER):
+            remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
     shapes, indices, wide = recipe.shapes(), recipe.integer_constants(), _wide_values(recipe)
     document = describe(recipe) | {"dtype": dtype}

@@ -40,7 +40,9 @@ def _shifted(op: integer.Quantize | integer.QuantizePoint, net: Network, x: Arra
 
 @RUN.runs(integer.Quantize)
 def _quantize(op: integer.Quantize, net: Network, x: Array) -> Array:
-    return _clipped(_shifted(op, net, x) * np.float32(op.factor))
+    q = _clipped(_shifted(op, net, x) * np.float32(op.factor))
+    odd = column(np.isnan(flat(x)).any(1), x)
+    return np.where(odd, np.float32(np.nan), q)
 
 
 @RUN.runs(integer.QuantizePoint)

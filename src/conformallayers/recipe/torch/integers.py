@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .module import RecipeModule
 
 __all__ = ["RULES", "RUN"]
+_SPLIT = 2.0**27 + 1  # times a number of 53 bits, its upper 26 are left
 
 
 def _clipped(x: Tensor, low: int = -integer.LEVELS) -> Tensor:
@@ -35,6 +36,26 @@ def _column(scalars: Tensor, x: Tensor) -> Tensor:
 def _ratio(number: float, by: Tensor) -> Tensor:
     """Return ``number/by``, rounded once; torch multiplies a number by the inverse of a tensor."""
     return by.new_tensor(number) / by
+
+
+def _root(x: Tensor) -> Tensor:
+    """Return √x as IEEE 754 rounds it; torch's own misses the last bit of one number in a hundred.
+
+    The remainder ``x - r²`` is exact: r is split into halves, whose products float64 has (Dekker).
+    """
+    r = x.sqrt()
+    high = r * _SPLIT - (r * _SPLIT - r)
+    low, square = r - high, r * r
+    lost = ((high * high - square) + 2 * high * low) + low * low
+    found = r + ((x - square) - lost) / (2 * r)
+    return torch.where(found.isfinite(), found, r)
+
+
+def _whole_root(n: Tensor) -> Tensor:
+    """Return ⌊√n⌋ of whole numbers below 2^52."""
+    r = n.sqrt().floor()
+    r = r - (r * r > n).to(r.dtype)
+    return r + ((r + 1) * (r + 1) <= n).to(r.dtype)
 
 
 def _squares(q: Tensor) -> Tensor:
@@ -52,7 +73,8 @@ def _shifted(
 @RUN.runs(integer.Quantize)
 def _quantize(op: integer.Quantize, module: RecipeModule, x: Tensor) -> Tensor:
     x = _shifted(op, module, x)
-    return _clipped(x * x.new_tensor(op.factor))
+    odd = _column(x.isnan().flatten(1).any(1), x)
+    return _clipped(x * x.new_tensor(op.factor)).masked_fill(odd, float("nan"))
 
 
 @RUN.runs(integer.QuantizePoint)
@@ -65,7 +87,7 @@ def _quantize_point(
     q = _clipped(x * _column(_ratio(op.levels, peak), x))
     m = peak.double()
     share = _ratio(op.offset, m)
-    tau = (_squares(q) * integer.inverse_square(op.levels) + share * share).sqrt()
+    tau = _root(_squares(q) * integer.inverse_square(op.levels) + share * share)
     return q, m, torch.where(tau == 0, 1.0, tau)
 
 
@@ -123,7 +145,7 @@ def _pool(op: integer.IntegerPool, module: RecipeModule, q: Tensor) -> Tensor:
     wide, norms = q.double(), op.function == "norm"
     sums = averages(op.sums, wide.square() if norms else wide)
     if norms:
-        sums = (sums * 4.0**op.root_bits).sqrt().floor()
+        sums = _whole_root(sums * 4.0**op.root_bits)
     return _clipped(sums * op.multiplier * 2.0**-op.shift)
 
 
@@ -150,7 +172,7 @@ def _advance(
     n = reduce(torch.add, energies)
     if op.rule == "published":
         return tau + m * n
-    return tau + n / tau if op.rule == "projective" else (tau * tau + n).sqrt()
+    return tau + n / tau if op.rule == "projective" else _root(tau * tau + n)
 
 
 @RUN.runs(integer.IntegerRebase)

@@ -1,0 +1,179 @@
+"""cl.quantize: random staged networks in four runtimes, edge cases, reports and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+import staged
+from conformallayers.recipe import integer_operations as integer
+from conformallayers.recipe import layer_operations as layer
+from programs import hard
+from support import assert_says
+from whole_numbers import assert_same_everywhere, torch_numbers
+
+
+class Draw(staged.Draw):
+    """Random networks without what int8 refuses: tanh, and windows that are cut off."""
+
+    def activation(self) -> nn.Module:
+        return self.choice(staged.ACTIVATIONS[:3])(self.choice((None, 1.5)))
+
+    def pool(self) -> nn.Module:
+        return self.choice([self.of("MaxPool")(2, ceil_mode=True), self.of("LPPool")(2, 2)])
+
+
+def images(shape: tuple[int, ...], count: int = 64) -> torch.Tensor:
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(3)) - 0.3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_staged_networks_are_equal_in_four_runtimes(seed: int, tmp_path: Path) -> None:
+    model, shape = Draw(seed).network(**staged.EMBEDDINGS[seed % 4])
+    strategy = ("layers", "conv")[seed % 2]
+    folded = cl.fold(staged.scaled_down(model).float().eval(), shape, strategy=strategy)
+    quantized = cl.quantize(folded, images(shape))
+    assert quantized.quantization is not None
+    assert quantized.quantization.mean_error < 0.1
+    assert_same_everywhere(quantized, torch.cat([images(shape), hard(shape)]), tmp_path)
+
+
+def plain_cnn() -> cl.ConformalLayers:
+    return cl.ConformalLayers(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        cl.Residual(nn.Conv2d(6, 6, 3, padding=1), nn.ReLU()),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 8, 3, groups=2, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+def test_a_plain_network_has_no_floats_between_its_ends(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folded = cl.fold(plain_cnn().eval(), (2, 12, 12))
+    quantized = cl.quantize(folded, images((2, 12, 12)))
+    assert quantized.quantization is not None
+    assert quantized.quantization.float_operations == ()
+    assert quantized.quantization.mean_error < 0.05
+    whole = integer.integer_values(quantized.recipe.operations)
+    for op in quantized.recipe.operations:
+        assert isinstance(op, integer.KINDS) or op.outputs[0] in whole
+    assert_same_everywhere(quantized, hard((2, 12, 12)), tmp_path)
+
+
+@pytest.mark.parametrize("offset", [None, 2.0])
+def test_edge_cases_of_images_and_networks(offset: float | None, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    options = {} if offset is None else {"offset": offset}
+    layers = [cl.Conv2d(1, 4, 3, bias=True), cl.ReSPro(projective=True), nn.LPPool2d(2, 2)]
+    model = cl.ConformalLayers(*layers, cl.Conv2d(4, 3, 3, bias=True), cl.Flatten(), **options)
+    with torch.no_grad():
+        model[0].weight[1] = 0  # a constant map
+    folded = cl.fold(model, (1, 10, 10))
+    x = hard((1, 10, 10))
+    for calibration in (images((1, 10, 10)), torch.zeros(2, 1, 10, 10), 1e6 * images((1, 10, 10))):
+        quantized = cl.quantize(folded, calibration)
+        assert_same_everywhere(quantized, x, tmp_path)
+
+
+def test_networks_of_the_zoo_hold() -> None:
+    folded = cl.zoo.load("digits-micro")
+    x = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    quantized = cl.quantize(folded, x[:100])
+    same = torch_numbers(quantized, x).argmax(1) == torch_numbers(folded, x).argmax(1)
+    assert same.float().mean() > 0.9
+    report = quantized.quantization
+    assert report is not None
+    assert report.images == 100
+    assert 3.5 < report.float_bytes / report.int8_bytes < 4
+    assert "same class" in str(report)
+    assert quantized.labels == folded.labels
+    assert folded.quantization is None
+    assert quantized.certificate is None
+
+
+def test_heads_run_in_floats_where_int8_has_no_operation() -> None:
+    torch.manual_seed(0)
+    body = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+    model = nn.Sequential(body, nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3), nn.Softmax(1))
+    folded, x = cl.fold(model, (1, 6, 6), strategy="layers"), images((1, 6, 6))
+    quantized = cl.quantize(folded, x)
+    assert quantized.quantization is not None
+    assert quantized.quantization.float_operations == ("elementwise", "softmax")
+    torch.testing.assert_close(
+        torch_numbers(quantized, x), torch_numbers(folded, x), atol=0.02, rtol=0
+    )
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda net: cl.fold(net(), (1, 8, 8), strategy="spectral"), ("got fourier", '"conv"')),
+        (lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="dense"), ("got cast", '"conv"')),
+        (lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)), ("got Own",)),
+        (lambda net: cl.fold(net(), (1, 8, 8), dtype=torch.float16), ("float32 or float64",)),
+        (lambda net: net(), ("a Folded", "Fold it first")),
+    ],
+)
+def test_refusals_name_the_operation(
+    make: Callable[..., cl.Folded], words: tuple[str, ...]
+) -> None:
+    def net(**options: bool) -> cl.ConformalLayers:
+        pair = [cl.Conv2d(1, 3, 3, **options), cl.ReSPro()]
+        return cl.ConformalLayers(*pair, cl.Conv2d(3, 3, 3, **options), cl.ReSPro())
+
+    folded = make(net)
+    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "quantize(folded", *words)
+
+
+def test_tanh_and_cut_windows_are_refused() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.RadialTanh())
+    folded = cl.fold(model, (1, 8, 8), strategy="layers")
+    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "got radial_tanh", "Gnomonic")
+    pool = nn.LPPool2d(2, 2, ceil_mode=True)
+    model = cl.ConformalLayers(cl.Conv2d(1, 3, 2), cl.ReSPro(), pool)
+    folded = cl.fold(model, (1, 8, 8), strategy="layers")
+    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "windows of different sizes")
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.rand(1, 8, 8), "finite images of shape (N, 1, 8, 8)"),
+        (torch.rand(0, 1, 8, 8), "finite images"),
+        (torch.full((1, 1, 8, 8), float("nan")), "some that are not finite"),
+        ([[0.0]], "images as a tensor"),
+    ],
+)
+def test_images_that_do_not_fit(x: torch.Tensor, words: str) -> None:
+    folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
+    assert_says(lambda: cl.quantize(folded, x), words)
+
+
+def test_a_quantized_fold_is_refused() -> None:
+    folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
+    quantized = cl.quantize(folded, torch.rand(4, 1, 8, 8))
+    assert_says(lambda: cl.quantize(quantized, torch.rand(4, 1, 8, 8)), "one in int8")
+
+
+def test_maps_between_concatenated_values_share_a_scale() -> None:
+    folded = cl.zoo.load("digits-micro")
+    quantized = cl.quantize(folded, torch.rand(20, 1, 8, 8))
+    operations = quantized.recipe.operations
+    assert any(isinstance(op, layer.Concatenate) for op in operations)
+    assert not any(isinstance(op, integer.Requantize) for op in operations)

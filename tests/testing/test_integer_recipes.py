@@ -1,0 +1,58 @@
+"""Conformance cases of whole numbers: every runtime has the numbers of torch, all of them equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformallayers.folding.folded import Folded
+from conformallayers.recipe.integer_operations import KINDS
+from conformallayers.testing.integer_recipes import integer_builders
+from programs import hard
+from whole_numbers import assert_same_everywhere, same, torch_numbers, whole_values
+
+BUILDERS = dict(integer_builders())
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_runtime_has_the_same_numbers(name: str, tmp_path: Path) -> None:
+    recipe = BUILDERS[name]()
+    recipe.check_values()
+    fold = Folded(recipe, torch.float32, {})
+    generator = torch.Generator().manual_seed(2)
+    x = torch.cat(
+        [torch.randn(30, *recipe.input_shape, generator=generator), hard(recipe.input_shape)]
+    )
+    assert_same_everywhere(fold, x, tmp_path)
+    values = fold.evaluate({"x": x[:30]}, keep=True)
+    for value in whole_values(recipe):
+        q = values[value]
+        assert q.dtype == torch.float32
+        assert torch.equal(q, q.round())
+        assert 0 < q.abs().max() <= 127
+
+
+def test_the_cases_have_every_operation() -> None:
+    found = {type(op) for build in BUILDERS.values() for op in build().operations}
+    assert found >= set(KINDS)
+
+
+def test_a_fold_in_float64_has_the_same_whole_numbers() -> None:
+    recipe = BUILDERS["whole points projective 1.5"]()
+    x = torch.randn(20, *recipe.input_shape)
+    single, wide = (Folded(recipe, dtype, {}) for dtype in (torch.float32, torch.float64))
+    a = single.evaluate({"x": x}, keep=True)
+    b = wide.evaluate({"x": x.double()}, keep=True)
+    for name in whole_values(recipe):
+        assert same(a[name], b[name])
+    assert same(torch_numbers(single, x), torch_numbers(wide, x.double()).float())
+
+
+def test_autocast_changes_nothing() -> None:
+    recipe = BUILDERS["whole numbers 2d"]()
+    fold, x = Folded(recipe, torch.float32, {}), torch.randn(5, *recipe.input_shape)
+    expected = torch_numbers(fold, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(torch_numbers(fold, x), expected)

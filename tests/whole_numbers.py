@@ -1,0 +1,61 @@
+"""What the tests of int8 share: a fold in int8, run by torch, numpy, ONNX Runtime and C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import conformallayers as cl
+import conformallayers.numpy as cln
+from conformallayers.recipe.integer_operations import integer_values
+from conformallayers.recipe.recipe import INPUT, Recipe
+from onnx_support import session
+from programs import COMPILER, SANITIZED, compiled, export
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Tell whether all numbers are equal, NaN and NaN as well."""
+    return (
+        a.dtype == b.dtype
+        and torch.equal(a.isnan(), b.isnan())
+        and bool(((a == b) | a.isnan()).all())
+    )
+
+
+def torch_numbers(fold: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = fold(x)
+    return found
+
+
+def whole_values(recipe: Recipe) -> list[str]:
+    return sorted(integer_values(recipe.operations))
+
+
+def assert_same_everywhere(fold: Any, x: Tensor, folder: Path) -> None:
+    """Run samples in four runtimes: every output is equal, and in torch and numpy every whole number."""
+    expected = torch_numbers(fold, x)
+    cl.save(fold, folder / "net.safetensors")
+    loaded, net = cl.load(folder / "net.safetensors"), cln.load(folder / "net.safetensors")
+    assert same(torch_numbers(loaded, x), expected)
+    assert same(torch.from_numpy(net(x.numpy())), expected)
+    with torch.inference_mode(), np.errstate(all="ignore"):
+        values, others = fold.evaluate({INPUT: x}, keep=True), net.evaluate(x.numpy(), keep=True)
+    for name in whole_values(fold.recipe):
+        assert same(values[name].contiguous(), torch.from_numpy(np.ascontiguousarray(others[name])))
+    assert same(session(fold.recipe, fold.dtype)(x), expected)
+    if COMPILER is None or fold.dtype != torch.float32:
+        return
+    (run,) = compiled(
+        folder, [export(fold, folder)], *[f for f in SANITIZED if "undefined" not in f]
+    )
+    index, outputs = run(x)
+    flat = expected.flatten(1)
+    spoiled = flat.isnan().any(1)
+    assert same(outputs[~spoiled], flat[~spoiled])
+    assert outputs[spoiled].isnan().all()
+    assert torch.equal(index[~spoiled].long(), flat[~spoiled].argmax(1))
