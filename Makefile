@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: demo quick test test-slow test-browser soak lint types package format docs bench clean
+.PHONY: demo quick test test-slow test-browser test-device soak lint types package format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -50,6 +50,13 @@ test-slow: $(READY)
 # The playground in headless Chromium: apt-get install chromium chromium-driver.
 test-browser: $(BROWSER_READY)
 	$(BIN)/python -m pytest -q -m browser tests/browser
+
+# Networks on an emulated Cortex-M4: apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm.
+# The images are those of conformallayers data.
+DEVICE_NETWORKS ?= cifar10-micro cifar10-small mnist-micro $(wildcard results/devices/*.safetensors)
+test-device: $(READY)
+	$(BIN)/python -m pytest -q tests/lab/devices tests/recipe/c/test_self_test.py tests/recipe/c/test_stack.py
+	$(BIN)/conformallayers device $(DEVICE_NETWORKS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from conformallayers.folding.certificate import Certificate
+from conformallayers.folding.quantize import quantize
 from conformallayers.recipe.c.export import export_c
 from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.recipe import Recipe
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing import relative_error
+from conformallayers.testing.recipes import RECIPE_CASES
+from conformallayers.zoo import load
 
 COMPILER = shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")
@@ -186,3 +189,34 @@ def run_program(
         outputs = torch.from_numpy(mine[:, 1:].copy().view("<f4"))
         found.append((torch.from_numpy(mine[:, 0].copy()), outputs))
     return found
+
+
+MACHINES = {  # compilers, and the flags of their machines
+    "gcc": ("gcc",),
+    "clang": ("clang",),
+    "arm": ("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+}
+
+
+def compiler(machine: str) -> list[str]:
+    """Return the command of a compiler; skip the test where it is missing."""
+    name, *flags = MACHINES[machine]
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} on the path")
+    return [name, *flags]
+
+
+def small_networks() -> dict[str, Any]:
+    """Return folds of every kind: of points, with stages, inner biases in double, windows, whole numbers."""
+    kinds = (
+        "points published",
+        "points gnomonic",
+        "stages",
+        "grow and combine",
+        "max_pool",
+        "conv",
+    )
+    found = {kind: next(c for c in RECIPE_CASES if c.name.startswith(kind)) for kind in kinds}
+    folds: dict[str, Any] = {kind: Fold(case.build()) for kind, case in found.items()}
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return {**folds, "int8": quantize(load("digits-micro"), images)}

@@ -206,6 +206,25 @@ def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert not other.exists()
 
 
+def test_export_reports_a_program_in_c_without_writing_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.safetensors"
+    cl.save(cl.fold(net("torus head"), SHAPE, strategy="dense"), path)
+    monkeypatch.chdir(tmp_path)
+    assert run_command("export", path, "--format", "c", "--report") == 0
+    told = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [path]
+    assert run_command("export", path, "--format", "c", "--out", "c", "--example") == 0
+    assert capsys.readouterr().out.split("\n", 1)[1] == told
+    files = {"cl_model.c", "cl_model.h", "cl_model.mk", "cl_model_example.c"}
+    assert {file.name for file in (tmp_path / "c").iterdir()} == files
+    assert run_command("export", path, "--format", "c") == 1
+    assert "export --out: expected a folder or file to write" in capsys.readouterr().err
+    assert run_command("export", path, "--format", "onnx", "--report") == 1
+    assert "--report: expected it for --format c alone" in capsys.readouterr().err
+
+
 def test_export_of_a_run_to_c(folder: Path, tmp_path: Path) -> None:
     """The mean image is part of it."""
     out = tmp_path / "c"

@@ -150,7 +150,7 @@ def build_app() -> "App":
     for command in (
         *(data, models.evaluate, models.fold, models.quantize, models.export, models.predict),
         *(models.playground, zoo),
-        *(experiments.demo, experiments.bench, experiments.experiment),
+        *(experiments.demo, experiments.bench, experiments.device, experiments.experiment),
         *(experiments.sweep, experiments.inspect, experiments.report),
     ):
         app.command(command)

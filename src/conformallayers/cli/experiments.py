@@ -1,4 +1,4 @@
-"""conformallayers demo, bench, experiment, sweep, inspect and report."""
+"""conformallayers demo, bench, device, experiment, sweep, inspect and report."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ..lab.experiments.options import (
     CellOptions,
     CostOptions,
     DepthOptions,
+    DeviceOptions,
     InspectOptions,
     RobustnessOptions,
     SweepOptions,
@@ -45,6 +46,17 @@ def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None)
     from ..lab.experiments.bench import run_bench
 
     run_bench(networks, **given(options))
+
+
+def device(networks: tuple[str, ...] = (), *, options: Flat[DeviceOptions] = None) -> None:
+    """Run networks in C on an emulated Cortex-M4: accuracy, flash, RAM and instructions per image.
+
+    Args:
+        networks: Names of the zoo, files written by cl.save, run folders; some of the zoo if none is given.
+    """
+    from ..lab.devices.measure import run_devices
+
+    run_devices(networks, **given(options))
 
 
 @experiment.command(name="1")

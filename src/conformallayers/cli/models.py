@@ -98,12 +98,16 @@ class ExportOptions(FoldOptions):
     Args:
         dtype: Type of the weights in C, float32 or int8; otherwise the dtype of the fold.
         name: Name of the files and functions in C.
+        example: Write an example in C that needs no board, and a Makefile, as well.
+        report: Print flash, RAM and stack of the program in C, and write nothing.
         samples: Some inputs as .npy, on which the error of int8 is measured.
         opset: Opset of ONNX; the newest if not given.
     """
 
     dtype: Annotated[str | None, Parameter(name=("--dtype", "--weights"))] = None
     name: str = "cl_model"
+    example: bool = False
+    report: bool = False
     samples: Path | None = None
     opset: int | None = None
 
@@ -158,7 +162,9 @@ def quantize(
     _print_written(out)
 
 
-def export(model: Path, *, format: str, out: Path, options: Flat[ExportOptions] = None) -> None:
+def export(
+    model: Path, *, format: str, out: Path | None = None, options: Flat[ExportOptions] = None
+) -> None:
     """Export a network to C, ONNX, or numpy.
 
     Args:
@@ -166,30 +172,26 @@ def export(model: Path, *, format: str, out: Path, options: Flat[ExportOptions] 
             digits-micro.
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
             conformallayers.numpy has run).
-        out: Folder or file to write.
+        out: Folder or file to write; --report needs none.
     """
     from ..lab.training.saved_models import load_model
 
     options = options or ExportOptions()
     require_choice("export --format", format, _FORMATS, "Name one of them.")
-    _check_export(format, options)
+    target = _checked_export(format, out, options)
     folding = options if format != "c" else replace(options, dtype=None)
     loaded = load_model(model, "export")
     folded, labels = _fold_of(loaded, "export", folding)
     folded.labels, folded.about = labels, dict(loaded.about) or None
     if format == "numpy":
-        _write_numpy(folded, out)
+        _write_numpy(folded, target)
     elif format == "onnx":
         from ..recipe.onnx.export import export_onnx
 
-        export_onnx(folded, out, opset=options.opset)
-        _print_written(out)
+        export_onnx(folded, target, opset=options.opset)
+        _print_written(target)
     else:
-        from ..recipe.c.export import export_c
-
-        samples = None if options.samples is None else _samples(options.samples, folded)
-        dtype = options.dtype or "float32"
-        print(export_c(folded, out, name=options.name, dtype=dtype, samples=samples))
+        _write_c(folded, target, options)
 
 
 def predict(
@@ -229,9 +231,9 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
     _print_written(write_playground(out, folds))
 
 
-def _check_export(format: str, options: ExportOptions) -> None:
-    """Refuse options that the format does not have."""
-    alone = {"name": "c", "samples": "c", "opset": "onnx"}
+def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Path:
+    """Refuse options that the format does not have; return where to write."""
+    alone = {"name": "c", "samples": "c", "example": "c", "report": "c", "opset": "onnx"}
     if options.dtype == "int8":
         alone["dtype"] = "c"
     for name, meant in alone.items():
@@ -239,6 +241,10 @@ def _check_export(format: str, options: ExportOptions) -> None:
         if format != meant and value != getattr(ExportOptions(), name):
             expected, got = f"it for --format {meant} alone", f"{value} for {format}"
             raise refusal(f"export --{name}", expected, got, "Leave it out.")
+    if out is None and not options.report:
+        remedy = "Name one; --format c --report needs none."
+        raise refusal("export --out", "a folder or file to write", "none", remedy)
+    return out or Path()
 
 
 def _fold_of(
@@ -278,6 +284,16 @@ def _folded(
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     where = f"{command} --labels {options.labels}" if options.labels else str(loaded.path)
     return folded, checked_labels(labels, outputs, where)
+
+
+def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
+    """Export to C and print what was written, or what would be."""
+    from ..recipe.c.export import export_c
+
+    samples = None if options.samples is None else _samples(options.samples, folded)
+    chosen = {name: getattr(options, name) for name in ("name", "example", "report")}
+    made = export_c(folded, out, dtype=options.dtype or "float32", samples=samples, **chosen)
+    print(made.report if options.report else made)
 
 
 def _write_numpy(folded: "Folded", out: Path) -> None:

@@ -65,7 +65,7 @@ def test_programs_keep_every_value_as_long_as_it_is_read() -> None:
         lives = [
             (buffer, min(written[v] for v in buffer.values), max(read[v] for v in buffer.values))
             for buffer in program.buffers
-            if all(name in read for name in buffer.values)
+            if buffer.values and all(name in read for name in buffer.values)
         ]
         for (a, first, last), (b, begin, end) in combinations(lives, 2):
             if first <= end and begin <= last:

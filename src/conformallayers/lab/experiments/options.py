@@ -264,3 +264,20 @@ class InspectOptions(DataOptions):
     out: Path | None = None
     resume: bool = False
     threads: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(DataOptions):
+    """Options of runs on an emulated microcontroller.
+
+    Args:
+        dataset: Data set of the test images; the one a network was trained on if not given.
+        images: Test images to run, the first ones.
+        dtype: float32, or int8: weights and features of 8 bits, with scales from training images.
+        out: Folder for one JSON file per network, and a table of all.
+    """
+
+    dataset: str | None = None
+    images: int = 200
+    dtype: str = "float32"
+    out: Path = Path("results/devices")

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-ITEM_BYTES = {"float": 4, "double": 8, "int8_t": 1, "int16_t": 2, "uint16_t": 2, "int32_t": 4}
+ITEM_BYTES = {
+    "float": 4,
+    "double": 8,
+    "int8_t": 1,
+    "int16_t": 2,
+    "uint8_t": 1,
+    "uint16_t": 2,
+    "int32_t": 4,
+}
 SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of functions in C
 LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
 LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before

@@ -25,12 +25,14 @@ from ..operation import Operation
 from ..recipe import Recipe
 from ..torch.module import RecipeModule
 from .constants import Array, Constant
-from .files import DEFAULT, CExport, header_and_source
+from .files import DEFAULT, CExport, code_of, texts_of
 from .integers import WRITE
 from .layers import write_scalar
 from .program import Program
 from .prune import Proofs, room_left
+from .self_test import SelfTest, whole_levels
 from .simplify import simplified
+from .stack import stack_bytes
 
 if TYPE_CHECKING:
     from ...folding.folded import Folded
@@ -56,13 +58,15 @@ def export_c(
     name: str = DEFAULT,
     dtype: str = "float32",
     samples: Tensor | Array | None = None,
+    example: bool = False,
+    report: bool = False,
 ) -> CExport:
     """Write a folded network as ``<name>.h`` and ``<name>.c``: C99, no dependencies, no allocation.
 
     The program has ``int <name>_predict(const float *image, float *out)``, which returns the index of
     the largest output, or -1 if there is a NaN, and ``<name>_predict_with``, which is given its
-    work memory and may run in many threads. Under the default name there is ``cl_predict`` as well. Both files
-    are written, or none.
+    work memory and may run in many threads. Under the default name there is ``cl_predict`` as well. With the macro
+    ``<NAME>_SELF_TEST`` it has a test of itself: one image and its outputs. All files are written, or none.
 
     With a tolerance, the form is made smaller as far as the fold's certificate has room for that: entries
     are left out and the others stored in 8 or 16 bits. That is proven again, whatever the ``dtype``.
@@ -73,7 +77,11 @@ def export_c(
         name: of the files and functions, a C identifier.
         dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
             the denominator is float64.
-        samples: (N, *input_shape), to measure the error with; None takes random ones, 64 at most.
+        samples: (N, *input_shape), to measure the error with; None takes random ones, 64 at most. The first
+            is the image of the self-test.
+        example: write ``<name>_example.c`` as well, which runs the self-test on any computer, and
+            ``<name>.mk``, a Makefile for both.
+        report: write nothing; the result has the sizes and errors that the files would have.
 
     Returns:
         A :class:`CExport`: sizes and measured errors; prints as a table.
@@ -93,6 +101,7 @@ def export_c(
     certificates = [plan.certificate for plan in folded.plans.values()]
     recipe = _exact_recipe(folded, dtype == "int8" or any(map(room_left, certificates)))
     program, certificate = write(recipe, certificates, STORAGE[dtype], name)
+    code = code_of(program.lines)
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
@@ -100,14 +109,19 @@ def export_c(
         dtype="int8" if integer.integer_values(recipe.operations) else dtype,
         arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
         work_bytes=4 * max(1, program.work_size),
+        stack_bytes=stack_bytes(*code),
         multiply_adds=program.multiply_adds,
         samples=len(x),
         certificate=certificate,
+        makefile=target / f"{name}.mk" if example else None,
+        example=target / f"{name}_example.c" if example else None,
         **_errors(folded, recipe, x, program.rounded),
     )
-    header, source = header_and_source(folded, program.constants, program.lines, result)
-    target.mkdir(parents=True, exist_ok=True)
-    replace_files({result.source: [source.encode()], result.header: [header.encode()]})
+    if not report:
+        test = _self_test(recipe, x[0], program.rounded)
+        texts = texts_of(folded, program.constants, code, test, result)
+        target.mkdir(parents=True, exist_ok=True)
+        replace_files({path: [text.encode()] for path, text in texts.items()})
     return result
 
 
@@ -122,7 +136,9 @@ def write(
     for operation in recipe.operations:
         _expect_operation(operation, storage)
     proofs = Proofs(recipe, certificates, storage)
-    program = Program(recipe, proofs, [f"{name}_predict", f"{name}_predict_with"])
+    program = Program(
+        recipe, proofs, [f"{name}_{end}" for end in ("predict", "predict_with", "self_test")]
+    )
     for index, operation in enumerate(recipe.operations):
         program.index = index
         features = [name for name in operation.inputs if program.shape(name)]
@@ -227,6 +243,13 @@ def _errors(
         "denominator_error": _denominator_error(denominators, exact),
         "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
     }
+
+
+def _self_test(recipe: Recipe, image: Array, rounded: Mapping[str, Array]) -> SelfTest:
+    """Return an image near a sample, in 256 levels, and the outputs that the program has for it."""
+    levels = whole_levels(image)
+    outputs, _ = _run(recipe, levels.image[None], rounded)
+    return SelfTest(levels, np.asarray(outputs[0].float().numpy()))
 
 
 def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:

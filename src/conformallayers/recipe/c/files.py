@@ -16,6 +16,7 @@ from ... import __version__
 from ...folding.certificate import Certificate
 from ...utils.text import count, size, table
 from .constants import Constant, number
+from .self_test import SelfTest
 from .text import WIDTH, comment, fill, functions, indented
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class CExport:
         name: what the functions and macros begin with.
         dtype: of the weights.
         arrays: name and bytes of every constant array.
-        work_bytes: of work memory.
+        work_bytes: of work memory, the arena.
+        stack_bytes: of the stack, estimated from above.
         multiply_adds: of one image.
         samples: that the errors were measured on.
         output_error: largest relative error of an output against the fold.
@@ -41,6 +43,7 @@ class CExport:
         agreement: share of samples with the same largest output.
         certificate: what is proven of the denominator with the constants as they are written, or
             None: nothing was left out of the fold, or rounding to int8 is measured and not proven.
+        makefile, example: the files of an example, or None.
     """
 
     header: Path
@@ -49,12 +52,15 @@ class CExport:
     dtype: str
     arrays: tuple[tuple[str, int], ...]
     work_bytes: int
+    stack_bytes: int
     multiply_adds: int
     samples: int
     output_error: float
     denominator_error: float | None
     agreement: float
     certificate: Certificate | None
+    makefile: Path | None = None
+    example: Path | None = None
 
     @property
     def constant_bytes(self) -> int:
@@ -62,21 +68,29 @@ class CExport:
         return sum(taken for _, taken in self.arrays)
 
     def __str__(self) -> str:
+        files = (self.header, self.source, self.makefile, self.example)
+        return f"{', '.join(str(path) for path in files if path)}\n{self.report}"
+
+    __repr__ = __str__
+
+    @property
+    def report(self) -> str:
+        """What the program takes, computes and was measured to be, without the names of its files."""
         rows = [(name, f"{taken}") for name, taken in self.arrays]
         rows.append(("constants", f"{self.constant_bytes}"))
         rows.append(("work memory", f"{self.work_bytes}"))
+        rows.append(("stack", f"{self.stack_bytes}"))
         lines = [
-            f"{self.header}, {self.source}",
             table(("array", "bytes"), rows),
             f"{self.dtype}: constants {size(self.constant_bytes)}, work memory "
             f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
+            f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.work_bytes)}, the image and "
+            f"the outputs; stack: at most {size(self.stack_bytes)}",
             self.measured,
         ]
         if self.certificate is not None:
             lines.append(f"denominator: {self.certificate}")
         return "\n".join(lines)
-
-    __repr__ = __str__
 
     @property
     def measured(self) -> str:
@@ -90,22 +104,32 @@ class CExport:
         )
 
 
-def header_and_source(
-    folded: Folded, constants: Sequence[Constant], lines: Sequence[str], result: CExport
-) -> tuple[str, str]:
-    """Return the text of both files.
+def code_of(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the functions that statements need, and the statements as the body of a function."""
+    body = indented(lines)
+    return functions(f"{body} has_nan() fill_nan() largest()"), body
+
+
+def texts_of(
+    folded: Folded,
+    constants: Sequence[Constant],
+    code: tuple[str, str],
+    test: SelfTest,
+    result: CExport,
+) -> dict[Path, str]:
+    """Return the text of every file.
 
     Args:
         folded: what they are about.
         constants: the arrays.
-        lines: the statements.
-        result: sizes and errors, for the header.
+        code: as ``code_of`` returns it.
+        test: of the program itself.
+        result: files, sizes and errors, for the header.
     """
     name, macro = result.name, result.name.upper()
     origin = folded.origin or ""
     origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
-    body = indented(lines)
-    needed = functions(f"{body} has_nan() fill_nan() largest()")
+    needed, body = code
     arrays = "\n".join(constant.text() for constant in constants)
     digest = hashlib.sha256("\n".join([arrays, needed, body, origin]).encode())
     words: dict[str, Any] = {
@@ -118,6 +142,8 @@ def header_and_source(
         "output_shape": ", ".join(map(str, folded.output_shape)),
         "work": result.work_bytes // 4,
         "work_bytes": result.work_bytes,
+        "flash_bytes": result.constant_bytes,
+        "stack_bytes": result.stack_bytes,
         "version": __version__,
         "origin": origin,
         "proof": _proof(macro, result.certificate),
@@ -131,7 +157,14 @@ def header_and_source(
     title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
     words["aliases"] = fill("source_aliases.c", words) if default else ""
-    return header, fill("source.c", words).rstrip() + "\n"
+    source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test.words())
+    texts = {result.source: source, result.header: header}
+    if result.makefile is not None and result.example is not None:
+        texts |= {
+            result.makefile: fill("example.mk", words),
+            result.example: fill("example.c", words),
+        }
+    return texts
 
 
 def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
@@ -147,6 +180,7 @@ def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
         "output": " x ".join(map(str, folded.output_shape)),
         "weights": f"{result.dtype}, {result.constant_bytes} bytes of constants",
         "work memory": f"{result.work_bytes} bytes",
+        "stack": f"at most {result.stack_bytes} bytes",
         "work": f"{result.multiply_adds} multiply-adds per image",
         "strategy": folded.strategy,
         "origin": origin or "unknown",

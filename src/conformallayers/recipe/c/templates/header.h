@@ -7,6 +7,10 @@ $about
 #define ${macro}_OUTPUT_SIZE $outputs
 #define ${macro}_OUTPUT_SHAPE {$output_shape}
 #define ${macro}_WORK_SIZE $work /* floats */
+/* Bytes of constants; code comes on top. The stack is an upper estimate. */
+#define ${macro}_FLASH_BYTES $flash_bytes
+#define ${macro}_ARENA_BYTES $work_bytes
+#define ${macro}_STACK_BYTES $stack_bytes
 #define ${macro}_VERSION "$version" /* of conformallayers */
 /* The fingerprint of the weights that were folded. */
 #define ${macro}_ORIGIN "$origin"
@@ -33,6 +37,11 @@ int ${name}_predict_with(const float *image, float *out, float *work);
  */
 int ${name}_predict(const float *image, float *out);
 $aliases
+#ifdef ${macro}_SELF_TEST
+/* Run an image whose outputs are known, in static memory. Returns 0 if they come out, otherwise 1. */
+int ${name}_self_test(void);
+#endif
+
 #ifdef __cplusplus
 }
 #endif

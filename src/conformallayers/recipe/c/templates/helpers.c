@@ -304,11 +304,12 @@ static $V peak$s(const float *x, int32_t n, $V least)
 static double squares$s(const float *x, int32_t n)
 {
     double sums[4] = {0, 0, 0, 0};
-    int32_t i = 0, k;
-    for (; i + 4 <= n; i += 4)
+    const int32_t whole = n - n % 4;
+    int32_t i, k;
+    for (i = 0; i < whole; i += 4)
         for (k = 0; k < 4; k++)
             sums[k] += (double)$get(x, i + k) * (double)$get(x, i + k);
-    for (; i < n; i++)
+    for (i = whole; i < n; i++)
         sums[0] += (double)$get(x, i) * (double)$get(x, i);
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }

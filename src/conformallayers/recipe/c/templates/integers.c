@@ -110,6 +110,47 @@ static double length_of(double squares, double unit, double share)
 
 //: dots
 /* The products of up to four rows of w with x. */
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
+/* Four features at once, as two pairs of 16 bits. */
+#define PAIRS(v, even, odd) \
+    do { \
+        __asm__("sxtb16 %0, %1" : "=r"(even) : "r"(v)); \
+        __asm__("sxtb16 %0, %1, ror #8" : "=r"(odd) : "r"(v)); \
+    } while (0)
+#define ADD_PAIRS(sum, a, b) __asm__("smlad %0, %1, %2, %0" : "+r"(sum) : "r"(a), "r"(b))
+#define ADD_ROW(sum, row) \
+    do { \
+        memcpy(&v, row, sizeof v); \
+        PAIRS(v, even, odd); \
+        ADD_PAIRS(sum, even, even_x); \
+        ADD_PAIRS(sum, odd, odd_x); \
+    } while (0)
+static void dots(const int8_t *w, const int8_t *x, int32_t n, int32_t rows, int32_t *sums)
+{
+    const int8_t *a = w, *b = rows > 1 ? a + n : a, *c = rows > 2 ? b + n : a;
+    const int8_t *d = rows > 3 ? c + n : a, *const stop = x + (n - n % 4), *const end = x + n;
+    int32_t p = 0, q = 0, r = 0, s = 0;
+    uint32_t v, even, odd, even_x, odd_x;
+    for (; x < stop; x += 4, a += 4, b += 4, c += 4, d += 4) {
+        memcpy(&v, x, sizeof v);
+        PAIRS(v, even_x, odd_x);
+        ADD_ROW(p, a);
+        ADD_ROW(q, b);
+        ADD_ROW(r, c);
+        ADD_ROW(s, d);
+    }
+    for (; x < end; x++) {
+        p += *a++ * *x;
+        q += *b++ * *x;
+        r += *c++ * *x;
+        s += *d++ * *x;
+    }
+    sums[0] = p;
+    sums[1] = q;
+    sums[2] = r;
+    sums[3] = s;
+}
+#else
 static void dots(const int8_t *w, const int8_t *x, int32_t n, int32_t rows, int32_t *sums)
 {
     const int8_t *a = w, *b = rows > 1 ? a + n : a, *c = rows > 2 ? b + n : a;
@@ -132,6 +173,7 @@ static void dots(const int8_t *w, const int8_t *x, int32_t n, int32_t rows, int3
     sums[2] = r;
     sums[3] = s;
 }
+#endif
 
 //: times_whole
 /* Features W x, one every step bytes of y. */

@@ -1,0 +1,1 @@
+"""Exported networks on an emulated microcontroller: accuracy, flash, RAM and instructions."""

@@ -1,0 +1,180 @@
+"""Compile an exported network for a Cortex-M4, and run it on images in an emulator."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import ConformalError, refusal
+from ...recipe.c.files import CExport
+from ...recipe.places import Array
+
+COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
+PACKAGES = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
+MACHINE = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
+_FLAGS = (
+    "-std=c99",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-O2",
+    "-ffunction-sections",
+    "-fdata-sections",
+)
+_LINKED = ("-nostartfiles", "--specs=nano.specs", "--specs=nosys.specs", "-Wl,--gc-sections")
+_BOARD = ("-M", "mps2-an386", "-cpu", "cortex-m4", "-nographic", "-monitor", "none")
+_HOST = ("-serial", "none", "-semihosting-config", "enable=on,target=native")
+INSTRUCTIONS = (
+    40  # a tick of the timer: it has 25 MHz, and with -icount shift=0 an instruction takes 1 ns
+)
+_LONGEST = 3600  # seconds of a run
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceRun:
+    """What a device did, and what the program takes there.
+
+    Args:
+        flash: bytes of code and constants, with what it needs of the C library and the code around it.
+        ram: bytes of static memory: work memory, one image, the outputs, and some of the C library.
+        stack: bytes that were used below the call of the network.
+        classes: (N,), the index of the largest output.
+        outputs: (N, outputs), float32.
+        instructions: (N,), of one image each, to 40.
+    """
+
+    flash: int
+    ram: int
+    stack: int
+    classes: Array
+    outputs: Array
+    instructions: Array
+
+
+def missing_tools() -> list[str]:
+    """Return the commands that are not on the path."""
+    return [name for name in (COMPILER, SIZE, EMULATOR) if shutil.which(name) is None]
+
+
+def require_tools(where: str) -> None:
+    """Refuse to go on without the compiler and the emulator."""
+    missing = missing_tools()
+    if missing:
+        remedy = f"On Debian: apt-get install {PACKAGES}."
+        got = f"no {' and no '.join(missing)} on the path"
+        raise refusal(where, "a compiler and an emulator for Cortex-M", got, remedy)
+
+
+def versions() -> dict[str, str]:
+    """Return what compiler and emulator call themselves."""
+    lines = {}
+    for name in (COMPILER, EMULATOR):
+        done = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
+        lines[name] = done.stdout.splitlines()[0]
+    return lines
+
+
+def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
+    """Cross-compile an exported network and run images one by one.
+
+    Args:
+        made: what ``export_c`` wrote.
+        images: (N, …) as the network takes them.
+        self_test: compile the self-test as well, and fail if it does.
+
+    Raises:
+        ConformalError: compiler or emulator are missing, or one of them fails.
+    """
+    require_tools("device")
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
+        folder = Path(name)
+        np.ascontiguousarray(images, "<f4").tofile(folder / "images.bin")
+        flash, ram = _compile(made, folder, self_test)
+        command = [EMULATOR, *_BOARD, *_HOST, "-icount", "shift=0", "-kernel", "board.elf"]
+        _run(command, folder, f"run {made.name} in {EMULATOR}")
+        words = np.fromfile(folder / "results.bin", "<u4")
+    rows, last = words[:-1].reshape(len(images), -1), words[-1]
+    return DeviceRun(
+        flash=flash,
+        ram=ram,
+        stack=int(last),
+        classes=rows[:, 0].copy().view("<i4").astype(np.int64),
+        outputs=rows[:, 2:].copy().view("<f4"),
+        instructions=rows[:, 1].astype(np.int64) * INSTRUCTIONS,
+    )
+
+
+def host_instructions(made: CExport, image: Array) -> int | None:
+    """Count the instructions of one image on this computer; None without valgrind and a compiler."""
+    if shutil.which("valgrind") is None or shutil.which("cc") is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
+        folder = Path(name)
+        np.ascontiguousarray(image, "<f4").tofile(folder / "image.bin")
+        with resources.as_file(resources.files(__package__) / "board") as board:
+            command = [
+                "cc",
+                *_FLAGS,
+                *_macros(made),
+                str(board / "host.c"),
+                str(made.source.resolve()),
+            ]
+            _run([*command, "-lm", "-o", "host"], folder, f"compile {made.source}")
+        tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        tool += [f"--toggle-collect={made.name}_predict", "./host"]
+        said = _run(tool, folder, "count instructions", folder / "image.bin")
+    found = re.search(r"Collected : (\d+)", said)
+    return int(found[1]) if found else None
+
+
+def _macros(made: CExport) -> list[str]:
+    """Return the network as the flags of the compiler for the sources in ``board``."""
+    macro = made.name.upper()
+    words = {
+        "MODEL_HEADER": f'"{made.header.name}"',
+        "MODEL_INPUTS": f"{macro}_INPUT_SIZE",
+        "MODEL_OUTPUTS": f"{macro}_OUTPUT_SIZE",
+        "MODEL_PREDICT": f"{made.name}_predict",
+    }
+    flags = [f"-D{key}={word}" for key, word in words.items()]
+    return [*flags, f"-I{made.header.resolve().parent}"]
+
+
+def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
+    """Write board.elf; return bytes of flash and of static memory."""
+    command = [COMPILER, *MACHINE, *_FLAGS, *_macros(made)]
+    if self_test:
+        command += [f"-DMODEL_SELF_TEST={made.name}_self_test", f"-D{made.name.upper()}_SELF_TEST"]
+    with resources.as_file(resources.files(__package__) / "board") as board:
+        command += [str(board / "board.c"), str(made.source.resolve())]
+        command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
+        _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
+    text = _run([SIZE, "board.elf"], folder, "measure board.elf")
+    code, data, bss = map(int, re.findall(r"\d+", text.splitlines()[1])[:3])
+    return code + data, data + bss
+
+
+def _run(command: list[str], folder: Path, task: str, given: Path | None = None) -> str:
+    """Run a command with a file as its input; return what it prints."""
+    with open(given or os.devnull, "rb") as source:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=source,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST,
+        )
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise ConformalError(f"device: could not {task}: exit status {done.returncode}. {said}")
+    return done.stdout + done.stderr

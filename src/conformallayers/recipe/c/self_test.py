@@ -1,0 +1,71 @@
+"""The self-test of a C program: an image that is small in its source, and the outputs it must have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .constants import Array, Constant, number
+
+_LIMIT = 1e-3  # of an output, relative to the largest: rounding stays far below, a broken program does not
+_LARGEST = 1e37  # number of an image: 255 steps of it stay in the range of float32
+_LEVELS = 254  # one fewer than bytes have: the lowest level lies below the lowest number
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """An image whose numbers are ``lowest + step * level``, exactly: the step is a power of two."""
+
+    lowest: np.float32
+    step: np.float32
+    whole: Array
+
+    @property
+    def image(self) -> Array:
+        """The numbers, in float32."""
+        return np.asarray(self.lowest + self.step * self.whole.astype(np.float32))
+
+
+def whole_levels(image: Array) -> Levels:
+    """Return the image of 256 levels that is nearest to a given one.
+
+    Examples:
+        >>> levels = whole_levels(np.array([0.0, 0.5, 1.0], np.float32))
+        >>> levels.whole.tolist(), levels.image.tolist()
+        ([0, 64, 128], [0.0, 0.5, 1.0])
+    """
+    exact = np.clip(image.astype(np.float64), -_LARGEST, _LARGEST)
+    room = (exact.max() - exact.min()) / _LEVELS
+    step = 2.0 ** max(-126, math.ceil(math.log2(room))) if room > 0 else 1.0
+    lowest = np.floor(exact.min() / step) * step
+    whole = np.clip(np.rint((exact - lowest) / step), 0, 255).astype(np.uint8)
+    return Levels(np.float32(lowest), np.float32(step), whole)
+
+
+@dataclass(frozen=True, eq=False)
+class SelfTest:
+    """An image and the outputs that the program has for it."""
+
+    levels: Levels
+    outputs: Array
+
+    def words(self) -> dict[str, Any]:
+        """Return the words of ``templates/self_test.c``."""
+        finite = bool(np.isfinite(self.outputs).all())
+        outputs = self.outputs if finite else np.zeros_like(self.outputs)
+        limit = float(np.float32(_LIMIT * np.abs(outputs.astype(np.float64)).max()))
+        arrays = (
+            Constant("self_test_image", "uint8_t", self.levels.whole.reshape(-1)),
+            Constant("self_test_out", "float", outputs),
+        )
+        return {
+            "arrays": "\n".join(array.text() for array in arrays),
+            "limit": number(limit, "float"),
+            "lowest": number(float(self.levels.lowest), "float"),
+            "step": number(float(self.levels.step), "float"),
+            "finite": int(finite),
+            "valid": int(not np.isnan(self.outputs).any()),
+        }

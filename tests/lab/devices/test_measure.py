@@ -1,0 +1,88 @@
+"""conformallayers device: records, the table, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import conformallayers as cl
+from conformallayers.cli.app import main
+from conformallayers.errors import ConformalError
+from conformallayers.lab.devices.emulator import missing_tools
+from conformallayers.lab.devices.measure import device_table, run_devices
+from conformallayers.lab.experiments.deployed import deployed
+
+needs_tools = pytest.mark.skipif(
+    bool(missing_tools()), reason=f"no {', no '.join(missing_tools())} on the path"
+)
+RESULTS = Path(__file__).parents[3] / "results" / "devices"
+
+
+@needs_tools
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_records_of_a_network_of_the_zoo(dtype: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    (row,) = run_devices(["digits-micro"], images=20, dtype=dtype, out=tmp_path, say=said.append)
+    assert row == json.loads((tmp_path / f"digits-micro-{dtype}.json").read_text())
+    assert row["images"] == 20
+    assert row["accuracy"] >= 0.9
+    assert row["same_class"] == 1
+    assert row["accuracy"] == row["accuracy_host"]
+    assert row["stack"] <= row["stated"]["stack"]
+    assert row["instructions_least"] <= row["instructions"] <= row["instructions_most"]
+    assert said[0].startswith(f"digits-micro, {dtype}: ")
+    assert (tmp_path / "devices.md").read_text() == device_table(tmp_path)
+    assert f"| digits-micro | {dtype} | 20 of digits |" in device_table(tmp_path)
+
+
+def test_the_tables_are_those_of_the_records() -> None:
+    table = device_table(RESULTS)
+    assert (RESULTS / "devices.md").read_text("utf-8") == table
+    for page in ("docs/devices.md", "README.md"):
+        assert table in (RESULTS.parents[1] / page).read_text("utf-8")
+    rows = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*.json")]
+    assert len(rows) >= 6
+    for row in rows:
+        assert row["stack"] <= row["stated"]["stack"]
+        assert row["flash"] > row["stated"]["constants"]
+        assert row["ram"] > row["stated"]["arena"]
+        assert row["same_class"] == 1
+        assert row["dtype"] == "float32" or row["output_error"] == 0
+
+
+@needs_tools
+def test_a_plain_network_runs_as_well(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "plain.safetensors"
+    cl.save(deployed(cl.networks.MLP(4)), path, about={"dataset": "digits"})
+    (row,) = run_devices([str(path)], images=3, out=tmp_path / "out", say=lambda line: None)
+    assert (row["name"], row["same_class"]) == ("plain", 1)
+    assert row["output_error"] < 1e-5
+
+
+def test_what_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConformalError, match="device --images: expected a value greater than 0"):
+        run_devices(["digits-micro"], images=0, out=tmp_path)
+    monkeypatch.setenv("PATH", os.devnull)
+    with pytest.raises(SystemExit):
+        main(["device", "digits-micro", "--out", str(tmp_path / "new")])
+    message = capsys.readouterr().err
+    assert message.startswith("conformallayers: device: expected a compiler and an emulator")
+    assert message.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@needs_tools
+def test_a_network_without_a_data_set_needs_one(tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    cl.save(cl.fold(cl.ConformalLayers(cl.Flatten()), (1, 8, 8)), path)
+    with pytest.raises(
+        ConformalError, match="device --dataset: expected the set of the test images"
+    ):
+        run_devices([str(path)], out=tmp_path)

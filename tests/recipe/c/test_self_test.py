@@ -1,0 +1,84 @@
+"""The self-test in a program: passes where the program is right, on every compiler, and fails where it is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conformallayers.recipe.c.self_test import SelfTest, whole_levels
+from programs import FLAGS, SANITIZED, compiler, export, needs_compiler, small_networks
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest"),
+    [(0, 1), (-3, 5), (0, 0), (7, 7), (-1e37, 9e36), (1e-44, 1e-40), (1e6, 1e6 + 1)],
+)
+def test_images_of_whole_levels_are_near_and_exact(lowest: float, highest: float) -> None:
+    x = np.random.default_rng(0).uniform(lowest, highest, (3, 4, 5)).astype(np.float32)
+    levels = whole_levels(x)
+    assert levels.whole.dtype == np.uint8
+    assert np.log2(levels.step) % 1 == 0
+    error = np.abs(levels.image.astype(np.float64) - x)
+    assert error.max() <= max(
+        np.ptp(x.astype(np.float64)) / 120, 2.0**-126, abs(highest - lowest) == 0
+    )
+
+
+def self_test(folder: Path, name: str, *command: str) -> int:
+    line = ["make", "-f", f"{name}.mk", f"CC={' '.join(command)}", "CFLAGS=-O1"]
+    subprocess.run([*line, "clean"], cwd=folder, check=True, capture_output=True)
+    built = subprocess.run(
+        [*line, f"{name}_example"], cwd=folder, check=False, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    return subprocess.run([folder / f"{name}_example"], check=False, capture_output=True).returncode
+
+
+@pytest.mark.parametrize("machine", ["gcc", "clang"])
+def test_programs_pass_and_broken_ones_fail(machine: str, tmp_path: Path) -> None:
+    command = [*compiler(machine), *FLAGS, *(SANITIZED if machine == "gcc" else [])]
+    for number, fold in enumerate(small_networks().values()):
+        x = 10 * torch.randn(2, *fold.input_shape, generator=torch.Generator().manual_seed(number))
+        made = export(fold, tmp_path, name=f"net{number}", samples=x, example=True)
+        assert self_test(tmp_path, made.name, *command) == 0
+    text = made.source.read_text()
+    changed = text.replace(
+        "return largest(out,", "out[0] += out[0] / 10 + 1;\n    return largest(out,"
+    )
+    assert changed != text
+    made.source.write_text(changed)
+    assert self_test(tmp_path, made.name, *command) == 1
+
+
+@pytest.mark.parametrize("machine", ["gcc", "clang", "arm"])
+@pytest.mark.parametrize("level", ["-Os", "-O3"])
+def test_every_compiler_takes_the_program_without_a_warning(
+    machine: str, level: str, tmp_path: Path
+) -> None:
+    command = [*compiler(machine), "-std=c99", "-Wall", "-Wextra", "-Werror", level, "-c"]
+    for number, fold in enumerate(small_networks().values()):
+        made = export(fold, tmp_path, name=f"net{number}")
+        line = [*command, f"-DNET{number}_SELF_TEST", made.source.name]
+        done = subprocess.run(line, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0.0, 3e38])
+def test_images_of_any_size(size: float, tmp_path: Path) -> None:
+    for name, fold in small_networks().items():
+        x = torch.full((1, *fold.input_shape), size)
+        made = export(fold, tmp_path, name=name.split()[0], samples=x, example=True)
+        assert self_test(tmp_path, made.name, "cc") == 0
+
+
+def test_outputs_that_are_nan_or_infinite() -> None:
+    fold = small_networks()["conv"]
+    for name, number in {"none": float("nan"), "much": float("inf")}.items():
+        levels = whole_levels(np.zeros(fold.input_shape, np.float32))
+        words = SelfTest(levels, np.array([1.0, number], np.float32)).words()
+        assert (words["finite"], words["valid"]) == (0, int(name == "much"))
