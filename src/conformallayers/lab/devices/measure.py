@@ -27,11 +27,11 @@ from ..experiments.deployed import deployed
 from ..experiments.options import DeviceOptions
 from ..experiments.records import Row, provenance
 from ..training.evaluate import accuracy
+from ..training.quantize import CALIBRATION, calibration_images
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
 from .emulator import host_instructions, require_tools, run_on_device, versions
 
 INT8 = "int8"
-_CALIBRATION = 500  # training images that scales of int8 are chosen by
 NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 
 
@@ -69,7 +69,8 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
     folded = _folded(loaded)
     data = _data(loaded, folded, chosen)
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
-        folded = quantize(folded, _run(loaded, folded, data.train_images[:_CALIBRATION])[0])
+        white = white_of(loaded.about, loaded.path)
+        folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
     x, expected = _run(loaded, folded, data.test_images[: chosen.images])
     labels = data.test_labels[: chosen.images].numpy()
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
@@ -126,17 +127,12 @@ def _data(loaded: Loaded, folded: Folded, chosen: DeviceOptions) -> Dataset:
         remedy = "Name one: --dataset mnist."
         raise refusal("device --dataset", "the set of the test images", "none", remedy)
     trained = TrainingData(loaded.dataset, loaded.labels, loaded.pictures, folded.input_shape)
-    data = load_test(name, trained, chosen.data_root, verify=chosen.verify, where="device")
+    where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
+    data = load_test(name, trained, chosen.data_root, **where)
     shape = tuple(data.test_images.shape[1:])
     if folded.input_shape not in (IMAGE_SHAPE, shape):
         expected, remedy = f"a fold for {shape_text(shape)}", "Fold it for these images."
         raise refusal(f"device {loaded.path}", expected, shape_text(folded.input_shape), remedy)
-    if chosen.dtype == INT8 and not len(data.train_images):
-        expected, remedy = (
-            "training images to choose scales with",
-            "Quantize it first: cl.quantize.",
-        )
-        raise refusal("device --dtype int8", expected, "none", remedy)
     return data
 
 
