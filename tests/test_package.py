@@ -75,6 +75,7 @@ ORDER = (
     "folding.lower_graph",
     "folding.fold",
     "folding.calibration",
+    "folding.quantized_values",
     "folding.quantizer",
     "folding.quantize",
     "testing",

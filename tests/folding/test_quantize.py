@@ -81,9 +81,11 @@ def test_edge_cases_of_images_and_networks(offset: float | None, tmp_path: Path)
         model[0].weight[1] = 0  # a constant map
     folded = cl.fold(model, (1, 10, 10))
     x = hard((1, 10, 10))
-    for calibration in (images((1, 10, 10)), torch.zeros(2, 1, 10, 10), 1e6 * images((1, 10, 10))):
-        quantized = cl.quantize(folded, calibration)
-        assert_same_everywhere(quantized, x, tmp_path)
+    usual = images((1, 10, 10))
+    for name, calibration in {"usual": usual, "zero": 0 * usual, "huge": 1e6 * usual}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        assert_same_everywhere(cl.quantize(folded, calibration), x, folder)
 
 
 def test_networks_of_the_zoo_hold() -> None:
@@ -124,8 +126,14 @@ class Own(nn.Module):
     ("make", "words"),
     [
         (lambda net: cl.fold(net(), (1, 8, 8), strategy="spectral"), ("got fourier", '"conv"')),
-        (lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="dense"), ("got cast", '"conv"')),
-        (lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)), ("got Own",)),
+        (
+            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="dense"),
+            ("got grow", '"layers"'),
+        ),
+        (
+            lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
+            ("got _0.sin()", "run it behind the fold"),
+        ),
         (lambda net: cl.fold(net(), (1, 8, 8), dtype=torch.float16), ("float32 or float64",)),
         (lambda net: net(), ("a Folded", "Fold it first")),
     ],

@@ -89,3 +89,10 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
             return found.astype(np.int32), shift
         shift -= 1
     raise ValueError(f"a factor of {factors.max():.3g}, which no multiplier of 24 bits has")
+
+
+def rounded_weights(weight: Array) -> tuple[Array, Array]:
+    """Return weights as whole numbers from -127 to 127, and the scale of each channel."""
+    largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
+    unit = np.where(largest > 0, largest / LEVELS, 1.0)
+    return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit

@@ -7,7 +7,7 @@ until somebody reads it, so that the division, the bias and the ReLU behind it b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,65 +21,17 @@ from ..recipe import layer_operations as layer
 from ..recipe import places
 from ..recipe import point_operations as point
 from ..recipe.integer_operations import LEVELS, PART_BITS
-from ..recipe.operation import Operation, Runtime
+from ..recipe.operation import OPERATIONS, Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
-from .calibration import Calibration, multipliers
+from .calibration import Calibration, multipliers, rounded_weights
+from .quantized_values import Features, Held, Number, Scalar, Sums
 
 RUN = Runtime("int8")
-_REMEDY = 'Fold with strategy="conv", "dense" or "layers", and without inner biases or branches.'
+_REMEDY = 'Fold with strategy="layers" or "conv".'
+_OF_POINTS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
+_REFUSED = (*_OF_POINTS, layer.SparseMatmul)
 _LARGEST_BIAS = 2**24  # in units of sums
-
-
-@dataclass(frozen=True)
-class Number:
-    """A value of floats; ``addend`` is still to be added to it."""
-
-    name: str
-    addend: Array | None = None
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A number of each sample; ``one`` if it is 1 for all of them."""
-
-    name: str
-    one: bool = False
-
-
-@dataclass(frozen=True)
-class Features:
-    """Whole numbers q of the value ``scale·q``, or ``scale·q/τ``; τ by its name in the recipe of floats."""
-
-    name: str
-    scale: float
-    tau: str | None = None
-
-
-@dataclass(frozen=True)
-class Sums:
-    """A product that is held back: ``(W x + bias)/τ + addend``, at least 0 if ``low`` is 0.
-
-    x is ``scale`` times features; bias and addend have one number for each channel.
-    """
-
-    op: layer.Matmul | layer.Conv
-    x: str
-    scale: float
-    weight: Array
-    bias: Array
-    addend: Array
-    tau: str | None
-    low: int = -LEVELS
-
-    def times(self, factor: Array | float) -> Sums:
-        """Multiply by a number above 0, or by one for each channel."""
-        column = np.reshape(factor, (-1, *[1] * (self.weight.ndim - 1)))
-        more = {"bias": self.bias * factor, "addend": self.addend * factor}
-        return replace(self, weight=self.weight * column, **more)
-
-
-Held = Number | Scalar | Features | Sums
 
 
 class Quantizer:
@@ -95,6 +47,7 @@ class Quantizer:
         self.builder = RecipeBuilder(recipe.input_shape)
         self.shapes = recipe.shapes()
         self.held: dict[str, Held] = {INPUT: Number(INPUT)}
+        self.scalars: dict[str, Scalar] = {}
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
         for op in recipe.operations:
             for name in op.inputs:
@@ -103,7 +56,8 @@ class Quantizer:
     def quantized(self) -> Recipe:
         """Rewrite all operations."""
         for op in self.recipe.operations:
-            if type(op) in RUN:
+            scalars = not all(self.shapes[name] for name in op.inputs)
+            if type(op) in RUN and (isinstance(op, _OF_POINTS) or not scalars):
                 RUN[type(op)](op, self)
             else:
                 self.keep(op)
@@ -111,10 +65,11 @@ class Quantizer:
 
     def keep(self, op: Operation) -> None:
         """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
-        if any(not self.shapes[name] for name in (*op.inputs, *op.outputs)):
+        if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
             raise _refusal(op.kind)
-        if getattr(op, "module", None) is not None:
-            raise _refusal(getattr(op, "what", op.kind))
+        if isinstance(op, layer.Call):
+            remedy = "Fold the layers before it, and run it behind the fold."
+            raise refusal("quantize(folded)", "operations that int8 has", op.what, remedy)
         options = {
             name: getattr(op, name) for name in vars(op) if name not in ("inputs", "outputs")
         }
@@ -177,7 +132,7 @@ class Quantizer:
 
     def taus(self, held: Features | Sums) -> tuple[str, ...]:
         """Return the coordinate that a value has to be divided by, if there is one."""
-        return () if held.tau is None else (self.held[held.tau].name,)
+        return () if held.tau is None else (self.scalars[held.tau].name,)
 
     def addend(self, held: Number) -> dict[str, Any]:
         """Return the settings of an addend of 8 bits."""
@@ -215,7 +170,9 @@ class Quantizer:
         options: dict[str, Any] = {"multipliers": tuple(int(n) for n in found), "shift": shift}
         if addend is not None:
             options["addend"] = self.constant("addend", _parts(addend, scale))
-        inputs = [value.name for value in values] + ([] if tau is None else [self.held[tau].name])
+        inputs = [value.name for value in values] + (
+            [] if tau is None else [self.scalars[tau].name]
+        )
         made = self.builder.add(integer.Requantize, *inputs, name=name, **options)
         return Features(made, scale)
 
@@ -252,13 +209,6 @@ class Quantizer:
         if scale is None and sums.low == 0:
             made = self.builder.add(layer.Elementwise, made, name=name, function="relu")
         return made
-
-
-def rounded_weights(weight: Array) -> tuple[Array, Array]:
-    """Return weights as whole numbers from -127 to 127, and the scale of each channel."""
-    largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
-    unit = np.where(largest > 0, largest / LEVELS, 1.0)
-    return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit
 
 
 def _parts(addend: Array, scale: float) -> Array:
@@ -385,8 +335,6 @@ def _concatenate(op: layer.Concatenate, to: Quantizer) -> None:
 @RUN.runs(layer.Add)
 def _add(op: layer.Add, to: Quantizer) -> None:
     (y,) = op.outputs
-    if not to.shapes[y]:
-        raise _refusal(f"{op.kind} of scalars")
     found = [to.features(x, divided=True) for x in op.inputs]
     to.held[y] = to.requantized(found, y, to.calibration.scale(to.measured(y)))
 
@@ -440,7 +388,8 @@ def _normalize(op: point.Normalize, to: Quantizer) -> None:
     levels = float(np.float32(min(1 / to.calibration.scale(to.measured(unit)), 1e7)))
     options = {"levels": levels, "offset": op.offset, **to.addend(held)}
     names = to.builder.add_many(integer.QuantizePoint, held.name, names=op.outputs, **options)
-    to.held |= {unit: Features(names[0], 1 / levels), m: Scalar(names[1]), tau: Scalar(names[2])}
+    to.held[unit] = Features(names[0], 1 / levels)
+    to.scalars |= {m: Scalar(names[1]), tau: Scalar(names[2])}
 
 
 @RUN.runs(point.SumSquares)
@@ -448,14 +397,15 @@ def _sum_squares(op: point.SumSquares, to: Quantizer) -> None:
     found = to.features(op.inputs[0], divided=True)
     weight = op.weight * found.scale * found.scale
     name = to.builder.add(integer.IntegerEnergy, found.name, name=op.outputs[0], weight=weight)
-    to.held[op.outputs[0]] = Scalar(name)
+    to.scalars[op.outputs[0]] = Scalar(name)
 
 
 @RUN.runs(point.Rescale)
 def _rescale(op: point.Rescale, to: Quantizer) -> None:
     """Whole numbers stay in range: only the energy is new."""
-    for x, y in zip(op.inputs, op.outputs[:3], strict=True):
-        to.held[y] = to.features(x, divided=True) if to.shapes[x] else to.held[x]
+    to.held[op.outputs[0]] = to.features(op.inputs[0], divided=True)
+    for x, y in zip(op.inputs[1:], op.outputs[1:3], strict=True):
+        to.scalars[y] = to.scalars[x]
     energy = point.SumSquares(op.inputs[:1], op.outputs[3:], weight=op.weight)
     _sum_squares(energy, to)
 
@@ -466,9 +416,9 @@ def _advance(op: point.Advance, to: Quantizer) -> None:
         remedy = "Use ReSPro or Gnomonic."
         expected = f"activations of the rules {', '.join(integer.RULES)}"
         raise refusal("quantize(folded)", expected, op.rule, remedy)
-    inputs = [to.held[name].name for name in op.inputs]
+    inputs = [to.scalars[name].name for name in op.inputs]
     made = to.builder.add(integer.IntegerAdvance, *inputs, name=op.outputs[0], rule=op.rule)
-    to.held[op.outputs[0]] = Scalar(made)
+    to.scalars[op.outputs[0]] = Scalar(made)
 
 
 @RUN.runs(point.Divide)
@@ -480,16 +430,16 @@ def _divide(op: point.Divide, to: Quantizer) -> None:
 def _rebase(op: point.Rebase, to: Quantizer) -> None:
     z, m, tau = op.inputs
     _divided(z, op.outputs[0], tau, op.scale, to)
-    inputs = [to.held[name].name for name in (m, tau)]
-    options = {"names": op.outputs[1:], "coordinate": op.coordinate}
-    names = to.builder.add_many(integer.IntegerRebase, *inputs, **options)
-    to.held[op.outputs[1]], to.held[op.outputs[2]] = Scalar(names[0]), Scalar(names[1], one=True)
+    inputs, outputs = [to.scalars[name].name for name in (m, tau)], op.outputs[1:]
+    names = to.builder.add_many(
+        integer.IntegerRebase, *inputs, names=outputs, coordinate=op.coordinate
+    )
+    to.scalars |= {outputs[0]: Scalar(names[0]), outputs[1]: Scalar(names[1], one=True)}
 
 
 def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
     """Hold a value as one that is divided by a coordinate, and multiplied by a number."""
-    held, by = to.held[x], to.held[tau]
-    one = isinstance(by, Scalar) and by.one
+    held, one = to.held[x], to.scalars[tau].one
     if isinstance(held, Sums) and to.alone(x) and held.low and (one or held.tau is None):
         times = held.times(scale)
         to.held[y] = times if one else replace(times, tau=tau)

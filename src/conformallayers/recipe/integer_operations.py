@@ -116,6 +116,8 @@ class Accumulated(Operation):
     ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
     """
 
+    weight: str = constant("weight")
+    bias: str | None = constant("bias", optional=True)
     multiplier: str | None = constant("multiplier", optional=True)
     scale: str | None = constant("scale", optional=True)
     addend: str | None = constant("addend", optional=True)
@@ -135,6 +137,11 @@ class Accumulated(Operation):
             if name is not None:
                 expect_shape(constant(name), constant(self.weight)[:1], "a constant of channels")
         return (shape,)
+
+    @property
+    def factors(self) -> str:
+        """The constant that sums are multiplied with: the multiplier or the scale."""
+        return self.multiplier or self.scale or ""
 
     def byte_constants(self) -> tuple[str, ...]:
         return (self.weight,)
@@ -195,9 +202,15 @@ class IntegerPool(Pool):
     @property
     def sums(self) -> layer.AvgPool:
         """The operation that adds the same windows."""
-        windows = {"kernel": self.kernel, "stride": self.stride, "padding": self.padding}
-        ceil = self.ceil_mode
-        return layer.AvgPool(self.inputs, self.outputs, **windows, ceil_mode=ceil, divisor=1)
+        return layer.AvgPool(
+            self.inputs,
+            self.outputs,
+            kernel=self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            ceil_mode=self.ceil_mode,
+            divisor=1,
+        )
 
     @property
     def root_bits(self) -> int:

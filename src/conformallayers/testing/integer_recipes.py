@@ -46,11 +46,15 @@ def _classifier(axes: int) -> Recipe:
     q = builder.add(integer.Quantize, INPUT, name="q", factor=40.0, addend=addend, exponent=7)
     ones, twos, zeros = (1,) * axes, (2,) * axes, (0,) * axes
     conv = _product(builder, 6, 2, *[3] * axes) | {"bias": _whole(builder, "bias", 6, most=9000)}
-    windows = {"stride": (1, 2, 1)[:axes], "padding": ones, "dilation": (1, 1, 2)[:axes]}
+    windows: dict[str, Any] = {
+        "stride": (1, 2, 1)[:axes],
+        "padding": ones,
+        "dilation": (1, 1, 2)[:axes],
+    }
     z = builder.add(integer.IntegerConv, q, **conv, **windows, groups=2)
     z = builder.add(layer.Elementwise, z, function="relu")
     z = builder.add(layer.Pad, z, pads=((1, 0),) * axes)
-    pool = {"kernel": twos, "stride": ones, "padding": zeros, "dilation": ones}
+    pool: dict[str, Any] = {"kernel": twos, "stride": ones, "padding": zeros, "dilation": ones}
     z = builder.add(layer.MaxPool, z, **pool)
     conv = {"weight": _whole(builder, "weight", 3, 6, *ones), "scale": _wide(builder, "scale", 3)}
     conv |= {"stride": ones, "padding": zeros, "dilation": ones}
@@ -72,14 +76,14 @@ def _points(rule: str, offset: float) -> Recipe:
     more = builder.add(integer.IntegerEnergy, q, name="n", weight=2e-5)
     tau = builder.add(integer.IntegerAdvance, tau, m, n, more, name="tau", rule=rule)
     signed = builder.add(layer.Slice, z, axis=0, start=0, stop=1)
-    sums = {"function": "sum", "multiplier": 12_345_678, "shift": 25}
+    sums: dict[str, Any] = {"function": "sum", "multiplier": 12_345_678, "shift": 25}
     signed = builder.add(integer.IntegerPool, signed, **twos, **sums)
     norms = builder.add(layer.Slice, z, axis=0, start=1, stop=4)
-    roots = {"function": "norm", "multiplier": 9_876_543, "shift": 32}
+    roots: dict[str, Any] = {"function": "norm", "multiplier": 9_876_543, "shift": 32}
     norms = builder.add(integer.IntegerPool, norms, **twos, **roots)
     z = builder.add(layer.Concatenate, signed, norms, axis=0)
-    names = "peak", "tau"
-    rebased = builder.add_many(integer.IntegerRebase, m, tau, names=names, coordinate=1.4)
+    scalars = "peak", "tau"
+    rebased = builder.add_many(integer.IntegerRebase, m, tau, names=scalars, coordinate=1.4)
     conv = _product(builder, 2, 4, 3, 3, bits=7) | {"addend": _whole(builder, "more", 2, most=999)}
     z = builder.add(integer.IntegerConv, z, tau, **conv, **ones)
     n = builder.add(integer.IntegerEnergy, z, name="n", weight=4e-5)
@@ -87,7 +91,7 @@ def _points(rule: str, offset: float) -> Recipe:
         rebased[0],
         builder.add(integer.IntegerAdvance, rebased[1], rebased[0], n, name="tau", rule=rule),
     )
-    both = {"multipliers": (5_000_000, 11_000_000), "shift": 24}
+    both: dict[str, Any] = {"multipliers": (5_000_000, 11_000_000), "shift": 24}
     low = builder.add(layer.Elementwise, z, function="abs")
     total = builder.add(integer.Requantize, z, low, name="sum", **both, low=0)
     extra = _whole(builder, "extra", 2, 1, 1, most=500)
@@ -106,7 +110,10 @@ def _rows(*, tau: bool, count: int, bits: int) -> Recipe:
     z = builder.add(integer.IntegerMatmul, q, *[t] * tau, name="z", **first)
     z = builder.add(layer.Permute, z, order=(1, 0))
     z = builder.add(layer.Reshape, z, shape=(12,))
-    last = {"weight": _whole(builder, "weight", 3, 12), "scale": _wide(builder, "scale", 3)}
+    last: dict[str, Any] = {
+        "weight": _whole(builder, "weight", 3, 12),
+        "scale": _wide(builder, "scale", 3),
+    }
     last |= {"bias": _whole(builder, "bias", 3, most=5000), "addend": _wide(builder, "addend", 3)}
     return builder.recipe(builder.add(integer.IntegerMatmul, z, *[t] * tau, name="y", **last))
 

@@ -35,13 +35,14 @@ def _shifted(op: integer.Quantize | integer.QuantizePoint, net: Network, x: Arra
     x = x.astype(np.float32)
     if op.addend is None:
         return x
-    return x + net.constant(op.addend).astype(np.float32) * np.float32(2.0**-op.exponent)
+    addend = net.constant(op.addend).astype(np.float32) * np.float32(2.0**-op.exponent)
+    return np.asarray(x + addend)
 
 
 @RUN.runs(integer.Quantize)
 def _quantize(op: integer.Quantize, net: Network, x: Array) -> Array:
     q = _clipped(_shifted(op, net, x) * np.float32(op.factor))
-    odd = column(np.isnan(flat(x)).any(1), x)
+    odd = column(np.asarray(np.isnan(flat(x)).any(1)), x)
     return np.where(odd, np.float32(np.nan), q)
 
 
@@ -88,15 +89,15 @@ def _accumulated(
     sums = _sums(op, weight.astype(dtype), q.astype(dtype)).astype(np.float64)
     after = sums.ndim - 2 if isinstance(op, layer.Conv) else 0
 
-    def of_channels(name: str | None) -> Array | None:
-        return None if name is None else net.constant(name).reshape(-1, *[1] * after)
+    def of_channels(name: str) -> Array:
+        return net.constant(name).reshape(-1, *[1] * after)
 
-    bias, addend = of_channels(op.bias), of_channels(op.addend)
-    sums = sums if bias is None else sums + bias
-    multiplier, scale = of_channels(op.multiplier), of_channels(op.scale)
-    if multiplier is not None:
-        return _finished(op, sums * multiplier, taus, addend)
-    y = reduce(lambda z, tau: z / column(tau, z), taus, sums * scale)
+    addend = None if op.addend is None else of_channels(op.addend)
+    sums = sums if op.bias is None else sums + of_channels(op.bias)
+    products = sums * of_channels(op.factors)
+    if op.multiplier is not None:
+        return _finished(op, products, taus, addend)
+    y = reduce(lambda z, tau: z / column(tau, z), taus, products)
     return np.asarray(y if addend is None else y + addend, net.dtype)
 
 

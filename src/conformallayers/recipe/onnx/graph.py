@@ -124,9 +124,9 @@ class OnnxGraph:
     def _initializer(self, array: Array, like: Value) -> str:
         from onnx import numpy_helper
 
-        array = np.ascontiguousarray(
-            array, like.dtype if array.dtype.kind == "f" else np.int64
-        ).reshape(array.shape)
+        usual = like.dtype if array.dtype.kind == "f" else np.int64
+        dtype = np.int8 if array.dtype == np.int8 else usual
+        array = np.ascontiguousarray(array, dtype).reshape(array.shape)
         digest = hashlib.sha256(array.tobytes()).digest()
         key = array.dtype.str, array.shape, digest
         if key not in self._known:
@@ -135,6 +135,11 @@ class OnnxGraph:
             self._known[key] = name
         found: str = self._known[key]
         return found
+
+    def unpacked(self, array: Array, dtype: Any) -> Value:
+        """Keep whole numbers as bytes, and append their conversion, which ONNX Runtime does once."""
+        name = self._initializer(array.astype(np.int8), self.input)
+        return self.cast(Value(name, array.shape, np.dtype(np.int8)), dtype)
 
     def cast(self, x: Value, dtype: Any) -> Value:
         """Convert a value, unless it is of that dtype."""

@@ -99,32 +99,29 @@ def _accumulated(
     sums = graph.add("Round", graph.cast(_sums(op, graph, q), WIDE))
     after = len(sums.shape) - 1 if isinstance(op, layer.Conv) else 0
 
-    def of_channels(name: str | None) -> Array | None:
-        if name is None:
-            return None
+    def of_channels(name: str) -> Array:
         return graph.constant(name).astype(np.float64).reshape(-1, *[1] * after)
 
-    bias, addend = of_channels(op.bias), of_channels(op.addend)
-    sums = sums if bias is None else graph.add("Add", sums, bias)
-    multiplier, scale = of_channels(op.multiplier), of_channels(op.scale)
-    if multiplier is not None:
-        return _finished(op, graph, graph.add("Mul", sums, multiplier), taus, addend)
-    if scale is None:
-        raise TypeError("a product without a multiplier or a scale")
-    y = _over(graph, graph.add("Mul", sums, scale), taus)
+    addend = None if op.addend is None else of_channels(op.addend)
+    sums = sums if op.bias is None else graph.add("Add", sums, of_channels(op.bias))
+    products = graph.add("Mul", sums, of_channels(op.factors))
+    if op.multiplier is not None:
+        return _finished(op, graph, products, taus, addend)
+    y = _over(graph, products, taus)
     return _numbers(graph, y if addend is None else graph.add("Add", y, addend))
 
 
 def _sums(op: layer.Matmul | layer.Conv, graph: OnnxGraph, q: Value) -> Value:
-    weight = graph.constant(op.weight).astype(np.float64)
+    weight = graph.constant(op.weight)
     single = integer.fits_single(weight.shape)
-    q, shape = graph.cast(q, _SINGLE if single else WIDE), graph.result_shape(op)
+    dtype, shape = _SINGLE if single else WIDE, graph.result_shape(op)
+    q = graph.cast(q, dtype)
     if isinstance(op, layer.Matmul):
-        return graph.add("MatMul", q, weight.T, shape=shape)
+        return graph.add("MatMul", q, graph.unpacked(weight.T, dtype), shape=shape)
     plain = replace(op, bias=None)
     if single:
-        return convolution("Conv", plain, graph, q, weight)
-    return windowed(plain, graph, q, weight, op.stride, op.padding)
+        return convolution("Conv", plain, graph, q, graph.unpacked(weight, dtype))
+    return windowed(plain, graph, q, weight.astype(np.float64), op.stride, op.padding)
 
 
 def _over(graph: OnnxGraph, y: Value, taus: tuple[Value, ...]) -> Value:

@@ -88,7 +88,7 @@ def convolution(
     op: layer.Conv | layer.ConvTranspose,
     graph: OnnxGraph,
     x: Value,
-    weight: Array,
+    weight: Value | Array,
     **more: Any,
 ) -> Value:
     """Append a convolution by ONNX's own operator."""

@@ -123,15 +123,15 @@ def _accumulated(
         sums = _sums(op, weight.to(dtype), q.to(dtype)).double().round()
     after = sums.dim() - 2 if isinstance(op, layer.Conv) else 0
 
-    def of_channels(name: str | None) -> Tensor | None:
-        return None if name is None else module.constant(name).view(-1, *[1] * after)
+    def of_channels(name: str) -> Tensor:
+        return module.constant(name).view(-1, *[1] * after)
 
-    bias, addend = of_channels(op.bias), of_channels(op.addend)
-    sums = sums if bias is None else sums + bias
-    multiplier, scale = of_channels(op.multiplier), of_channels(op.scale)
-    if multiplier is not None:
-        return _finished(op, sums * multiplier, taus, addend)
-    y = reduce(lambda z, tau: z / _column(tau, z), taus, sums * scale)
+    addend = None if op.addend is None else of_channels(op.addend)
+    sums = sums if op.bias is None else sums + of_channels(op.bias)
+    products = sums * of_channels(op.factors)
+    if op.multiplier is not None:
+        return _finished(op, products, taus, addend)
+    y = reduce(lambda z, tau: z / _column(tau, z), taus, products)
     return (y if addend is None else y + addend).to(module.dtype)
 
 

@@ -1,0 +1,62 @@
+"""Values of a recipe while it is rewritten in whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..recipe.integer_operations import LEVELS
+from ..recipe.layer_operations import Conv, Matmul
+from ..recipe.places import Array
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value of floats; ``addend`` is still to be added to it."""
+
+    name: str
+    addend: Array | None = None
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of each sample; ``one`` if it is 1 for all of them."""
+
+    name: str
+    one: bool = False
+
+
+@dataclass(frozen=True)
+class Features:
+    """Whole numbers q of the value ``scale·q``, or ``scale·q/τ``; τ by its name in the recipe of floats."""
+
+    name: str
+    scale: float
+    tau: str | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A product that is held back: ``(W x + bias)/τ + addend``, at least 0 if ``low`` is 0.
+
+    x is ``scale`` times features; bias and addend have one number for each channel.
+    """
+
+    op: Matmul | Conv
+    x: str
+    scale: float
+    weight: Array
+    bias: Array
+    addend: Array
+    tau: str | None
+    low: int = -LEVELS
+
+    def times(self, factor: Array | float) -> Sums:
+        """Multiply by a number above 0, or by one for each channel."""
+        column = np.reshape(factor, (-1, *[1] * (self.weight.ndim - 1)))
+        bias, addend = self.bias * factor, self.addend * factor
+        return replace(self, weight=self.weight * column, bias=bias, addend=addend)
+
+
+Held = Number | Features | Sums
