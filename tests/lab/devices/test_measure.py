@@ -15,6 +15,7 @@ from conformallayers.errors import ConformalError
 from conformallayers.lab.devices.emulator import missing_tools
 from conformallayers.lab.devices.measure import device_table, run_devices
 from conformallayers.lab.experiments.deployed import deployed
+from conformallayers.utils.text import count
 
 needs_tools = pytest.mark.skipif(
     bool(missing_tools()), reason=f"no {', no '.join(missing_tools())} on the path"
@@ -42,11 +43,16 @@ def test_records_of_a_network_of_the_zoo(dtype: str, tmp_path: Path) -> None:
 def test_the_tables_are_those_of_the_records() -> None:
     table = device_table(RESULTS)
     assert (RESULTS / "devices.md").read_text("utf-8") == table
-    for page in ("docs/devices.md", "README.md"):
-        assert table in (RESULTS.parents[1] / page).read_text("utf-8")
+    assert table in (RESULTS.parents[1] / "docs" / "devices.md").read_text("utf-8")
     rows = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*.json")]
     assert len(rows) >= 6
+    readme = (RESULTS.parents[1] / "README.md").read_text("utf-8").splitlines()
+    shown = {line.split("|")[1].split(",")[0].strip(): line for line in readme if " kB | " in line}
+    assert len(shown) >= 5
     for row in rows:
+        if row["dtype"] == "int8" and row["name"] in shown:
+            sizes = (f"{row[key] / 1000:.1f} kB" for key in ("flash", "ram"))
+            assert f"| {' | '.join(sizes)} | {count(row['instructions'])} |" in shown[row["name"]]
         assert row["stack"] <= row["stated"]["stack"]
         assert row["flash"] > row["stated"]["constants"]
         assert row["ram"] > row["stated"]["arena"]

@@ -32,6 +32,15 @@ def test_functions_are_plain_c(suffix: str) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_functions_of_whole_numbers() -> None:
+    text = functions(
+        "relu_b(x, y, 3); abs_b(x, y, 3); max_pool_b(x, y, g); gather_b(x, y, g, 1, 0);"
+    )
+    assert "$" not in text
+    assert "float" not in text
+    assert "static void max_pool_b(const int8_t *x, int8_t *y," in text
+
+
 def test_statements_are_indented_and_wrapped() -> None:
     call = "f(" + ", ".join(f"argument{i}" for i in range(12)) + ");"
     lines = indented(["{", call, "}"]).splitlines()

@@ -38,7 +38,7 @@ int ${name}_predict_with(const float *image, float *out, float *work);
 int ${name}_predict(const float *image, float *out);
 $aliases
 #ifdef ${macro}_SELF_TEST
-/* Run an image whose outputs are known, in static memory. Returns 0 if they come out, otherwise 1. */
+/* Run an image whose outputs are known, in static memory. Returns 0 if they come out, else 1. */
 int ${name}_self_test(void);
 #endif
 

@@ -29,7 +29,8 @@ static int8_t clipped(int64_t q, int32_t low)
 }
 
 //: feature
-/* A feature from p / 2^shift. With a factor of the sample (-1: none) or an addend, that is parts of it. */
+/* A feature from p / 2^shift. With a factor of the sample (-1: none) or an addend, that is
+   parts of it. */
 static int8_t feature(int64_t p, int32_t shift, int32_t factor, const int32_t *addend, int32_t low)
 {
     int64_t parts = shifted(p, shift);

@@ -1,0 +1,44 @@
+"""Scales and multipliers: rounding loses least, and products stay below 2^53."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conformallayers.folding.calibration import least_error_scale, multipliers, rounded_weights
+
+
+def test_a_few_large_numbers_are_clipped() -> None:
+    x = np.abs(np.random.default_rng(0).normal(size=200_000))
+    x[0] = 8.0
+    scale = least_error_scale(x, 8.0)
+    assert 3 / 127 < scale < 6 / 127
+
+    def error(step: float) -> float:
+        return float(np.square(np.minimum(np.rint(x / step), 127) * step - x).sum())
+
+    assert error(scale) < error(8 / 127)
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-3, 0.7, 30.0])
+def test_multipliers_have_24_bits(factor: float) -> None:
+    factors, most = np.array([factor, factor / 100]), np.array([2**20, 2**20])
+    found, shift = multipliers(factors, most, parts=False)
+    assert found.max() < 2**24
+    assert float((found * most).max()) < 2**53
+    np.testing.assert_allclose(found / 2.0**shift, factors, rtol=2e-5)
+
+
+def test_parts_leave_room_for_a_factor() -> None:
+    most = np.array([2**30])
+    found, shift = multipliers(np.array([0.25]), most, parts=True)
+    assert float((found * most).max()) / 2**shift < 2**29
+    with pytest.raises(ValueError, match="no multiplier"):
+        multipliers(np.array([2.0**25]), np.array([1]), parts=False)
+
+
+def test_weights_have_a_scale_for_each_channel() -> None:
+    weight = np.array([[0.5, -1.0], [0.0, 0.0], [3.0, 1.0]])
+    whole, unit = rounded_weights(weight)
+    assert whole.tolist() == [[64, -127], [0, 0], [127, 42]]
+    np.testing.assert_allclose(unit, [1 / 127, 1.0, 3 / 127])

@@ -1,0 +1,50 @@
+"""Programs of whole numbers: no step beside their memory, no overflow, no float in their loops."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.folding.folded import Folded
+from conformallayers.testing.integer_recipes import integer_builders
+from programs import COMPILER, FLAGS, SANITIZED, export, hard, needs_compiler, run_program
+from whole_numbers import same, torch_numbers
+
+BUILDERS = dict(integer_builders())
+
+
+@needs_compiler
+@pytest.mark.skipif(not SANITIZED, reason="the compiler has no sanitizers")
+def test_sanitizers_see_nothing(tmp_path: Path) -> None:
+    folds = [Folded(build(), torch.float32, {}) for build in BUILDERS.values()]
+    exports = [export(fold, tmp_path, name=f"net{i}") for i, fold in enumerate(folds)]
+    inputs = [hard(fold.input_shape) for fold in folds]
+    found = run_program(tmp_path, exports, inputs, [str(COMPILER), *FLAGS, *SANITIZED])
+    for fold, x, (_, y) in zip(folds, inputs, found, strict=True):
+        expected = torch_numbers(fold, x).flatten(1)
+        spoiled = expected.isnan().any(1)
+        assert same(y[~spoiled], expected[~spoiled])
+        assert y[spoiled].isnan().all()
+
+
+def test_loops_over_features_have_no_floats(tmp_path: Path) -> None:
+    source = (Path(cl.__file__).parent / "recipe/c/templates/integers.c").read_text("ascii")
+    parts = dict(part.split("\n", 1) for part in re.split(r"^//: ", source, flags=re.MULTILINE)[1:])
+    for name in ("dots", "times_whole", "patch", "convolve_whole", "pool_whole", "requantize"):
+        assert not re.search(r"\b(float|double)\b", parts[name]), name
+
+
+def test_features_take_a_byte_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    body = cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(), nn.LPPool2d(2, 2), cl.Flatten())
+    folded = cl.fold(nn.Sequential(body, nn.Linear(288, 4)), (1, 14, 14), strategy="layers")
+    quantized = cl.quantize(folded, torch.rand(20, 1, 14, 14))
+    plain, small = export(folded, tmp_path, name="a"), export(quantized, tmp_path, name="b")
+    assert small.dtype == "int8"
+    assert small.output_error == 0
+    assert 3 * small.work_bytes < plain.work_bytes
