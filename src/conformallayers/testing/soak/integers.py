@@ -7,6 +7,7 @@ import torch
 from ...errors import ConformalError
 from ...folding.fold import fold
 from ...folding.quantize import quantize
+from ...folding.strategies import STRATEGIES
 from ...recipe import integer_operations
 from ...recipe.integer_operations import keeps_integers
 from ...recipe.layer_operations import AddConstant
@@ -16,13 +17,12 @@ from .generator import Generator, samples
 from .runtimes import outputs
 
 _LIMIT = 1e-5  # of functions of floats, of the largest output
-STRATEGIES = ("auto", "conv", "dense", "layers")
 
 
 def attack(case: Case) -> None:
     """Quantise the fold of a random network by samples, and run it on others in every runtime."""
     model, shape = Generator(case.rng, portable=True).network()
-    strategy = case.rng.choice(STRATEGIES)
+    strategy = case.rng.choice(("auto", *STRATEGIES))
     seen, x = (samples(case.rng, shape, torch.float32) for _ in range(2))
     case.subject = f"{strategy} {shape} {model}"
     try:
