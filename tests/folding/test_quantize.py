@@ -82,7 +82,7 @@ def test_edge_cases_of_images_and_networks(offset: float | None, tmp_path: Path)
     folded = cl.fold(model, (1, 10, 10))
     x = hard((1, 10, 10))
     usual = images((1, 10, 10))
-    for name, calibration in {"usual": usual, "zero": 0 * usual, "huge": 1e6 * usual}.items():
+    for name, calibration in {"usual": usual, "huge": 1e6 * usual}.items():
         folder = tmp_path / name
         folder.mkdir()
         assert_same_everywhere(cl.quantize(folded, calibration), x, folder)
@@ -166,11 +166,60 @@ def test_tanh_and_cut_windows_are_refused() -> None:
         (torch.rand(0, 1, 8, 8), "finite images"),
         (torch.full((1, 1, 8, 8), float("nan")), "some that are not finite"),
         ([[0.0]], "images as a tensor"),
+        (torch.full((1, 1, 8, 8), 1e300, dtype=torch.float64), "not finite in torch.float32"),
+        (torch.zeros(3, 1, 8, 8), "zeros alone"),
+        (torch.rand(3, 1, 8, 8).to(torch.complex64), "a dense tensor of real numbers"),
+        (torch.rand(3, 1, 8, 8).to_sparse(), "a dense tensor of real numbers"),
     ],
 )
 def test_images_that_do_not_fit(x: torch.Tensor, words: str) -> None:
     folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
     assert_says(lambda: cl.quantize(folded, x), words)
+
+
+def relative_error(quantized: cl.Folded, folded: cl.Folded, x: torch.Tensor) -> float:
+    difference = (quantized(x) - folded(x)).flatten(1).norm(dim=1)
+    return float((difference / folded(x).flatten(1).norm(dim=1)).mean())
+
+
+def test_scales_see_every_column() -> None:
+    torch.manual_seed(0)
+    layers = (
+        cl.Conv2d(1, 32, 3, padding=1),
+        cl.ReSPro(),
+        cl.Conv2d(32, 4, 3, padding=1),
+        cl.ReSPro(),
+    )
+    folded = cl.fold(cl.ConformalLayers(*layers, nn.Flatten()), (1, 32, 32), strategy="layers")
+    x = torch.rand(256, 1, 32, 32)
+    x[..., :3] *= 0.1
+    assert relative_error(cl.quantize(folded, x), folded, x) < 0.05
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-4, 1e-5])
+def test_a_dead_channel_takes_no_digits_from_the_others(size: float) -> None:
+    torch.manual_seed(0)
+    features = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), nn.Flatten())
+    first, second = nn.Linear(144, 16, bias=False), nn.Linear(16, 10, bias=False)
+    with torch.no_grad():
+        first.weight.mul_(size)[0] = 0
+        second.weight.div_(size)
+    model = nn.Sequential(features, first, nn.ReLU(), second)
+    folded, x = cl.fold(model, (1, 8, 8)), torch.rand(64, 1, 8, 8)
+    assert relative_error(cl.quantize(folded, x), folded, x) < 0.05
+
+
+def test_rounding_has_no_gradient() -> None:
+    folded = cl.zoo.load("digits-micro")
+    quantized = cl.quantize(folded, torch.rand(20, 1, 8, 8))
+    assert not quantized(torch.rand(1, 1, 8, 8, requires_grad=True)).requires_grad
+
+
+def test_scales_beyond_24_bits_are_refused() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), nn.Flatten(), cl.Linear(144, 3))
+    folded = cl.fold(nn.Sequential(model, nn.Linear(3, 3)), (1, 8, 8), strategy="layers")
+    with pytest.raises(cl.ConformalError, match=r"expected scales that 24 bits can hold.*x / 255"):
+        cl.quantize(folded, 1e9 * torch.rand(8, 1, 8, 8))
 
 
 def test_a_quantized_fold_is_refused() -> None:

@@ -45,9 +45,22 @@ class Calibration:
         if tau is not None:
             value = value * self._values[tau].view(-1, *[1] * (value.dim() - 1))
         largest = float(value.abs().max()) if value.numel() else 0.0
-        flat = value.reshape(-1)
-        some = flat[:: max(1, flat.numel() // _MEASURED)].abs().double()
-        return least_error_scale(some.numpy(), largest)
+        if not math.isfinite(largest):
+            raise ValueError(f"{name} with values that {value.dtype} does not hold")
+        return least_error_scale(some_of(value).abs().double().numpy(), largest)
+
+
+def some_of(value: Tensor) -> Tensor:
+    """Return some entries of a large value, from all its rows, columns and channels alike.
+
+    Examples:
+        >>> some_of(torch.arange(2**20).view(2**10, 2**10)).remainder(2**10).unique().numel()
+        1024
+    """
+    step = max(1, value.numel() // _MEASURED)
+    while math.gcd(step, value.numel()) > 1:
+        step += 1
+    return value.reshape(-1)[::step]
 
 
 def least_error_scale(x: Array, largest: float) -> float:
@@ -59,7 +72,7 @@ def least_error_scale(x: Array, largest: float) -> float:
         >>> least_error_scale(np.zeros(3), 0.0)
         1.0
     """
-    if largest == 0 or not math.isfinite(largest):
+    if largest == 0:
         return 1.0
     scales = largest / LEVELS * _SHARES
 
@@ -88,11 +101,14 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
         if fits and (not parts or products.max() / 2.0**shift < EXACT // MULTIPLIERS):
             return found.astype(np.int32), shift
         shift -= 1
-    raise ValueError(f"a factor of {factors.max():.3g}, which no multiplier of 24 bits has")
+    raise ValueError(f"sums of up to {most.max():.3g}, times {factors.max():.3g}, of too many bits")
 
 
 def rounded_weights(weight: Array) -> tuple[Array, Array]:
-    """Return weights as whole numbers from -127 to 127, and the scale of each channel."""
+    """Return weights as whole numbers from -127 to 127, and the scale of each channel.
+
+    A channel of zeros has the largest scale of the others, so that theirs lose no digits beside it.
+    """
     largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
-    unit = np.where(largest > 0, largest / LEVELS, 1.0)
+    unit = np.where(largest > 0, largest, largest.max() or LEVELS) / LEVELS
     return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import refusal, shape_text
+from ..errors import ConformalError, refusal, shape_text
 from ..recipe import integer_operations as integer
 from ..recipe.recipe import Recipe
 from .calibration import Calibration
@@ -18,6 +18,7 @@ from .quantization import Quantization
 from .quantizer import Quantizer
 
 _DTYPES = torch.float32, torch.float64
+_WHERE = "quantize(folded, images)"
 
 
 def quantize(folded: Folded, images: Tensor) -> Folded:
@@ -53,7 +54,13 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     x = _checked(folded, images)
     recipe = folded.recipe.with_constants(lambda _, array: array.cpu())
     calibration = Calibration(recipe, folded.dtype, x)
-    quantized = pruned(Quantizer(recipe, calibration).quantized())
+    try:
+        quantized = pruned(Quantizer(recipe, calibration).quantized())
+    except ValueError as error:  # of scales: what int8 lacks is refused by name
+        if isinstance(error, ConformalError):
+            raise
+        remedy = "Scale the images to about 1 in front of the network, as x / 255."
+        raise refusal(_WHERE, "scales that 24 bits can hold", str(error), remedy) from None
     quantized.check_values()
     plans = {
         path: replace(plan, certificate=None, operations=None)
@@ -67,7 +74,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
 
 
 def _checked(folded: Any, images: Any) -> Tensor:
-    where = "quantize(folded, images)"
+    where = _WHERE
     if not isinstance(folded, Folded):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal(where, "a Folded", got, remedy)
@@ -80,13 +87,19 @@ def _checked(folded: Any, images: Any) -> Tensor:
         raise refusal(where, "constants with values", "some on meta", "Give them values first.")
     if not isinstance(images, Tensor):
         raise refusal(where, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
+    if images.is_complex() or images.layout != torch.strided:
+        got = f"{images.dtype}, {images.layout}"
+        raise refusal(where, "a dense tensor of real numbers", got, "Convert it first.")
     shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
     fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
-    if not fits or not bool(images.isfinite().all()):
-        got = f"{tuple(images.shape)}" if not fits else "some that are not finite"
-        remedy = "Give a few hundred images, none of them test images."
+    x = images.detach().to(device="cpu", dtype=folded.dtype)
+    remedy = "Give a few hundred images, none of them test images."
+    if not fits or not bool(x.isfinite().all()):
+        got = f"{tuple(images.shape)}" if not fits else f"some that are not finite in {x.dtype}"
         raise refusal(where, f"finite images of shape (N, {shape}", got, remedy)
-    return images.detach().to(device="cpu", dtype=folded.dtype)
+    if not x.any():
+        raise refusal(where, "images that set scales", "zeros alone", remedy)
+    return x
 
 
 def pruned(recipe: Recipe) -> Recipe:

@@ -66,8 +66,8 @@ def _squares(q: Tensor) -> Tensor:
 def _shifted(
     op: integer.Quantize | integer.QuantizePoint, module: RecipeModule, x: Tensor
 ) -> Tensor:
-    addend = module.optional(op.addend)
-    return x.float() if addend is None else x.float() + addend.float() * 2.0**-op.exponent
+    addend, x = module.optional(op.addend), x.detach().float()  # rounding has no gradient
+    return x if addend is None else x + addend.float() * 2.0**-op.exponent
 
 
 @RUN.runs(integer.Quantize)
