@@ -36,7 +36,8 @@ quick: lint
 	$(BIN)/python -m pytest -q -n 2 $(QUICK)
 
 # A minute of random attacks follows the tests; the seed of the day is printed.
-test: lint types package
+test: $(READY)
+	$(MAKE) --no-print-directory -j 3 lint types package
 	$(BIN)/python -m pytest -q -n 2
 	$(BIN)/python -m conformallayers.testing.soak --minutes 1 --jobs 2
 

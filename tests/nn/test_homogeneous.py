@@ -175,6 +175,7 @@ def test_copies_and_pickles() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.slow
 def test_compiles_without_a_break_and_maps_over_batches() -> None:
     torch.manual_seed(0)
     model = cl.ConformalLayers(

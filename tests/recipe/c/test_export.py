@@ -515,6 +515,7 @@ def test_programs_too_large_for_a_compiler(tmp_path: Path, monkeypatch: pytest.M
         export(Fold(network()), tmp_path)
 
 
+@pytest.mark.slow
 def test_large_images_are_measured_on_few_samples(tmp_path: Path) -> None:
     builder = RecipeBuilder((1, 2048, 2048))
     y = builder.add(

@@ -38,7 +38,7 @@ def self_test(folder: Path, name: str, *command: str) -> int:
     return subprocess.run([folder / f"{name}_example"], check=False, capture_output=True).returncode
 
 
-@pytest.mark.parametrize("machine", ["gcc", "clang"])
+@pytest.mark.parametrize("machine", ["gcc", pytest.param("clang", marks=pytest.mark.slow)])
 def test_programs_pass_and_broken_ones_fail(machine: str, tmp_path: Path) -> None:
     command = [*compiler(machine), *FLAGS, *(SANITIZED if machine == "gcc" else [])]
     for number, fold in enumerate(small_networks().values()):
@@ -55,7 +55,7 @@ def test_programs_pass_and_broken_ones_fail(machine: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("machine", ["gcc", "clang", "arm"])
-@pytest.mark.parametrize("level", ["-Os", "-O3"])
+@pytest.mark.parametrize("level", ["-Os", pytest.param("-O3", marks=pytest.mark.slow)])
 def test_every_compiler_takes_the_program_without_a_warning(
     machine: str, level: str, tmp_path: Path
 ) -> None:

@@ -30,7 +30,10 @@ def test_every_variable_counts() -> None:
 
 
 @pytest.mark.parametrize("machine", ["gcc", "arm"])
-@pytest.mark.parametrize("level", ["-O0", "-Os", "-O2", "-O3"])
+@pytest.mark.parametrize(
+    "level",
+    ["-O2", *(pytest.param(level, marks=pytest.mark.slow) for level in ("-O0", "-Os", "-O3"))],
+)
 def test_compilers_need_no_more(machine: str, level: str, tmp_path: Path) -> None:
     command = [*compiler(machine), "-std=c99", level, "-fstack-usage", "-Werror", "-c"]
     for number, fold in enumerate(small_networks().values()):

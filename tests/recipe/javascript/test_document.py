@@ -91,6 +91,7 @@ def test_infinity_and_the_ends_of_the_range(tmp_path: Path) -> None:
 
 
 @needs_node
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 def test_every_strategy_that_it_takes(dtype: torch.dtype, tmp_path: Path) -> None:
     found = [(name, fold) for name in NETS for fold in folds(name, dtype) if has(fold.recipe)]
