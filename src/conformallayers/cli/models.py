@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from ..errors import refusal
+from ..errors import ConformalError, refusal
 from ..lab.checks import require_choice
 from ..lab.experiments.options import DataOptions
 from ..lab.predict.options import PredictOptions
@@ -148,12 +148,21 @@ def quantize(
         calibration: Number of training images.
     """
     from ..folding.files import save
+    from ..folding.folded import Folded
     from ..lab.training.quantize import quantize_fold
     from ..lab.training.saved_models import load_model
 
     loaded = load_model(model, "quantize")
-    folded, labels = _fold_of(loaded, "quantize", options or FoldOptions())
-    quantized, found = quantize_fold(loaded, folded, images, count=calibration, **given(data))
+    chosen = options or FoldOptions()
+    where: dict[str, Any] = {"images": images, "count": calibration, **given(data)}
+    folded, labels = _fold_of(loaded, "quantize", chosen)
+    try:
+        quantized, found = quantize_fold(loaded, folded, **where)
+    except ConformalError:
+        if chosen.strategy is not None or isinstance(loaded.module, Folded):
+            raise
+        folded, labels = _fold_of(loaded, "quantize", replace(chosen, strategy="conv"))
+        quantized, found = quantize_fold(loaded, folded, **where)
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
