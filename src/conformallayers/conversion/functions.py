@@ -167,7 +167,8 @@ def _clamp(
     """Return the rectifier that ``clamp(min=0)`` is."""
     given = {**dict(zip(("min", "max"), node.args[1:], strict=False)), **arguments}
     low, high = (_known(given.get(name), values) for name in ("min", "max"))
-    if isinstance(low, (int, float)) and low == 0 and high in (None, 6):
+    numbers = isinstance(low, (int, float)) and isinstance(high, (int, float, type(None)))
+    if numbers and low == 0 and high in (None, 6):
         return nn.ReLU() if high is None else nn.ReLU6()
     return f"{call_text(node)} is no rectifier. Use relu, which clamp(min=0) is."
 
