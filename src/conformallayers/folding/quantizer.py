@@ -107,7 +107,7 @@ class Quantizer:
         elif isinstance(held, Sums):
             found = self._product(held, name, None)
         elif isinstance(held, Number) and held.addend is not None:
-            value = self.constant("value", held.addend.astype(np.float32))
+            value = self.constant("value", self.recipe.constants[held.addend])
             found = self.builder.add(layer.AddConstant, held.name, name=name, value=value)
         else:
             return held.name
@@ -136,12 +136,13 @@ class Quantizer:
 
     def addend(self, held: Number) -> dict[str, Any]:
         """Return the settings of an addend of 8 bits."""
-        if held.addend is None or not held.addend.any():
+        value = np.zeros(1) if held.addend is None else self.array(held.addend)
+        if not value.any():
             return {}
-        exponent = int(np.floor(np.log2(LEVELS / np.abs(held.addend).max())))
+        exponent = int(np.floor(np.log2(LEVELS / np.abs(value).max())))
         if not 0 <= exponent <= 100:  # no image has such numbers
-            raise _refusal(f"a constant of {np.abs(held.addend).max():.3g} beside the input")
-        rounded = np.rint(held.addend * 2.0**exponent).astype(np.int8)
+            raise _refusal(f"a constant of {np.abs(value).max():.3g} beside the input")
+        rounded = np.rint(value * 2.0**exponent).astype(np.int8)
         return {"addend": self.constant("addend", rounded), "exponent": exponent}
 
     def measured(self, name: str) -> str:
@@ -239,7 +240,7 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
     if isinstance(held, Number):
         fits = np.abs(value).max(initial=0) <= LEVELS
         if fits and held.addend is None and to.alone(x):
-            to.held[y] = replace(held, addend=value)
+            to.held[y] = replace(held, addend=op.value)
         else:
             to.keep(op)
         return
