@@ -143,6 +143,22 @@ class Own(nn.Module):
             ("got grow", '"layers"'),
         ),
         (
+            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="conv"),
+            ('Fold with strategy="layers", or remove the inner biases.',),
+        ),
+        (
+            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="spectral"),
+            ('Fold with strategy="layers", or remove the inner biases.',),
+        ),
+        (
+            lambda net: cl.fold(
+                cl.ConformalLayers(cl.Residual(cl.Conv2d(1, 1, 1), cl.ReSPro()), cl.ReSPro()),
+                (1, 8, 8),
+                strategy="dense",
+            ),
+            ('Fold with strategy="layers".',),
+        ),
+        (
             lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
             ("got _0.sin()", "run it behind the fold"),
         ),
@@ -168,7 +184,11 @@ def test_tanh_and_cut_windows_are_refused() -> None:
     pool = nn.LPPool2d(2, 2, ceil_mode=True)
     model = cl.ConformalLayers(cl.Conv2d(1, 3, 2), cl.ReSPro(), pool)
     folded = cl.fold(model, (1, 8, 8), strategy="layers")
-    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "windows of different sizes")
+    assert_says(
+        lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)),
+        "windows of different sizes",
+        "Use another pooling",
+    )
 
 
 @pytest.mark.parametrize(
