@@ -270,8 +270,15 @@ def test_constants_on_the_input_are_layers_that_do_not_train(
         (lambda m, x: x - m.mean.expand(3, 8, 8), "reads a parameter"),
         (lambda m, x: (x - x.mean()) / 2, "is no layer"),
         (lambda m, x: m.conv(x) - 1, "is no layer"),
+        (lambda m, x: (x - 0.5) / 0, "not finite in torch.float32"),
+        (lambda m, x: x / m.nought, "not finite in torch.float32"),
+        (lambda m, x: x / 1e-50, "not finite in torch.float32"),
+        (lambda m, x: x - 1e50, "not finite in torch.float32"),
         (lambda m, x: x.clamp(-1, 1), "is no rectifier. Use relu, which clamp"),
         (lambda m, x: x.clamp(0, 6), "nn.ReLU"),
+        (lambda m, x: x.clamp(m.mean[0, 0, 0], 6), "is no rectifier. Use relu, which clamp"),
+        (lambda m, x: x.clamp(torch.zeros(()), m.six), "is no rectifier. Use relu, which clamp"),
+        (lambda m, x: torch.clamp(x, 0, m.six), "is no rectifier. Use relu, which clamp"),
     ],
 )
 def test_other_arithmetic_is_refused(function: Callable[[Any, Tensor], Tensor], says: str) -> None:
@@ -280,6 +287,8 @@ def test_other_arithmetic_is_refused(function: Callable[[Any, Tensor], Tensor], 
             super().__init__()
             self.conv, self.last = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 3)
             self.register_buffer("mean", torch.ones(3, 1, 1))
+            self.register_buffer("six", torch.tensor(6.0))
+            self.register_buffer("nought", torch.eye(3)[0].view(3, 1, 1))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(function(self, x))

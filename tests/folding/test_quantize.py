@@ -117,6 +117,18 @@ def test_heads_run_in_floats_where_int8_has_no_operation() -> None:
     )
 
 
+def test_a_fold_of_float64_with_a_constant_before_kept_floats_is_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    body = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro())
+    norm = nn.BatchNorm2d(1)
+    nn.init.constant_(norm.bias, 0.3)
+    model = nn.Sequential(norm, nn.GELU(), body, nn.Flatten()).double().eval()
+    folded, x = cl.fold(model, (1, 8, 8), dtype=torch.float64), images((1, 8, 8)).double()
+    quantized = cl.quantize(folded, x)
+    cl.save(quantized, tmp_path / "net.safetensors")
+    assert torch.equal(cl.load(tmp_path / "net.safetensors")(x), quantized(x))
+
+
 class Own(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin()
@@ -129,6 +141,22 @@ class Own(nn.Module):
         (
             lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="dense"),
             ("got grow", '"layers"'),
+        ),
+        (
+            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="conv"),
+            ('Fold with strategy="layers", or remove the inner biases.',),
+        ),
+        (
+            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="spectral"),
+            ('Fold with strategy="layers", or remove the inner biases.',),
+        ),
+        (
+            lambda net: cl.fold(
+                cl.ConformalLayers(cl.Residual(cl.Conv2d(1, 1, 1), cl.ReSPro()), cl.ReSPro()),
+                (1, 8, 8),
+                strategy="dense",
+            ),
+            ('Fold with strategy="layers".',),
         ),
         (
             lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
@@ -156,7 +184,11 @@ def test_tanh_and_cut_windows_are_refused() -> None:
     pool = nn.LPPool2d(2, 2, ceil_mode=True)
     model = cl.ConformalLayers(cl.Conv2d(1, 3, 2), cl.ReSPro(), pool)
     folded = cl.fold(model, (1, 8, 8), strategy="layers")
-    assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "windows of different sizes")
+    assert_says(
+        lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)),
+        "windows of different sizes",
+        "Use another pooling",
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,17 +167,19 @@ def _clamp(
     """Return the rectifier that ``clamp(min=0)`` is."""
     given = {**dict(zip(("min", "max"), node.args[1:], strict=False)), **arguments}
     low, high = (_known(given.get(name), values) for name in ("min", "max"))
-    if isinstance(low, (int, float)) and low == 0 and high in (None, 6):
+    numbers = isinstance(low, (int, float)) and isinstance(high, (int, float, type(None)))
+    if numbers and low == 0 and high in (None, 6):
         return nn.ReLU() if high is None else nn.ReLU6()
     return f"{call_text(node)} is no rectifier. Use relu, which clamp(min=0) is."
 
 
 def _standardisation(
     node: fx.Node, values: Mapping[fx.Node, Any]
-) -> tuple[nn.Module, list[fx.Node]] | None:
+) -> tuple[nn.Module, list[fx.Node]] | str | None:
     """Return the layer of ``x - mean`` or ``x / std`` with constants on the model's input, or None.
 
-    It is a 1×1 convolution of every channel by itself, with weights that do not train.
+    It is a 1×1 convolution of every channel by itself, with weights that do not train. Constants that
+    are not finite in the dtype of the model are refused.
     """
     if not _is_standardisation(node) or not _is_input(node.args[0], values):
         return None
@@ -196,7 +198,13 @@ def _standardisation(
         else:
             layer.weight.copy_((broadcast ** _FACTORS[node.target]).view_as(layer.weight))
     like = next(cast(nn.Module, node.graph.owning_module).parameters(), layer.weight)
-    return layer.requires_grad_(False).to(like.device, like.dtype), [source]
+    layer.requires_grad_(False).to(like.dtype)
+    if not all(one.is_meta or one.isfinite().all() for one in layer.parameters()):
+        return (
+            f"{call_text(node)} is a shift or factor that is not finite in {like.dtype}. Use finite "
+            "constants, and divide by none that is or is nearly 0."
+        )
+    return layer.to(like.device), [source]
 
 
 def _is_standardisation(node: fx.Node) -> bool:

@@ -13,10 +13,10 @@ from ..recipe.places import Array
 
 @dataclass(frozen=True)
 class Number:
-    """A value of floats; ``addend`` is still to be added to it."""
+    """A value of floats; ``addend``, a constant of the recipe of floats, is still to be added to it."""
 
     name: str
-    addend: Array | None = None
+    addend: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from .calibration import Calibration, multipliers, rounded_weights
 from .quantized_values import Features, Held, Number, Scalar, Sums
 
 RUN = Runtime("int8")
-_REMEDY = 'Fold with strategy="layers" or "conv".'
 _OF_POINTS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
 _REFUSED = (*_OF_POINTS, layer.SparseMatmul)
+_OTHER_POOLING = "Use another pooling."
 _LARGEST_BIAS = 2**24  # in units of sums
 
 
@@ -66,10 +66,10 @@ class Quantizer:
     def keep(self, op: Operation) -> None:
         """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
         if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
-            raise _refusal(op.kind)
+            raise _refusal(op.kind, self._without())
         if isinstance(op, layer.Call):
             remedy = "Fold the layers before it, and run it behind the fold."
-            raise refusal("quantize(folded)", "operations that int8 has", op.what, remedy)
+            raise _refusal(op.what, remedy)
         options = {
             name: getattr(op, name) for name in vars(op) if name not in ("inputs", "outputs")
         }
@@ -81,6 +81,13 @@ class Quantizer:
         inputs = [self.number(name) for name in op.inputs]
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
         self.held.update(zip(op.outputs, map(Number, names), strict=True))
+
+    def _without(self) -> str:
+        """Return how to fold without the operations that int8 lacks: "conv" too has growths of inner biases."""
+        grown = [op for op in self.recipe.operations if isinstance(op, point.Grow)]
+        if any(op.gram is not None for op in grown):
+            return 'Fold with strategy="layers", or remove the inner biases.'
+        return 'Fold with strategy="layers".' if grown else 'Fold with strategy="layers" or "conv".'
 
     def alone(self, name: str) -> bool:
         """Tell whether one operation reads a value, and that nothing else needs it."""
@@ -107,7 +114,7 @@ class Quantizer:
         elif isinstance(held, Sums):
             found = self._product(held, name, None)
         elif isinstance(held, Number) and held.addend is not None:
-            value = self.constant("value", held.addend.astype(np.float32))
+            value = self.constant("value", self.recipe.constants[held.addend])
             found = self.builder.add(layer.AddConstant, held.name, name=name, value=value)
         else:
             return held.name
@@ -136,12 +143,14 @@ class Quantizer:
 
     def addend(self, held: Number) -> dict[str, Any]:
         """Return the settings of an addend of 8 bits."""
-        if held.addend is None or not held.addend.any():
+        value = np.zeros(1) if held.addend is None else self.array(held.addend)
+        if not value.any():
             return {}
-        exponent = int(np.floor(np.log2(LEVELS / np.abs(held.addend).max())))
+        exponent = int(np.floor(np.log2(LEVELS / np.abs(value).max())))
         if not 0 <= exponent <= 100:  # no image has such numbers
-            raise _refusal(f"a constant of {np.abs(held.addend).max():.3g} beside the input")
-        rounded = np.rint(held.addend * 2.0**exponent).astype(np.int8)
+            got = f"a constant of {np.abs(value).max():.3g} beside the input"
+            raise _refusal(got, "Put 0 in its place.")
+        rounded = np.rint(value * 2.0**exponent).astype(np.int8)
         return {"addend": self.constant("addend", rounded), "exponent": exponent}
 
     def measured(self, name: str) -> str:
@@ -187,7 +196,8 @@ class Quantizer:
         options: dict[str, Any] = {"weight": self.constant("weight", weight.astype(np.int8))}
         if np.rint(bias).any():
             if np.abs(bias).max() >= 2**30:
-                raise _refusal("a bias that is far larger than what it is added to")
+                got = "a bias that is far larger than what it is added to"
+                raise _refusal(got, "Make it smaller.")
             options["bias"] = self.constant("bias", np.rint(bias).astype(np.int32))
         if scale is None:
             options["scale"] = self.constant("scale", steps, wide=True)
@@ -216,8 +226,8 @@ def _parts(addend: Array, scale: float) -> Array:
     return np.clip(found, -(2**28), 2**28).astype(np.int32)
 
 
-def _refusal(got: str) -> Exception:
-    return refusal("quantize(folded)", "operations that int8 has", got, _REMEDY)
+def _refusal(got: str, remedy: str) -> Exception:
+    return refusal("quantize(folded)", "operations that int8 has", got, remedy)
 
 
 # -- one function for each operation ------------------------------------------------------------------
@@ -239,7 +249,7 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
     if isinstance(held, Number):
         fits = np.abs(value).max(initial=0) <= LEVELS
         if fits and held.addend is None and to.alone(x):
-            to.held[y] = replace(held, addend=value)
+            to.held[y] = replace(held, addend=op.value)
         else:
             to.keep(op)
         return
@@ -348,7 +358,8 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     windows = _windows(op, to)
     sizes = np.unique(places.divisors(windows, to.shapes[x], to.shapes[y]))
     if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
-        raise _refusal(f"{op.kind} of windows of different sizes, or of more than 1024 numbers")
+        got = f"{op.kind} of windows of different sizes, or of more than 1024 numbers"
+        raise _refusal(got, _OTHER_POOLING)
     found = to.features(x)
     scale = to.calibration.scale(to.measured(y), found.tau)
     kept = "kernel", "stride", "padding", "ceil_mode"
@@ -373,7 +384,7 @@ def _windows(
         return op.averages
     sizes = list(zip(to.shapes[op.inputs[0]][1:], op.size, strict=True))
     if any(n % m for n, m in sizes):
-        raise _refusal(f"{op.kind} of windows of different sizes")
+        raise _refusal(f"{op.kind} of windows of different sizes", _OTHER_POOLING)
     window = tuple(n // m for n, m in sizes)
     zeros = (0,) * len(window)
     return layer.AvgPool(op.inputs, op.outputs, kernel=window, stride=window, padding=zeros)

@@ -353,6 +353,15 @@ def test_names_of_classes_are_in_the_header(tmp_path: Path) -> None:
         export(fold, tmp_path)
 
 
+@pytest.mark.parametrize("label", [1, None, "\ud800", "nul\0x"])
+def test_labels_that_c_cannot_hold_are_refused(label: Any, tmp_path: Path) -> None:
+    fold: Any = Fold(network())
+    fold.labels = ("a", "b", label)
+    with pytest.raises(ConformalError, match=rf"labels of UTF-8 .*, got {re.escape(repr(label))}"):
+        export(fold, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 @needs_compiler
 def test_the_example_runs(tmp_path: Path) -> None:
     fold = Fold(network())

@@ -17,7 +17,7 @@ from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from nets import SHAPE, circular_net, conv_stack
 from oracle import exact_output, relative_error
-from support import DTYPES, folds, samples
+from support import DTYPES, assert_says, folds, samples
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -93,6 +93,22 @@ def test_the_state_of_another_fold_is_refused(
     folded = cl.fold(one, (4,), strategy=strategy)
     with pytest.raises((cl.ConformalError, RuntimeError)):
         folded.load_state_dict(cl.fold(other, (4,), strategy=strategy).state_dict())
+
+
+def test_a_state_with_other_shifts_is_refused_by_a_fold_in_int8() -> None:
+    model = pair(cl.Gnomonic(1.0), True)
+    x = samples((4,), torch.float32)
+    one = cl.quantize(cl.fold(model, (4,), strategy="layers"), x)
+    again = cl.quantize(cl.fold(model, (4,), strategy="layers"), x)
+    model[0].weight.data[0] *= 1000
+    other = cl.quantize(cl.fold(model, (4,), strategy="layers"), x)
+    assert_says(
+        lambda: one.load_state_dict(other.state_dict()),
+        "with the same operations, shifts",
+        "Quantize again",
+    )
+    again.load_state_dict(one.state_dict())
+    assert torch.equal(again(x), one(x))
 
 
 @pytest.mark.parametrize("strategy", ["dense", "layers"])

@@ -169,11 +169,22 @@ def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
     if labels is not None and len(labels) != outputs:
         remedy = "Set folded.labels to one name for every output, or to None."
         raise refusal("export_c(folded)", f"{outputs} labels", str(len(labels)), remedy)
+    wrong = [label for label in labels or () if not _is_text(label)]
+    if wrong:
+        remedy = "Set folded.labels to such strings, or to None."
+        raise refusal(
+            "export_c(folded)", "labels of UTF-8 without NUL", f"{wrong[0]!r:.60}", remedy
+        )
     target = Path(folder)
     if any(path.exists() and not path.is_dir() for path in (target, *target.parents)):
         got = f"the file {os.fspath(folder)!r}"
         raise refusal("export_c(folder)", "a folder", got, "Name a folder.")
     return target
+
+
+def _is_text(label: object) -> bool:
+    """Tell whether a label is a string that C can hold: no lone surrogates, and no NUL, which would end it."""
+    return isinstance(label, str) and not re.search(r"[\0\ud800-\udfff]", label)
 
 
 def _samples(folded: Folded, samples: Any) -> Array:

@@ -16,6 +16,7 @@ from ...functional import is_plain, transformed
 from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
+from ..integer_operations import KINDS
 from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
@@ -198,12 +199,16 @@ class RecipeModule(nn.Module):
         except (ValueError, TypeError, AttributeError):
             other = None
         if other is None or _signature(other) != _signature(self._bare):
-            raise refusal(
-                "Folded.load_state_dict",
-                "the state of a fold with the same strategy, activations, biases and branches",
-                "that of another one",
-                "Fold the model again.",
+            expected = (
+                "the state of a fold with the same strategy, activations, biases and branches"
             )
+            remedy = "Fold the model again."
+            if any(isinstance(op, KINDS) for op in self._bare.operations):
+                expected = (
+                    "the state of a fold in int8 with the same operations, shifts and multipliers"
+                )
+                remedy = "Quantize again, or use cl.save and cl.load."
+            raise refusal("Folded.load_state_dict", expected, "that of another one", remedy)
         kept = self.chunk_size
         self._set(replace(other, constants=arrays), torch.float32)
         self.chunk_size = kept
