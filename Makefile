@@ -54,10 +54,10 @@ test-browser: $(BROWSER_READY)
 
 # Networks on an emulated Cortex-M4: apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm.
 # The images are those of conformallayers data.
-DEVICE_NETWORKS ?= cifar10-micro cifar10-small mnist-micro $(wildcard results/devices/*.safetensors)
+DEVICE_NETWORKS ?= mnist-nano mnist-micro cifar10-micro cifar10-small $(wildcard results/devices/*.safetensors)
 test-device: $(READY)
 	$(BIN)/python -m pytest -q tests/lab/devices tests/recipe/c/test_self_test.py tests/recipe/c/test_stack.py
-	$(BIN)/conformallayers device $(DEVICE_NETWORKS)
+	$(BIN)/conformallayers device $(DEVICE_NETWORKS) --dtype int8
 
 lint: $(READY)
 	$(BIN)/ruff check .
