@@ -117,9 +117,8 @@ def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | Non
     if limits is None or x.shape[0] == 0 or not is_plain(x):
         return None
     found = norm(x)
-    low, high = torch.aminmax(found)
-    inside = limits[0] < float(low) and float(high) < limits[1]  # False for NaN
-    return found if inside else None
+    low, high = map(float, torch.aminmax(found))
+    return found if limits[0] < low and high < limits[1] else None  # NaN is not inside
 
 
 def is_plain(x: Tensor) -> bool:
