@@ -16,7 +16,14 @@ from oracle import randomise, relative_error
 from support import DTYPES, TOLERANCES, samples
 
 # multiply-adds
-LIMITS = {"nano": 0.28e6, "micro": 0.45e6, "small": 0.66e6, "base": 2.5e6, "large": 8.5e6}
+LIMITS = {
+    "nano": 0.28e6,
+    "micro": 0.45e6,
+    "small": 0.66e6,
+    "base": 2.5e6,
+    "compact": 5.6e6,
+    "large": 8.5e6,
+}
 KINDS = ["StageNet", "StageReLUNet"]
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)  # seconds to fold
 every_preset = pytest.mark.parametrize("preset", PRESETS)
@@ -42,7 +49,9 @@ def test_presets_keep_their_limits(kind: str, preset: str) -> None:
     assert 0.9 * LIMITS[preset] <= multiply_adds(model) <= LIMITS[preset]
 
 
-@pytest.mark.parametrize("preset", ["nano", "micro", "small", *map(slow, ["base", "large"])])
+@pytest.mark.parametrize(
+    "preset", ["nano", "micro", "small", *map(slow, ["base", "compact", "large"])]
+)
 def test_folded_presets_keep_their_limits(preset: str) -> None:
     folded = cl.fold(network("StageNet", preset, depth=3), cl.networks.IMAGE_SHAPE)
     assert multiply_adds(folded) <= LIMITS[preset]
@@ -124,7 +133,7 @@ def test_networks_store_their_arguments() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "huge"}, "preset: expected one of nano, micro, small, base, large"),
+        ({"preset": "huge"}, "preset: expected one of nano, micro, small, base, compact, large"),
         ({"depth": 0}, "depth: expected a whole number > 0"),
         ({"depth": 101}, "depth: expected 100 at most"),
         ({"in_shape": (3, 8, 8)}, "in_shape: expected images large enough"),

@@ -54,9 +54,9 @@ class Stage:
 
 
 # The stages and the width of the hidden layer of the head. Sized by multiply-adds when folded, on 3×32×32
-# images: at most 0.3 M (6,300 weights, for small devices), 0.45 M, 0.66 M (LeNet's), 2.5 M, and 8.5 M, which take the
-# time of ResNet-8. Small maps are not padded: padding behind a BatchNorm's bias folds into a dense matrix, with more
-# multiply-adds than a convolution.
+# images: at most 0.3 M (6,300 weights, for small devices), 0.45 M, 0.66 M (LeNet's), 2.5 M, 5.6 M (90 thousand weights, for
+# devices), and 8.5 M, which take the time of ResNet-8. Small maps are not padded: padding behind a BatchNorm's bias folds
+# into a dense matrix, with more multiply-adds than a convolution.
 PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
     "nano": (
         (
@@ -87,6 +87,14 @@ PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
         ),
         None,
     ),
+    "compact": (
+        (
+            Stage(32, kernel=5, inner=24),
+            Stage(64, kernel=3, inner=64),
+            Stage(112, kernel=3, inner=96),
+        ),
+        None,
+    ),
     "large": (
         (
             Stage(24, kernel=5, inner=24),
@@ -105,7 +113,8 @@ class StageNet(Network):
     Folded, every stage is one convolution, so the presets have the same cost at every depth.
 
     Args:
-        preset: ``"nano"``, ``"micro"``, ``"small"``, ``"base"`` or ``"large"``, by multiply-adds when folded.
+        preset: ``"nano"``, ``"micro"``, ``"small"``, ``"base"``, ``"compact"`` or ``"large"``, by multiply-adds
+            when folded.
         num_classes: the number of outputs.
         in_shape: of one image, (C, H, W).
         depth: the number of convolutions of a stage.

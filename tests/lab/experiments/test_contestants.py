@@ -18,12 +18,13 @@ from conformallayers.lab.experiments.contestants import (
     named,
 )
 from conformallayers.lab.training.config import make_config
+from conformallayers.networks.stages import PRESETS
 from runs import few_digits
 from training import QUIET
 
 
 def test_all_have_one_budget_and_can_be_built() -> None:
-    assert len(CONTESTANTS) == 4 + 5 * 5 + 3 * 2 * 4 + 1
+    assert len(CONTESTANTS) == 4 + 5 * len(PRESETS) + 3 * 2 * 4 + 1
     configs = [config_of(one, "cifar10", seed=2) for one in CONTESTANTS.values()]
     budgets = {(c.epochs, c.batch_size, c.flips, c.shift, c.optimizer, c.centre) for c in configs}
     assert len(budgets) == 1

@@ -42,7 +42,7 @@ def test_all_networks_are_chosen_without_names() -> None:
     assert names == [
         *("Base", "LeNet", "D3ModNet", "DkNet 1", "DkNet 9", "DkNet 1 circular"),
         *("DkNet 9 circular", "StageNet-nano", "StageNet-micro", "StageNet-small"),
-        *("StageNet-base", "StageNet-large", "ResNet8"),
+        *("StageNet-base", "StageNet-compact", "StageNet-large", "ResNet8"),
     ]
     assert {name for name in names if "Stage" in name or "Res" in name} <= set(CONTESTANTS)
 
