@@ -38,7 +38,7 @@ def train(
         options.size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not
             given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
         options.preset: Size of StageNet and StageReLUNet: nano, micro (if not given), small,
-            base or large.
+            base, compact or large.
         options.depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
         options.recipe: modern: defaults of other options by network and data set (docs/training.md).
@@ -64,6 +64,7 @@ def train(
         options.weight_decay: Weight decay of the optimizer.
         options.momentum: Momentum of rmsprop and sgd.
         options.schedule: Schedule of the learning rate; constant if not given.
+        options.teacher: A trained network to learn from beside the labels: a run, a file or a name of the zoo.
         options.validation: Training images to hold out, as a fraction below 1 or a count.
         options.seed: Seed of the weights and the order of the images.
         options.threads: Threads of torch; its own default if not given.

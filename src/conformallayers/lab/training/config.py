@@ -40,7 +40,8 @@ NETWORK_OPTIONS = (
     *("rectifier", "respro", "offset", "pool"),
 )
 _REQUIRED = ("network", "dataset")
-DERIVED = ("classes", "labels", "in_shape", "pictures", "source")  # no options of the user
+# No options of the user.
+DERIVED = ("classes", "labels", "in_shape", "pictures", "source", "teacher_source")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
@@ -52,7 +53,7 @@ class TrainConfig(BaseModel):
 
     Those in ``DERIVED`` are no options of the user: ``classes``, the number of outputs, ``labels`` and
     ``in_shape`` (None: 3×32×32) follow from the data set. ``pictures`` is the digest of a folder of
-    pictures, ``source`` the hash of the file of a network.
+    pictures, ``source`` the hash of the file of a network, ``teacher_source`` that of the teacher's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -82,6 +83,7 @@ class TrainConfig(BaseModel):
     weight_decay: NonNegativeFloat = 0.0
     momentum: float = Field(default=0.0, ge=0, lt=1)
     schedule: Literal["constant", "one-cycle"] = "constant"
+    teacher: str | None = None
     validation: NonNegativeFloat = 0.0
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: PositiveInt | None = None
@@ -92,6 +94,7 @@ class TrainConfig(BaseModel):
     in_shape: list[PositiveInt] | None = None
     pictures: str | None = None
     source: str | None = None
+    teacher_source: str | None = None
 
     @field_validator("alpha", "offset", mode="before")
     @classmethod

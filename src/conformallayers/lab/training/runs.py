@@ -14,7 +14,11 @@ from .config import DEFAULTS, TrainConfig
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 # Options that a user cannot give: what it means if they differ.
-_UNCHANGED = {"pictures": "the folder of pictures", "source": "the file of the network"}
+_UNCHANGED = {
+    "pictures": "the folder of pictures",
+    "source": "the file of the network",
+    "teacher_source": "the file of the teacher",
+}
 _PACKAGE = Path(__file__).parents[1]
 
 

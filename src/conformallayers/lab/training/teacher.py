@@ -1,0 +1,75 @@
+"""Learn from a trained network: its scores, softened, beside the labels (knowledge distillation)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import refusal, shape_text
+from ...folding.folded import Folded
+from .config import TrainConfig
+from .saved_models import WHITE, load_model, locate, white_of
+
+_OPTION = "train --teacher"
+_TEMPERATURE = 4.0  # by which scores are divided before the softmax
+_SHARE = 0.9  # of the teacher in the loss
+
+
+class Teacher:
+    """A trained network that takes the same images and knows the same classes.
+
+    Args:
+        path: a run, a checkpoint, a file of :func:`conformallayers.save`, or a name of the zoo.
+        config: of the run of the student.
+    """
+
+    def __init__(self, path: str, config: TrainConfig) -> None:
+        where, wanted = f"{_OPTION} {path}", config.input_shape
+        loaded = load_model(path, _OPTION, config.device)
+        module = loaded.module
+        shape = module.input_shape if isinstance(module, Folded) else loaded.native_shape
+        if shape != wanted or white_of(loaded.about, loaded.path) != WHITE:
+            got = shape_text(shape) if shape else "no known shape"
+            expected = f"a network for images of {shape_text(wanted)}, white {WHITE:g}"
+            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+        self._module = module.requires_grad_(False)
+        classes = self(torch.zeros(1, *wanted, device=config.device)).shape[1]
+        if classes != config.classes:
+            expected, got = f"{config.classes} classes", str(classes)
+            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the scores of images.
+
+        Shape:
+            (B, *input_shape) → (B, classes)
+        """
+        with torch.no_grad():
+            scores: Tensor = self._module(images)
+        return scores.float()
+
+
+def file_hash(path: str | None) -> str | None:
+    """Return the SHA-256 of the file of a teacher; None without one."""
+    if path is None:
+        return None
+    return hashlib.sha256(locate(path, _OPTION).read_bytes()).hexdigest()
+
+
+def loss_sum(scores: Tensor, labels: Tensor, taught: Tensor | None) -> Tensor:
+    """Return the cross entropy of a batch, mixed with the distance from the teacher's softened scores.
+
+    Args:
+        scores: (B, classes).
+        labels: (B,).
+        taught: scores of the teacher, (B, classes), or None.
+    """
+    hard = F.cross_entropy(scores, labels, reduction="sum")
+    if taught is None:
+        return hard
+    given, wanted = (F.log_softmax(part / _TEMPERATURE, 1) for part in (scores, taught))
+    soft = F.kl_div(given, wanted, reduction="sum", log_target=True)
+    return (1 - _SHARE) * hard + _SHARE * _TEMPERATURE**2 * soft
