@@ -30,6 +30,7 @@ _COMMON = {
 _STAGES = {"learning_rate": 3e-3, "weight_decay": 0.02}
 # Of presets that would learn their training images by heart.
 _DECAYS: dict[str | None, Options] = {
+    "base": {"weight_decay": 0.1},
     "compact": {"weight_decay": 0.06},
     "large": {"weight_decay": 0.1},
 }
