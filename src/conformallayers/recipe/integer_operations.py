@@ -41,7 +41,6 @@ EXACT = 2**53  # below it float64 has every whole number
 EXACT_SINGLE = 2**24  # below it float32 has every whole number
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
-LARGEST = 1.7e308  # of coordinates, so that they stay finite
 _LARGEST_PRODUCT = 128 * LEVELS
 RULES = (
     "published",

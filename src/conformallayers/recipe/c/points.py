@@ -126,8 +126,7 @@ def _rebase(op: point.Rebase, program: Program) -> None:
 @WRITE.runs(point.Grow)
 def _grow(op: point.Grow, program: Program) -> None:
     (growth,), (m, tau, *values) = op.outputs, op.inputs
-    dots = values.pop(0) if op.constant_parts else None
-    forms, sites = values[: op.form_count], values[op.form_count :]
+    dots, forms, sites = op.split(values)
     t, count, parts = program.scalar(tau), len(op.constant_parts), len(op.linear)
     result = program.identifier(f"s_{growth}_growth")
     program.emit(f"double {result};", "{")

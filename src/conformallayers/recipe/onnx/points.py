@@ -16,12 +16,11 @@ from ...errors import refusal
 from .. import point_operations as point
 from ..operation import Shape
 from ..places import Array
-from ..point_operations import Key
+from ..point_operations import LARGEST, Key
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
-LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
 LEAST = 1e-300  # divides the energy 0 of a zero sample
 LONG = 2**12  # numbers that are cast to float64 before they are added
 ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one
@@ -250,19 +249,18 @@ def _rebase(
 
 @RUN.runs(point.Grow)
 def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value) -> Value:
-    first = 1 if op.constant_parts else 0
-    forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
+    products, forms, growths = op.split(values)
     linear = [_along(graph, key, _inverse(graph, tau), growths) for key in op.linear]
     pairs = [(a, b) for a in range(len(linear)) for b in range(a, len(linear))]
     terms = []
     for (a, b), form in zip(pairs, forms, strict=True):
         term = graph.add("Mul", graph.add("Mul", linear[a], linear[b]), form)
         terms.append(term if a == b else graph.add("Mul", term, 2.0))
-    if op.gram is not None:
+    if op.gram is not None and products is not None:
         ks, gram = _constant_coefficients(op, graph, tau, growths), graph.constant(op.gram)
         inner = [graph.add("MatMul", ks, gram)]
         for index, k in enumerate(linear):
-            dots = graph.slice(values[0], 1, index * len(gram), (index + 1) * len(gram))
+            dots = graph.slice(products, 1, index * len(gram), (index + 1) * len(gram))
             inner.append(graph.scale(dots, graph.add("Mul", k, 2.0)))
         product = graph.add("Mul", graph.total(inner), ks)
         terms.append(graph.scalar(graph.reduce_sample("ReduceSum", product)))
