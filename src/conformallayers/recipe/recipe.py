@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import shape_text
 from ..utils.html import Block, Printed
 from . import integer_operations, layer_operations, point_operations
-from .layer_operations import Call
+from .layer_operations import WIDE, Call, Cast
 from .operation import OPERATIONS, Operation, Shape
 
 INPUT = "x"  # the name of the value that a recipe starts with
@@ -84,6 +84,18 @@ class Recipe(Printed):
         found = {name: "int32" for op in self.operations for name in op.index_constants()}
         return found | {name: "int8" for op in self.operations for name in op.byte_constants()}
 
+    def wide_values(self) -> frozenset[str]:
+        """Return the features that are float64: those behind ``Cast("wide")``."""
+        found: set[str] = set()
+        shapes = self.shapes()
+        for operation in self.operations:
+            wide = not found.isdisjoint(operation.inputs)
+            if isinstance(operation, Cast):
+                wide = operation.to == WIDE
+            if wide:
+                found.update(name for name in operation.outputs if shapes[name])
+        return frozenset(found)
+
     def check_values(self) -> None:
         """Raise ValueError where values of constants make no sense: nobody looks when they are used."""
         shapes = self.shapes()
@@ -122,6 +134,18 @@ class Recipe(Printed):
         """Return the same recipe with converted constants; ``convert`` takes a name and an array."""
         converted = {name: convert(name, array) for name, array in self.constants.items()}
         return replace(self, constants=converted)
+
+    def pruned(self) -> Recipe:
+        """Return the same recipe without operations and constants that its output does not need."""
+        needed, kept = {self.output}, []
+        for operation in reversed(self.operations):
+            if not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
+                kept.append(operation)
+        used = {name for operation in kept for _, name in operation.constants()}
+        constants = {name: array for name, array in self.constants.items() if name in used}
+        operations = tuple(reversed(kept))
+        return replace(self, operations=operations, constants=constants, wide=self.wide & used)
 
     def _blocks(self) -> Iterator[Block]:
         shapes = self.shapes()

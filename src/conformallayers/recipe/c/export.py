@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
-_SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
 _OF_SCALARS = point.Advance, point.Grow, integer.IntegerAdvance, integer.IntegerRebase
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
@@ -241,7 +240,7 @@ def _expect_operation(operation: Operation, storage: str) -> None:
             'Use dtype="float32", which keeps double there.',
         )
     remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
-    if isinstance(operation, _SPECTRAL):
+    if isinstance(operation, point.SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     WRITE.check(operation, "export_c(folded)", remedy)
 
@@ -253,10 +252,11 @@ def _errors(
     with torch.no_grad():
         expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
     actual, denominators = _run(recipe, x, rounded)
-    _, exact = _run(recipe, x, {})
+    pairs = zip(denominators, _run(recipe, x, {})[1], strict=True)
+    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
     return {
         "output_error": relative_error(actual, expected),
-        "denominator_error": _denominator_error(denominators, exact),
+        "denominator_error": max(errors, default=None),
         "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
     }
 
@@ -292,9 +292,3 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
             denominators.append([values[name] for name in read])
     actual = torch.from_numpy(np.concatenate(outputs)).double().flatten(1)
     return actual, [np.concatenate(taus) for taus in zip(*denominators, strict=True)]
-
-
-def _denominator_error(actual: list[Array], expected: list[Array]) -> float | None:
-    pairs = zip(actual, expected, strict=True)
-    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
-    return max(errors, default=None)

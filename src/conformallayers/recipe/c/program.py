@@ -30,20 +30,6 @@ _IN_PLACE = (
 )
 
 
-def wide_values(recipe: Recipe) -> frozenset[str]:
-    """Return the features that are double: those behind ``Cast("wide")``."""
-    found: set[str] = set()
-    shapes = recipe.shapes()
-    for operation in recipe.operations:
-        if isinstance(operation, layer.Cast):
-            wide = operation.to == layer.WIDE
-        else:
-            wide = any(name in found for name in operation.inputs)
-        if wide:
-            found.update(name for name in operation.outputs if shapes[name])
-    return frozenset(found)
-
-
 class Program:
     """Collect the statements of a recipe.
 
@@ -65,7 +51,7 @@ class Program:
         self.multiply_adds = 0
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
-        self._shapes, self._wide = recipe.shapes(), wide_values(recipe)
+        self._shapes, self._wide = recipe.shapes(), recipe.wide_values()
         self._whole = integer_values(recipe.operations)
         self._last_use = {INPUT: 0}
         for i, op in enumerate(recipe.operations):

@@ -92,15 +92,10 @@ def merged(recipe: Recipe) -> Recipe:
     merger = _Merger(recipe)
     for operation in recipe.operations:
         merger.rewrite(operation)
-    needed, kept = {merger.name(recipe.output)}, []
-    for operation in reversed(merger.operations):
-        if not needed.isdisjoint(operation.outputs):
-            needed.update(operation.inputs)
-            kept.append(operation)
-    output = merger.name(recipe.output)
+    operations, output = tuple(merger.operations), merger.name(recipe.output)
     return replace(
-        recipe, operations=tuple(reversed(kept)), output=output, constants=merger.constants
-    )
+        recipe, operations=operations, output=output, constants=merger.constants
+    ).pruned()
 
 
 class _Merger:
