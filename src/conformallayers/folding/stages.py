@@ -61,6 +61,10 @@ class ActivationSite:
         """α times the derivative at the origin: a short point is multiplied by slope/α."""
         return self.module.slope * self.unit
 
+    def activate(self, scaling: Scaling) -> float:
+        """Pass the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
+        return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
+
     @property
     def bounded(self) -> float:
         """A bound of the norm of a point behind the activation; may be infinite."""
@@ -255,11 +259,6 @@ class Segment:
     site: ActivationSite
     group: int = 0
 
-    @property
-    def rule(self) -> Rule:
-        """The rule by which the activation changes τ."""
-        return self.site.rule
-
     def apply(self, z: Tensor) -> Tensor:
         """Return ``factor·U z``."""
         return apply_all(self.operators, z) * self.factor
@@ -358,7 +357,7 @@ def _chain_of(stage: Stage) -> Chain:
         elif isinstance(action, ActivationSite):
             # The factor goes into the weights of this segment, so its z comes out scaled already, and
             # the weight of ‖z‖² is divided by factor².
-            weight = float(scaling.activate(action.alpha, action.rule.on_points, action.slope))
+            weight = action.activate(scaling)
             factor = float(scaling.take() or 1.0)
             segments.append(Segment(pending, factor, weight / (factor * factor), action))
             pending = ()
@@ -372,8 +371,8 @@ def _grouped(chain: Chain) -> Chain:
     """
     segments: list[Segment] = []
     for index, segment in enumerate(chain.segments):
-        group = segments[-1].group + 1 if segments else 0
-        joins = index > 0 and segment.rule == segments[-1].rule and segment.rule.collapses
+        group, rule = segments[-1].group + 1 if segments else 0, segment.site.rule
+        joins = index > 0 and rule == segments[-1].site.rule and rule.collapses
         if joins and index not in chain.bias_segments:
             group -= 1
         segments.append(replace(segment, group=group))

@@ -26,10 +26,9 @@ from .folded import Folded
 from .forms import forms_of
 from .operators import apply_all, impulses
 from .part import TOLERANCES
-from .problem import Conditions, Problem
 from .split import StageGraph
 from .stages import Chain, Stage
-from .strategies.dense import too_large
+from .strategies.dense import stage_too_large
 
 _OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
 _RANDOM = 16  # points on which a stage is compared that is too large to be written out
@@ -171,7 +170,7 @@ def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...]
     names = [advance.rule for advance in advances]
     if names == [rule.name for rule in chain.rules]:
         return tuple((index,) for index in range(len(names)))
-    return chain.groups if names == [segment.rule.name for segment in chain.segments] else None
+    return chain.groups if names == [segment.site.rule.name for segment in chain.segments] else None
 
 
 def _check_chain(
@@ -192,11 +191,7 @@ def _check_chain(
     if groups is None:
         return Finding(path, math.nan, 0.0, None), 1.0
     points, note = _points(exact, stage)
-
-    def fold(x: Tensor) -> Values:
-        image, energies = span.run(exact, x)
-        return image, [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
-
+    fold = partial(span.run, exact, groups=groups)
     image, energies = _sampled(fold, points())
     expected, wanted = _sampled(partial(_chain_run, chain), points())
     gain = _factor(image, expected) if gain is None else gain
@@ -241,10 +236,7 @@ def _check_direct(
         wanted = stage.constant.view(1, -1)
     gain = _factor(torch.cat([image - bias, bias]), torch.cat([expected, wanted]))
     scaling = Scaling().lacking(gain)
-    weights = [
-        float(scaling.activate(site.alpha, site.rule.on_points, site.slope)) for site in stage.sites
-    ]
-    squares = [weight * image.square().sum(1) for weight in weights]
+    squares = [site.activate(scaling) * image.square().sum(1) for site in stage.sites]
     errors = [
         _distance((image - bias) * gain, expected),
         _distance(bias * gain, wanted),
@@ -258,7 +250,7 @@ def _check_direct(
 def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
     """Return what a stage is compared on: every impulse, or random points and the reason for them."""
     device = exact.anchor.device
-    reason = too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
+    reason = stage_too_large(stage)
     if reason is None:
         return lambda: impulses(stage.input_shape, 256, device), ""
     generator = torch.Generator().manual_seed(0)

@@ -143,11 +143,7 @@ class _RouteFollower:
             source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
         rows = base.add_reshape(builder, source, (math.prod(shape),))
-        weight = self.values.constant("matrix", matrix.contiguous())
-        own = self.values.take_bias(self.gain)
-        bias = None if own is None else self.values.constant("bias", own.flatten())
-        image = builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
-        self.z = base.add_reshape(builder, image, base.image_shape(self.problem))
+        self.z = base.add_product(self.problem, self.values, rows, matrix.contiguous(), self.gain)
 
 
 def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
