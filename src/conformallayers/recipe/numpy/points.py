@@ -50,14 +50,9 @@ def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Arra
     return unit, m, np.hypot(np.sqrt(_squared_norm(unit)), op.offset / m)
 
 
-@RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, net: Network, z: Array) -> Array:
-    return _squared_norm(z) * op.weight
-
-
-@RUN.runs(point.Dot)
-def _dot(op: point.Dot, net: Network, a: Array, b: Array) -> Array:
-    return np.asarray(flat(a * b).sum(1, dtype=np.float64) * op.weight)
+RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
+RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x) * op.weight
+RUN[point.Dot] = lambda op, _, a, b: _dots(flat(a), flat(b)) * op.weight
 
 
 @RUN.runs(point.Rescale)
@@ -72,11 +67,6 @@ def _rescale(
         m, tau = np.ldexp(m, exponent), np.ldexp(tau, -exponent)
         n = _squared_norm(z)
     return z, m, tau, n * op.weight
-
-
-@RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, net: Network, x: Array) -> Array:
-    return _dots(x @ net.constant(op.form), x) * op.weight
 
 
 @RUN.runs(point.BandedForm)
@@ -138,9 +128,7 @@ def _advance(op: point.Advance, net: Network, tau: Array, m: Array, *energies: A
     return np.asarray(tau * GROWTH[op.rule](n * inverse * inverse))
 
 
-@RUN.runs(point.Divide)
-def _divide(op: point.Divide, net: Network, v: Array, tau: Array, m: Array) -> Array:
-    return _scaled(v, op.scale * _inverse(tau))
+RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(tau))
 
 
 @RUN.runs(point.Rebase)

@@ -216,10 +216,6 @@ def _growth(graph: OnnxGraph, rule: str, q: Value) -> Value:
     return GROWTHS[rule](graph, q)
 
 
-def _gnomonic(graph: OnnxGraph, q: Value) -> Value:
-    return graph.add("Sqrt", graph.add("Add", q, 1.0))
-
-
 def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
     u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
     return graph.add("Div", u, graph.add("Tanh", u))
@@ -228,7 +224,7 @@ def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
 # The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
 GROWTHS: dict[str, Callable[[OnnxGraph, Value], Value]] = {
     "projective": lambda graph, q: graph.add("Add", q, 1.0),
-    "gnomonic": _gnomonic,
+    "gnomonic": lambda graph, q: graph.add("Sqrt", graph.add("Add", q, 1.0)),
     "radial_tanh": _radial_tanh,
 }
 
