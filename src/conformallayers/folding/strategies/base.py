@@ -368,11 +368,6 @@ def out_of_range(problem: Problem) -> str | None:
     return "its forms could leave the range of float64" if too_large else None
 
 
-def no_image(problem: Problem) -> str | None:
-    """Return the reason to refuse a stage without activations or spatial axes, or None."""
-    return no_axes(problem) if problem.stage.chain.segments else "there is no activation inside"
-
-
 def no_axes(problem: Problem) -> str | None:
     """Return the reason to refuse a stage whose samples have no spatial axes, or None."""
     spatial = 2 <= len(problem.stage.input_shape) <= 4

@@ -30,7 +30,7 @@ from .integers import WRITE
 from .layers import write_scalar
 from .program import Program
 from .prune import Proofs, room_left
-from .self_test import SelfTest, whole_levels
+from .self_test import self_test_words, whole_levels
 from .simplify import simplified
 from .stack import stack_bytes
 
@@ -117,7 +117,9 @@ def export_c(
         **_errors(folded, recipe, x, program.rounded),
     )
     if not report:
-        test = _self_test(recipe, x[0], program.rounded)
+        levels = whole_levels(x[0])  # an image near the first sample
+        outputs, _ = _run(recipe, levels.image[None], program.rounded)
+        test = self_test_words(levels, np.asarray(outputs[0].float().numpy()))
         texts = texts_of(folded, program.constants, code, test, result)
         target.mkdir(parents=True, exist_ok=True)
         replace_files({path: [text.encode()] for path, text in texts.items()})
@@ -259,13 +261,6 @@ def _errors(
         "denominator_error": max(errors, default=None),
         "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
     }
-
-
-def _self_test(recipe: Recipe, image: Array, rounded: Mapping[str, Array]) -> SelfTest:
-    """Return an image near a sample, in 256 levels, and the outputs that the program has for it."""
-    levels = whole_levels(image)
-    outputs, _ = _run(recipe, levels.image[None], rounded)
-    return SelfTest(levels, np.asarray(outputs[0].float().numpy()))
 
 
 def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:

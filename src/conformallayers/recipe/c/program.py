@@ -237,13 +237,12 @@ class Program:
         """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
         values = self.array(name)
         written = values if shape is None else _broadcast(values, shape)
-        key = name, f"{ctype} {shape}"
-        if key not in self._stored:
-            flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
-            constant = Constant(self.identifier(f"k_{name}"), ctype, flat)
-            self.constants.append(constant)
-            self._stored[key] = Stored(ctype, False, values, (constant,), flat.size)
-        return self._stored[key].arguments
+        flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
+
+        def store(to: str) -> Stored:
+            return Stored(ctype, False, values, (Constant(to, ctype, flat),), flat.size)
+
+        return self.keep(name, f"{ctype} {shape}", store).arguments
 
     def integers(self, name: str, values: Sequence[int]) -> str:
         """Append an array of integers; return its name."""
