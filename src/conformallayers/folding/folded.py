@@ -73,11 +73,7 @@ class Folded(RecipeModule):
     about: dict[str, Any] | None = None
 
     def __init__(
-        self,
-        recipe: Recipe,
-        dtype: torch.dtype,
-        plans: dict[str, Plan],
-        origin: str | None = None,
+        self, recipe: Recipe, dtype: torch.dtype, plans: dict[str, Plan], origin: str | None = None
     ) -> None:
         super().__init__(recipe, dtype)
         self.plans = dict(plans)

@@ -88,8 +88,7 @@ class Lowering:
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
         """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
 
-        Args:
-            own: the bias of the module itself, one number per channel.
+        The module's ``own`` bias, one number per channel, is part of the first.
         """
         bias = own
         left = self.bias

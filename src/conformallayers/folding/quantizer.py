@@ -35,12 +35,7 @@ _LARGEST_BIAS = 2**24  # in units of sums
 
 
 class Quantizer:
-    """Collect the operations on whole numbers that take the place of those of a recipe.
-
-    Args:
-        recipe: of a fold, its constants on the CPU.
-        calibration: its values for some images.
-    """
+    """Collect the operations on whole numbers that take the place of those of a recipe on the CPU."""
 
     def __init__(self, recipe: Recipe, calibration: Calibration) -> None:
         self.recipe, self.calibration = recipe, calibration

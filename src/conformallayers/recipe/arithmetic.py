@@ -175,11 +175,7 @@ class IntegerArithmetic:
         return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
 
     def _accumulated(
-        self,
-        op: integer.IntegerMatmul | integer.IntegerConv,
-        to: Holder,
-        q: Number,
-        *taus: Number,
+        self, op: integer.IntegerMatmul | integer.IntegerConv, to: Holder, q: Number, *taus: Number
     ) -> Number:
         weight = to.constant(op.weight)
         exact = self.single if integer.fits_single(weight.shape) else self.wide

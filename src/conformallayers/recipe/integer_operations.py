@@ -61,11 +61,8 @@ def fits_single(weight: Shape) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Quantized(Operation):
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int8")
     exponent: int = setting("exponent", whole(0), 0)
-
-    def byte_constants(self) -> tuple[str, ...]:
-        return () if self.addend is None else (self.addend,)
 
     def _check(self, x: Shape, constant: ShapeOf) -> None:
         expect(self.exponent <= 100, f"an exponent of {self.exponent}")
@@ -115,11 +112,11 @@ class Accumulated(Operation):
     ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
     """
 
-    weight: str = constant("weight")
-    bias: str | None = constant("bias", optional=True)
-    multiplier: str | None = constant("multiplier", optional=True)
+    weight: str = constant("weight", dtype="int8")
+    bias: str | None = constant("bias", optional=True, dtype="int32")
+    multiplier: str | None = constant("multiplier", optional=True, dtype="int32")
     scale: str | None = constant("scale", optional=True)
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int32")
     shift: int = setting("shift", whole(0), 0)
     low: int = setting("low", whole(-LEVELS), -LEVELS)
 
@@ -142,12 +139,11 @@ class Accumulated(Operation):
         """The constant that sums are multiplied with: the multiplier or the scale."""
         return self.multiplier or self.scale or ""
 
-    def byte_constants(self) -> tuple[str, ...]:
-        return (self.weight,)
-
-    def index_constants(self) -> tuple[str, ...]:
-        names = [self.bias, self.multiplier, None if self.multiplier is None else self.addend]
-        return tuple(name for name in names if name is not None)
+    def integer_constants(self) -> dict[str, str]:
+        found = super().integer_constants()
+        if self.multiplier is None:
+            found.pop(self.addend or "", None)  # that of a number is float64
+        return found
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         most = self.largest_sums(constant)
@@ -222,7 +218,7 @@ class Requantize(Operation):
     """q, …, or q, … and τ → ``clip((Σ q·multiplier)/2^shift)``; the 32-bit addend broadcasts."""
 
     multipliers: tuple[int, ...] = setting("multipliers", positives)
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int32")
     shift: int = setting("shift", whole(0), 0)
     low: int = setting("low", whole(-LEVELS), -LEVELS)
 
@@ -241,9 +237,6 @@ class Requantize(Operation):
         if self.addend is not None:
             expect_broadcast(constant(self.addend), features[0])
         return (features[0],)
-
-    def index_constants(self) -> tuple[str, ...]:
-        return () if self.addend is None else (self.addend,)
 
 
 @operation("dequantize")

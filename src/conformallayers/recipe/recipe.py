@@ -81,8 +81,8 @@ class Recipe(Printed):
 
     def integer_constants(self) -> dict[str, str]:
         """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold."""
-        found = {name: "int32" for op in self.operations for name in op.index_constants()}
-        return found | {name: "int8" for op in self.operations for name in op.byte_constants()}
+        found = (op.integer_constants().items() for op in self.operations)
+        return dict(pair for pairs in found for pair in pairs)
 
     def wide_values(self) -> frozenset[str]:
         """Return the features that are float64: those behind ``Cast("wide")``."""
@@ -185,6 +185,9 @@ class RecipeBuilder:
     Args:
         input_shape: of one sample.
 
+    Attributes:
+        operations: that were added so far.
+
     Examples:
         >>> import numpy as np
         >>> builder = RecipeBuilder((3,))
@@ -198,15 +201,12 @@ class RecipeBuilder:
 
     def __init__(self, input_shape: Shape) -> None:
         self.input_shape = input_shape
-        self._operations: list[Operation] = []
+        self.operations: list[Operation] = []
         self._shapes: dict[str, Shape] = {INPUT: input_shape}
         self._constants: dict[str, Any] = {}
         self._wide: set[str] = set()
         self._modules: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # how often a name was asked for
-
-    def __len__(self) -> int:
-        return len(self._operations)
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
@@ -250,7 +250,7 @@ class RecipeBuilder:
         given = [self._shapes[value] for value in operation.inputs]
         shapes = operation.shapes(given, lambda name: tuple(self._constants[name].shape))
         self._shapes.update(zip(operation.outputs, shapes, strict=True))
-        self._operations.append(operation)
+        self.operations.append(operation)
 
     def splice(self, recipe: Recipe, value: str) -> str:
         """Append all operations of a recipe, with a value as its input; return its output."""
@@ -277,20 +277,16 @@ class RecipeBuilder:
 
     def amend(self, value: str, **settings: Any) -> None:
         """Change settings of the operation that wrote a value, where they depend on later operations."""
-        for index, operation in enumerate(self._operations):
+        for index, operation in enumerate(self.operations):
             if value in operation.outputs:
-                self._operations[index] = replace(operation, **settings)
-
-    def settings_of(self, kinds: tuple[type[Operation], ...], setting: str) -> list[Any]:
-        """Return one setting of all operations of some kinds."""
-        return [getattr(op, setting) for op in self._operations if isinstance(op, kinds)]
+                self.operations[index] = replace(operation, **settings)
 
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""
         return Recipe(
             self.input_shape,
             self._shapes[output],
-            tuple(self._operations),
+            tuple(self.operations),
             output,
             dict(self._constants),
             frozenset(self._wide),

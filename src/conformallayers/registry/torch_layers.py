@@ -147,11 +147,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(2),
     **_spatial_rows(3),
     nn.Linear: LayerSpec(
-        bounds.linear_bound,
-        _scaled_linear,
-        channels="in_features",
-        parameter="weight",
-        affine=True,
+        bounds.linear_bound, _scaled_linear, channels="in_features", parameter="weight", affine=True
     ),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
@@ -176,16 +172,8 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
 _ACTIVATIONS = (
     *("ReLU6", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign"),
     *("Sigmoid", "Tanh", "LogSigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink"),
-    *(
-        "Softshrink",
-        "Tanhshrink",
-        "Softmax",
-        "Softmax2d",
-        "LogSoftmax",
-        "Softmin",
-        "GLU",
-        "Threshold",
-    ),
+    *("Softshrink", "Tanhshrink", "Softmax", "Softmax2d", "LogSoftmax", "Softmin"),
+    *("GLU", "Threshold"),
 )
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 

@@ -264,13 +264,7 @@ def _errors(
 
 
 def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:
-    """Run a recipe in float32 as the program does; return outputs, and what was divided by.
-
-    Args:
-        recipe: with exact constants.
-        x: samples.
-        rounded: what takes the place of constants.
-    """
+    """Run a recipe in float32 as the program does, with rounded constants; return outputs and denominators."""
 
     def convert(name: str, array: Array) -> Array:
         return _typed(recipe, name, rounded.get(name, array))

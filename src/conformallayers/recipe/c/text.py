@@ -60,11 +60,7 @@ BROADCASTS = {
 }
 # How windows are reduced: what is declared, what is done with every entry v, and the result. NaN is the largest.
 POOLS = {
-    "max_pool": (
-        "$V found = ($V)-INFINITY",
-        "found = v > found || v != v ? v : found",
-        "found",
-    ),
+    "max_pool": ("$V found = ($V)-INFINITY", "found = v > found || v != v ? v : found", "found"),
     "norm_pool": (
         "double sum = 0; int32_t count = 0",
         "sum += (double)v * (double)v; count++",
