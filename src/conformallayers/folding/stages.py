@@ -184,8 +184,30 @@ class Stage:
 
     @cached_property
     def chain(self) -> Chain:
-        """The balanced recurrence of a stage without branches."""
-        return _chain_of(self)
+        """The balanced recurrence of a stage without branches: factors keep every z and τ inside float range."""
+        if self.branched:
+            raise TypeError("a stage with branches is no chain")
+        shapes = self.input_shape, self.output_shape
+        if self.direct:
+            bare = tuple(replace(operator, bias=None) for operator in self.operators)
+            return Chain(*shapes, (), bare, Scaling())
+        segments: list[Segment] = []
+        pending: tuple[Operator, ...] = ()
+        scaling = self.start.copy()
+        for node in self.nodes:
+            action = node.action
+            if isinstance(action, Operator):
+                if action.bias is not None:  # the point is ρ·z/τ
+                    action = replace(action, bias=action.bias / float(scaling.rho))
+                pending = (*pending, action)
+            elif isinstance(action, ActivationSite):
+                # The factor goes into the weights of this segment, so its z comes out scaled already, and
+                # the weight of ‖z‖² is divided by factor².
+                weight = action.activate(scaling)
+                factor = float(scaling.take() or 1.0)
+                segments.append(Segment(pending, factor, weight / (factor * factor), action))
+                pending = ()
+        return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
 
     @property
     def bound(self) -> float:
@@ -335,33 +357,6 @@ class Chain:
         """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
         steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
         return tuple(accumulate(steps, lambda a, b: a * b))
-
-
-def _chain_of(stage: Stage) -> Chain:
-    """Choose the factors that keep every z and τ of a chain inside float range."""
-    if stage.branched:
-        raise TypeError("a stage with branches is no chain")
-    shapes = stage.input_shape, stage.output_shape
-    if stage.direct:
-        bare = tuple(replace(operator, bias=None) for operator in stage.operators)
-        return Chain(*shapes, (), bare, Scaling())
-    segments: list[Segment] = []
-    pending: tuple[Operator, ...] = ()
-    scaling = stage.start.copy()
-    for node in stage.nodes:
-        action = node.action
-        if isinstance(action, Operator):
-            if action.bias is not None:  # the point is ρ·z/τ
-                action = replace(action, bias=action.bias / float(scaling.rho))
-            pending = (*pending, action)
-        elif isinstance(action, ActivationSite):
-            # The factor goes into the weights of this segment, so its z comes out scaled already, and
-            # the weight of ‖z‖² is divided by factor².
-            weight = action.activate(scaling)
-            factor = float(scaling.take() or 1.0)
-            segments.append(Segment(pending, factor, weight / (factor * factor), action))
-            pending = ()
-    return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
 
 
 def _grouped(chain: Chain) -> Chain:

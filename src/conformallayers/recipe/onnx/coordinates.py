@@ -96,13 +96,9 @@ class Tau:
         """Whether no activation has changed it."""
         return self.terms == (1.0,)
 
-    def numerator(self, graph: OnnxGraph) -> Value:
-        """Append the sum of the terms."""
-        return _sum(graph, self.terms)
-
     def value(self, graph: OnnxGraph) -> Value:
         """Append the fraction."""
-        above = self.numerator(graph)
+        above = _sum(graph, self.terms)
         return above if self.divisor is None else graph.add("Div", above, self.divisor)
 
 
@@ -254,7 +250,7 @@ def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
     """Append ``scale·z/τ``."""
     if tau.is_one:
         return weighted(graph, z, scale)
-    above = tau.numerator(graph)
+    above = _sum(graph, tau.terms)
     if tau.divisor is not None:
         return graph.scale(z, weighted(graph, graph.add("Div", tau.divisor, above), scale))
     if scale != 1.0:
