@@ -269,8 +269,7 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
     def convert(name: str, array: Array) -> Array:
         return _typed(recipe, name, rounded.get(name, array))
 
-    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
-    network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
+    network = Network(recipe.with_constants(convert), np.dtype(np.float32))
     read = [op.inputs[1] for op in recipe.operations if isinstance(op, point.Divide)]
     read += [op.inputs[2] for op in recipe.operations if isinstance(op, point.Rebase)]
     outputs, denominators = [], []
