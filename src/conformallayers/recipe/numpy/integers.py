@@ -8,7 +8,6 @@ import numpy as np
 
 from .. import layer_operations as layer
 from ..arithmetic import IntegerArithmetic
-from ..integer_operations import IntegerPool
 from ..places import Array
 from .layers import convolved, entries
 from .points import RUN
@@ -18,10 +17,6 @@ __all__ = ["RUN"]
 
 def _products(op: layer.Matmul | layer.Conv, weight: Array, q: Array) -> Array:
     return q @ weight.T if isinstance(op, layer.Matmul) else convolved(op, weight, q)
-
-
-def _windows(op: IntegerPool, x: Array) -> Array:
-    return reduce(np.add, entries(op, x, 0.0))
 
 
 _ARITHMETIC = IntegerArithmetic(
@@ -34,6 +29,6 @@ _ARITHMETIC = IntegerArithmetic(
     root=np.sqrt,
     whole_root=lambda n: np.floor(np.sqrt(n)),
     products=_products,
-    windows=_windows,
+    windows=lambda op, x: reduce(np.add, entries(op, x, 0.0)),
 )
 RUN.update(_ARITHMETIC.functions)

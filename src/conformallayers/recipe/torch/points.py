@@ -6,6 +6,7 @@ sample had to be normalised; then no τ is 0.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -127,10 +128,7 @@ def _inverse_fourier(op: point.InverseFourier, module: RecipeModule, spectrum: T
 def _advance(
     op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
-    total = energies[0]
-    for energy in energies[1:]:
-        total = total + energy
-    return module.rule(op).advance(tau, total, m)
+    return module.rule(op).advance(tau, reduce(torch.add, energies), m)
 
 
 @RUN.runs(point.Divide)
