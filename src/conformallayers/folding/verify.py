@@ -31,6 +31,7 @@ from .stages import Chain, Stage
 from .strategies.dense import stage_too_large
 
 _OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
+_REMEDY = "Pass the model that was folded."
 _RANDOM = 16  # points on which a stage is compared that is too large to be written out
 
 
@@ -108,12 +109,8 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         stages = stages_by_part(model, folded.input_shape)
         parts = spans_of(folded.recipe)
         if len(stages) != len(parts):
-            raise refusal(
-                "verify(model)",
-                f"a model with {len(parts)} ConformalLayers",
-                f"one with {len(stages)}",
-                "Pass the model that was folded.",
-            )
+            expected = f"a model with {len(parts)} ConformalLayers"
+            raise refusal("verify(model)", expected, f"one with {len(stages)}", _REMEDY)
         exact = copy.deepcopy(folded).double()
         findings: list[Finding] = []
         for part, (path, candidates) in zip(parts, stages.items(), strict=True):
@@ -306,7 +303,7 @@ def _check_stages(
     stages = [stage for stage in graph.stages if not stage.moves_only]
     if len(stages) != len(plans):
         expected, got = f"{len(plans)} stages in {path or 'the model'}", f"{len(stages)}"
-        raise refusal("verify(model)", expected, got, "Pass the model that was folded.")
+        raise refusal("verify(model)", expected, got, _REMEDY)
     writers = {name: op for op in folded.recipe.operations for name in op.outputs}
     left: dict[str, Scaling] = {}  # of the points that leave each stage, by the name of their z
     for (label, plan), stage in zip(plans.items(), stages, strict=True):
@@ -343,12 +340,9 @@ def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stag
     shapes = recipe.shapes()
     actual = shapes[span.given[0]], shapes[span.left]
     if actual != (stage.input_shape, stage.output_shape):
-        raise refusal(
-            f"verify({path or 'model'})",
-            f"a part {actual[0]} → {actual[1]}",
-            f"{stage.input_shape} → {stage.output_shape}",
-            "Pass the model that was folded.",
-        )
+        expected = f"a part {actual[0]} → {actual[1]}"
+        got = f"{stage.input_shape} → {stage.output_shape}"
+        raise refusal(f"verify({path or 'model'})", expected, got, _REMEDY)
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:
