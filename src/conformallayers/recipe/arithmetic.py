@@ -62,7 +62,7 @@ def energy_of_parts(
         ks = stack([along(key, alive, growths) for key in op.constant_parts], 1)
         energy = energy + ((ks @ gram) * ks).sum(1)
         for index, k in enumerate(linear):
-            mixed = (dots[:, index * count : (index + 1) * count] * ks).sum(1)
+            mixed = (dots[0][:, index * count : (index + 1) * count] * ks).sum(1)
             energy = energy + 2 * k * mixed
     return energy.clip(min=0)
 

@@ -262,13 +262,11 @@ class Grow(Operation):
         """The number of pairs of linear parts."""
         return pairs(len(self.linear))
 
-    def split(
-        self, values: Sequence[Value]
-    ) -> tuple[Value | None, Sequence[Value], Sequence[Value]]:
-        """Split the inputs behind m and τ: the dot products, the forms, the growths of earlier sites."""
+    def split(self, values: Sequence[Value]) -> tuple[Sequence[Value], ...]:
+        """Split the inputs behind m and τ: dot products, if there are any, forms, growths of earlier sites."""
         first = 1 if self.constant_parts else 0
         stop = first + self.form_count
-        return values[0] if first else None, values[first:stop], values[stop:]
+        return values[:first], values[first:stop], values[stop:]
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         _expect_rule(self.rule, self.module)

@@ -133,10 +133,10 @@ def _grow(op: point.Grow, program: Program) -> None:
     _coefficients(op, program, sites, t, "1")
     program.emit(_doubles("n", [program.scalar(name) for name in forms]))
     program.emit(f"double q = energy(k, n, {parts});")
-    if op.gram is not None and dots is not None:
-        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots)}"
+    if op.gram is not None:
+        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots[0])}"
         program.emit(f"q += gram(c, {products}, {count});")
-        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
+        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots[0])});")
     if op.rule == "published":
         sites_passed = program.integers(
             f"{growth}_coordinate", [len(op.coordinate), *op.coordinate]

@@ -252,11 +252,11 @@ def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value
     for (a, b), form in zip(pairs, forms, strict=True):
         term = graph.add("Mul", graph.add("Mul", linear[a], linear[b]), form)
         terms.append(term if a == b else graph.add("Mul", term, 2.0))
-    if op.gram is not None and products is not None:
+    if op.gram is not None:
         ks, gram = _constant_coefficients(op, graph, tau, growths), graph.constant(op.gram)
         inner = [graph.add("MatMul", ks, gram)]
         for index, k in enumerate(linear):
-            dots = graph.slice(products, 1, index * len(gram), (index + 1) * len(gram))
+            dots = graph.slice(products[0], 1, index * len(gram), (index + 1) * len(gram))
             inner.append(graph.scale(dots, graph.add("Mul", k, 2.0)))
         product = graph.add("Mul", graph.total(inner), ks)
         terms.append(graph.scalar(graph.reduce_sample("ReduceSum", product)))
