@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,10 +29,6 @@ class Network(RecipeModule):
         super().__init__(casted, dtype)
         self.strategy, self.origin = "conv", "a test"
         self.certificate: Any = None
-
-
-def certificate() -> Any:
-    return SimpleNamespace(epsilon=1e-2, max_norm=float("inf"), margin=0.5)
 
 
 def single(kind: type[Operation], shape: tuple[int, ...], **fields: Any) -> Recipe:

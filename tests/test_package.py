@@ -30,6 +30,7 @@ ORDER = (
     "recipe.layer_operations",
     "recipe.point_operations",
     "recipe.integer_operations",
+    "recipe.arithmetic",
     "recipe.recipe",
     "recipe.document",
     "recipe.places",

@@ -36,6 +36,11 @@ def refusal(where: str, expected: str, got: str, remedy: str) -> ConformalError:
     return ConformalError(f"{where}: expected {expected}, got {got}. {remedy}")
 
 
+def refusal_at(path: str, module: object, expected: str, got: str, remedy: str) -> ConformalError:
+    """Build the error of a module at its position in a network."""
+    return refusal(f"{type(module).__name__} at position {path}", expected, got, remedy)
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
     """Build the one-line error for an optional dependency that is not installed."""
     return MissingExtra(f"{purpose} needs {package}: pip install 'conformallayers[{extra}]'")

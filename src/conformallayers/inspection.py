@@ -14,11 +14,10 @@ from .errors import checked_shape, refusal, shape_text
 from .folding.certificate import ErrorBudget
 from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
-from .folding.operators import frozen_wide
-from .folding.problem import Conditions, Problem
+from .folding.operators import apply_all, frozen_wide
 from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
-from .folding.strategies.dense import too_large
+from .folding.strategies.dense import stage_too_large
 from .functional import scale_samples
 from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
@@ -222,9 +221,7 @@ def _check(path: str, graph: StageGraph) -> None:
             got = "branches that pass activations" if stage.branched else "biases inside"
             remedy = "There the denominator is a recurrence over more than forms of x."
             raise refusal(where, "a chain of linear layers and activations", got, remedy)
-        reason = too_large(
-            Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device))
-        )
+        reason = stage_too_large(stage)
         if reason is not None:
             remedy = "Inspect it on smaller images."
             raise refusal(where, "forms that can be written out", reason, remedy)
@@ -260,10 +257,7 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
 def _passed(stage: Stage) -> tuple[Scaling, list[float]]:
     """Return the scalars behind the activation of a stage with biases, and the weight of its energy."""
     scaling = Scaling()
-    weights = [
-        float(scaling.activate(site.alpha, site.rule.on_points, site.slope)) for site in stage.sites
-    ]
-    return scaling, weights
+    return scaling, [site.activate(scaling) for site in stage.sites]
 
 
 def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
@@ -273,7 +267,7 @@ def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return Form(
         tuple(segment.site.path for segment in segments),
-        segments[0].rule,
+        segments[0].site.rule,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
         images.reshape(-1, *chain.input_shape),
         _falloff(form, chain.input_shape),
@@ -357,12 +351,11 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
     z, tau = point, torch.full_like(t, 1 / float(stage.start.sigma))
     terms, energies = [tau], []
     steps: list[tuple[Callable[[Tensor], Tensor], float, Rule]] = [
-        (segment.apply, segment.weight, segment.rule) for segment in chain.segments
+        (segment.apply, segment.weight, segment.site.rule) for segment in chain.segments
     ]
     if stage.direct:
         end, weights = _passed(stage)
-        for operator in chain.trailing:
-            z = operator.apply(z)
+        z = apply_all(chain.trailing, z)
         z = z if stage.constant is None else z + stage.constant
         rules = (site.rule for site in stage.sites)
         steps = [(lambda z: z, weight, rule) for weight, rule in zip(weights, rules, strict=True)]
@@ -373,8 +366,7 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
         terms.append(grown - tau)
         tau = grown
     if not stage.direct:
-        for operator in chain.trailing:
-            z = operator.apply(z)
+        z = apply_all(chain.trailing, z)
     squares = point.flatten(1).square().sum(1)
     empty = t.new_empty(len(t), 0)
     gains = [n / squares.where(squares > 0, 1.0) * (squares > 0) for n in energies]

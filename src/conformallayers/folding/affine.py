@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..nn.branches import Join
-from ..recipe.point_operations import Key
+from ..recipe.point_operations import Key, pairs
 from ..registry.bounds import Shape
 from ..utils.progress import progress
 from .forms import CHUNK_BYTES
@@ -90,16 +90,6 @@ class PathArrays:
     matrix: Tensor
     forms: Tensor
     recurrence: Recurrence
-
-
-def pairs(parts: int) -> int:
-    """Return the number of pairs (a, b ≥ a).
-
-    Examples:
-        >>> [pairs(n) for n in (1, 2, 3)]
-        [1, 3, 6]
-    """
-    return parts * (parts + 1) // 2
 
 
 def chain_recurrence(chain: Chain, device: torch.device) -> Recurrence:
@@ -276,18 +266,16 @@ def _columns(
             for a, left in enumerate(values):
                 for right in values[a:]:
                     inner = (left * right.detach()).sum()
-                    forms[form, place] = weight * _gradient(inner, x).flatten(1)
+                    (slope,) = torch.autograd.grad(
+                        inner, x, retain_graph=True, materialize_grads=True
+                    )
+                    forms[form, place] = weight * slope.flatten(1)
                     form += 1
             for index, c in enumerate(fixed[site.number]):
                 for a, left in enumerate(values):
                     dots = (left.detach() * c).flatten(1).sum(1)
                     rows[site.number][index, a, place] = weight * dots
     return torch.cat([part.detach().flatten(1) for part in output.values()], 1)
-
-
-def _gradient(value: Tensor, x: Tensor) -> Tensor:
-    (result,) = torch.autograd.grad(value, x, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(x) if result is None else result
 
 
 def _constant_parts(

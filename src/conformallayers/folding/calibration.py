@@ -20,14 +20,9 @@ _MEASURED = 2**18  # numbers of a value to measure with
 
 
 class Calibration:
-    """All values of a recipe for some images.
+    """All values of the recipe of a fold for some images, (N, *input_shape).
 
     Samples are divided by their peaks in every case: a runtime of floats may leave that out.
-
-    Args:
-        recipe: of a fold.
-        dtype: of the fold.
-        images: (N, *input_shape).
     """
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype, images: Tensor) -> None:

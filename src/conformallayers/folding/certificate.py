@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,10 @@ class Certificate(Printed):
     epsilon: float
     max_norm: float
     margin: float
+
+    def stored(self) -> dict[str, float | str]:
+        """Return it as JSON values: any norm is ``"inf"``."""
+        return asdict(self) | ({"max_norm": "inf"} if math.isinf(self.max_norm) else {})
 
     def _blocks(self) -> Iterator[Block]:
         radius = "any input" if math.isinf(self.max_norm) else f"‖x‖ ≤ {self.max_norm:g}"

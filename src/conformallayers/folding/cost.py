@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch.nn import functional as F
 
-from ..utils.files import cache_folder
+from ..utils.files import cache_folder, replace_file
 from ..utils.quiet import ignored_warnings
 
 _ROUNDS = 7  # the fastest round counts, since noise only adds time
@@ -95,10 +94,7 @@ def machine() -> Machine:
     measured = calibrate()
     with contextlib.suppress(OSError):  # a read-only home costs half a second, not the fold
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump(asdict(measured), file)
-        os.replace(name, path)
+        replace_file(path, [json.dumps(asdict(measured)).encode()])
     return measured
 
 

@@ -7,8 +7,9 @@ that run through them in float64 give the columns of M, and half the gradients o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,14 +42,18 @@ class StageOperations:
     advances: tuple[Advance, ...]
     scale: float = 1.0  # of the division behind it
 
-    def run(self, exact: RecipeModule, x: Tensor) -> Values:
-        """Run the operations on points with m = τ = 1."""
+    def run(
+        self, exact: RecipeModule, x: Tensor, groups: Sequence[Sequence[int]] | None = None
+    ) -> Values:
+        """Run the operations on points with m = τ = 1; ``groups`` are the energies that add up to each form."""
         ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
         values = dict.fromkeys(self.given, ones) | {self.given[0]: x}
         values = exact.evaluate(values, keep=True, operations=self.operations)
         energies = [
             torch.stack([values[name] for name in op.inputs[2:]]).sum(0) for op in self.advances
         ]
+        if groups is not None:
+            energies = [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
         return values[self.left].flatten(1), energies
 
 
@@ -118,15 +123,10 @@ def explicit_forms(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
     device = exact.anchor.device
     if not groups:
         return torch.zeros(0, size, size, dtype=torch.float64, device=device)
-
-    def run(x: Tensor) -> Values:
-        image, energies = span.run(exact, x)
-        return image, [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
-
     with torch.inference_mode(False):
         # Gradients keep more than the values.
         points = impulses(shapes[0], _chunk(exact, 3), device)
-        return forms_of_energies(run, points)
+        return forms_of_energies(partial(span.run, exact, groups=groups), points)
 
 
 def _single(

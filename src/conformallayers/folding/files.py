@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -135,7 +134,7 @@ def _fold(folded: Folded) -> tuple[dict[str, Any], Arrays]:
         "kind": "folded",
         "dtype": dtype,
         "strategy": folded.strategy,
-        "certificate": _certificate(folded.certificate),
+        "certificate": None if folded.certificate is None else folded.certificate.stored(),
         "origin": folded.origin,
         "recipe": describe(recipe),
         "parts": [_part(path, plan) for path, plan in folded.plans.items()],
@@ -169,7 +168,7 @@ def _part(path: str, plan: Plan) -> dict[str, Any]:
         "notes": plan.parts,
         "advice": list(plan.advice),
         "operations": None if plan.operations is None else list(plan.operations),
-        "certificate": _certificate(plan.certificate),
+        "certificate": None if plan.certificate is None else plan.certificate.stored(),
         "candidates": [
             {
                 "strategy": item.name,
@@ -181,13 +180,6 @@ def _part(path: str, plan: Plan) -> dict[str, Any]:
             for item in plan.candidates
         ],
     }
-
-
-def _certificate(certificate: Certificate | None) -> dict[str, Any] | None:
-    if certificate is None:
-        return None
-    radius = certificate.max_norm
-    return {**asdict(certificate), "max_norm": "inf" if math.isinf(radius) else radius}
 
 
 def _read_fold(archive: Archive) -> Folded:

@@ -137,7 +137,12 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     for node, label in graph.labels().items():
         found = _largest_part(graph, node, conditions)
         if found.stages.single is None and conditions.budget.requested:
-            _refuse_tolerance(label, conditions)
+            raise refusal(
+                f"fold(tolerance={conditions.budget.epsilon:g})",
+                "a network whose output is one linear map divided by one denominator",
+                f"homogeneous maps in {label or 'the model'}, which pass the error of a stage on to the next",
+                "Leave the tolerance out: the fold is exact to rounding.",
+            )
         lower = lower_checked if conditions.strategy == "auto" else lower_part
         recipe, chosen = lower(found.stages, conditions, found.problem)
         labels = [label]
@@ -155,15 +160,6 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     plans = {label: plan.moved(lowering.starts[ends[label]]) for label, plan in plans.items()}
     dtype, device = conditions.dtype, conditions.device
     return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
-
-
-def _refuse_tolerance(label: str, conditions: Conditions) -> None:
-    raise refusal(
-        f"fold(tolerance={conditions.budget.epsilon:g})",
-        "a network whose output is one linear map divided by one denominator",
-        f"homogeneous maps in {label or 'the model'}, which pass the error of a stage on to the next",
-        "Leave the tolerance out: the fold is exact to rounding.",
-    )
 
 
 def stages_by_part(

@@ -73,11 +73,7 @@ class Folded(RecipeModule):
     about: dict[str, Any] | None = None
 
     def __init__(
-        self,
-        recipe: Recipe,
-        dtype: torch.dtype,
-        plans: dict[str, Plan],
-        origin: str | None = None,
+        self, recipe: Recipe, dtype: torch.dtype, plans: dict[str, Plan], origin: str | None = None
     ) -> None:
         super().__init__(recipe, dtype)
         self.plans = dict(plans)
@@ -159,19 +155,11 @@ class Folded(RecipeModule):
             raise self._wrong_shape(x)
         anchor = self.anchor
         if x.device != anchor.device:
-            raise refusal(
-                "Folded",
-                f"an input on {anchor.device}",
-                f"one on {x.device}",
-                "Move one of them with .to(device).",
-            )
+            got, remedy = f"one on {x.device}", "Move one of them with .to(device)."
+            raise refusal("Folded", f"an input on {anchor.device}", got, remedy)
         if x.dtype != anchor.dtype:
-            raise refusal(
-                "Folded",
-                f"an input of dtype {anchor.dtype}",
-                f"{x.dtype}",
-                "Convert the input, or fold with dtype=....",
-            )
+            remedy = "Convert the input, or fold with dtype=...."
+            raise refusal("Folded", f"an input of dtype {anchor.dtype}", f"{x.dtype}", remedy)
         return super().forward(x)
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -184,12 +172,8 @@ class Folded(RecipeModule):
         return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
 
     def _wrong_shape(self, x: Tensor) -> ConformalError:
-        unbatched = tuple(x.shape) == self.input_shape
-        return refusal(
-            "Folded",
-            f"a batch of shape (B, {shape_text(self.input_shape)[1:].replace(',)', ')')}",
-            f"{'an unbatched input' if unbatched else 'an input'} of shape {tuple(x.shape)}",
-            "Add the batch axis with x.unsqueeze(0)."
-            if unbatched
-            else "Fold again for this shape: a fold is made for one.",
-        )
+        expected = f"a batch of shape (B, {shape_text(self.input_shape)[1:].replace(',)', ')')}"
+        got, remedy = "an input", "Fold again for this shape: a fold is made for one."
+        if tuple(x.shape) == self.input_shape:
+            got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."
+        return refusal("Folded", expected, f"{got} of shape {tuple(x.shape)}", remedy)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..registry.bounds import Shape, conv_pads
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
-from .operators import CONVOLUTIONS, Operator, is_plain
+from .operators import CONVOLUTIONS, Operator, impulses, is_plain
 from .stages import Segment
 
 
@@ -61,7 +61,8 @@ def forms_by_row(
     size = math.prod(input_shape) // height
     groups = 1 + max(segment.group for segment in segments)
     blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
-    responses = {0: _impulse(input_shape, 0, device)}
+    narrow = (1, input_shape[0], *input_shape[2:])  # an image row
+    responses = {0: Response(0, next(impulses(narrow, size, device)))}
     level = 0, 0  # how far the responses spread up and down so far
     truncates = groups == 1 and budget.epsilon > 0
     smallest = 0.0
@@ -80,9 +81,8 @@ def forms_by_row(
             # Later terms only add to Q, so an eigenvalue proven early stays a lower bound.
             missing = tail(segments, depth) * norm
             allowed = budget.epsilon / 4
-            if not smallest and missing <= allowed * (
-                _mean_diagonal(blocks[0]) + 1 / budget.radius
-            ):
+            mean = blocks[0].reshape(height * size, -1).diagonal().mean()
+            if not smallest and missing <= allowed * (float(mean) + 1 / budget.radius):
                 smallest = smallest_eigenvalue(_in_input_order(blocks, input_shape)[0])
             if missing <= allowed * (smallest + 1 / budget.radius):
                 return _in_input_order(blocks, input_shape), missing, depth
@@ -148,13 +148,6 @@ def _product(a: Response, b: Response) -> Tensor:
     return left @ right.T
 
 
-def _impulse(input_shape: Shape, row: int, device: torch.device) -> Response:
-    """Return one impulse for every coefficient of an image row."""
-    narrow = (1, input_shape[0], *input_shape[2:])
-    size = math.prod(narrow)
-    return Response(row, torch.eye(size, dtype=torch.float64, device=device).view(size, *narrow))
-
-
 def _step(segment: Segment, response: Response, height: int) -> Response:
     """Run a segment on the rows that a response can reach; all other rows are zero."""
     first, z = response.first, response.values.transpose(1, 2)
@@ -181,11 +174,6 @@ def _reach(operator: Operator) -> tuple[int, int] | None:
     span = module.dilation[0] * (module.kernel_size[0] - 1)
     before, _ = conv_pads(module)[0]
     return span - before, before
-
-
-def _mean_diagonal(blocks: Tensor) -> float:
-    size = blocks.shape[0] * blocks.shape[1]
-    return float(blocks.reshape(size, size).diagonal().mean())
 
 
 def row_order(shape: Shape, device: torch.device) -> Tensor:

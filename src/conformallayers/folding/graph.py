@@ -28,6 +28,7 @@ from .trace import Trace, trace_modules
 
 _SAMPLES = 2  # of the run that records shapes; with 1, any axis of size 1 could be the batch
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
+_ONE_BY_ONE = "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape)."
 
 
 @dataclass(frozen=True)
@@ -39,26 +40,25 @@ class Graph:
         shapes: of a sample at each node whose first axis is that of the batch.
         rows: the shape of one row of every tensor, whatever its first axis is.
         traces: the steps of each ConformalLayers.
-        output_shape: of one sample.
     """
 
     module: fx.GraphModule
     shapes: dict[fx.Node, Shape]
     rows: dict[fx.Node, Shape]
     traces: dict[fx.Node, Trace]
-    output_shape: Shape
-
-    def path(self, node: fx.Node) -> str:
-        """Return the path of a ConformalLayers in its model."""
-        return "" if node.target == _ROOT else str(node.target)
 
     def labels(self) -> dict[fx.Node, str]:
         """Return a name for each call of a ConformalLayers: its path, with the node for a second call."""
         found: dict[fx.Node, str] = {}
         for node in self.traces:
-            path = self.path(node)
+            path = _path(node)
             found[node] = f"{path} ({node.name})" if path in found.values() else path
         return found
+
+
+def _path(node: fx.Node) -> str:
+    """Return the path of a ConformalLayers in its model."""
+    return "" if node.target == _ROOT else str(node.target)
 
 
 def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Graph:
@@ -76,7 +76,7 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"fold({type(model).__name__})",
             "a model that torch.fx can trace",
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
+            _ONE_BY_ONE,
         ) from error
     parameter = next(model.parameters(), None)
     zeros = torch.zeros(
@@ -97,7 +97,7 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
             "Check input_shape, and that model(x) runs.",
         ) from error
-    return Graph(module, follower.shapes, follower.rows, follower.traces, follower.result)
+    return Graph(module, follower.shapes, follower.rows, follower.traces)
 
 
 def _check_model(model: nn.Module, keep_hooks: bool) -> None:
@@ -140,14 +140,12 @@ class _ShapeFollower(fx.Interpreter):
         self.traces: dict[fx.Node, Trace] = {}
         self.shapes: dict[fx.Node, Shape] = {}
         self.rows: dict[fx.Node, Shape] = {}
-        self.result: Shape = ()
 
     def run_node(self, n: fx.Node) -> Any:
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if isinstance(module, ConformalLayers):
             x: Tensor = self.env[n.all_input_nodes[0]]
-            prefix = "" if n.target == _ROOT else str(n.target)
-            layers = frozen_layers(module, prefix)
+            layers = frozen_layers(module, _path(n))
             self.traces[n] = trace_modules(layers, tuple(x.shape[1:]), *module.embedding)
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
@@ -156,15 +154,10 @@ class _ShapeFollower(fx.Interpreter):
             self.rows[n] = tuple(value.shape[1:])
             if value.shape[:1] == (_SAMPLES,):
                 self.shapes[n] = self.rows[n]
-        if n.op == "output":
-            if not isinstance(value, Tensor):
-                raise refusal(
-                    "fold(model)",
-                    "a model that returns one tensor",
-                    type(value).__name__,
-                    "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape).",
-                )
-            self.result = tuple(value.shape[1:])
+        if n.op == "output" and not isinstance(value, Tensor):
+            raise refusal(
+                "fold(model)", "a model that returns one tensor", type(value).__name__, _ONE_BY_ONE
+            )
         return value
 
 

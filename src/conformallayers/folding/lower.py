@@ -18,8 +18,9 @@ from ..nn.homogeneous import Abs, Channels
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
-from ..registry.bounds import channel_factor, conv_pads, pool_axes
+from ..registry.bounds import channel_factor, conv_pads, pad_mode, pool_axes
 from ..registry.registry import computes_like, find_spec, modules_in, shape_after
+from ..registry.torch_layers import PADS
 from ..utils.axes import per_axis
 from .operators import same_in_channels
 
@@ -87,8 +88,7 @@ class Lowering:
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
         """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
 
-        Args:
-            own: the bias of the module itself, one number per channel.
+        The module's ``own`` bias, one number per channel, is part of the first.
         """
         bias = own
         left = self.bias
@@ -289,24 +289,12 @@ def _adaptive_avg_pool(to: Lowering, value: str, module: Any, shape: Shape) -> s
     return to.add(layer.AdaptiveAvgPool, value, size=shape[1:])
 
 
-def _lower_pad(mode: str) -> Lower:
-    def lower(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-        ends = tuple(module.padding)
-        pads = tuple((ends[i], ends[i + 1]) for i in range(len(ends) - 2, -1, -2))
-        filled = float(getattr(module, "value", 0.0))
-        return to.add(layer.Pad, value, pads=pads, mode=mode, value=filled)
-
-    return lower
-
-
-for _name, _mode in {
-    "ZeroPad": "zeros",
-    "ConstantPad": "zeros",
-    "ReflectionPad": "reflect",
-    "ReplicationPad": "replicate",
-    "CircularPad": "circular",
-}.items():
-    lowers(*by_axis(_name))(_lower_pad(_mode))
+@lowers(*(kind for name in PADS for kind in by_axis(name)))
+def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    ends = tuple(module.padding)
+    pads = tuple((ends[i], ends[i + 1]) for i in range(len(ends) - 2, -1, -2))
+    filled = float(getattr(module, "value", 0.0))
+    return to.add(layer.Pad, value, pads=pads, mode=pad_mode(module), value=filled)
 
 
 @lowers(nn.Upsample)

@@ -54,7 +54,7 @@ class GraphLowering:
                 self.values[node] = INPUT
             elif node in self.parts:
                 recipe, feed = self.parts[node]
-                self.starts[node] = len(self.builder)
+                self.starts[node] = len(self.builder.operations)
                 self.values[node] = self.builder.splice(recipe, self.values[feed])
             elif node.op == "output":
                 output = self.values[node.args[0]]

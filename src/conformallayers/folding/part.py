@@ -47,10 +47,7 @@ def lower_part(
 ) -> tuple[Recipe, tuple[Plan, ...]]:
     """Return the recipe of a network in the dtype of the fold, and the plan of every stage.
 
-    Args:
-        graph: the network.
-        conditions: of the fold.
-        problem: of the only stage of a network without maps, with the arrays that it has built.
+    The ``problem`` of the only stage of a network without maps has arrays that are built already.
     """
     lowering = _PartLowering(graph, conditions, problem)
     recipe, plans = lowering.lower(make_plan)
@@ -175,13 +172,13 @@ class _PartLowering:
         self, builder: RecipeBuilder, problem: Problem, plan: Plan, start: Points
     ) -> Points:
         """Append a stage; one that only moves coefficients leaves no plan to report."""
-        first = len(builder)
+        first = len(builder.operations)
         points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
         plan = replace(plan, certificate=certificate)
         if self.graph.single is not None:
             self.plans.append(plan)
         elif not problem.stage.moves_only:
-            self.plans.append(replace(plan, operations=(first, len(builder))))
+            self.plans.append(replace(plan, operations=(first, len(builder.operations))))
         self.most = max(self.most, problem.stage.bound)
         return points
 
@@ -242,8 +239,8 @@ def _limits_of_stages(
     moderate = most <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
     if not moderate or not all(site.rule.on_points for site in sites):
         return None
-    scales = builder.settings_of((point.Rebase, point.Divide), "scale")
-    return _MODERATE if all(1e-8 < scale < 1e8 for scale in scales) else None
+    scaled = (op for op in builder.operations if isinstance(op, (point.Rebase, point.Divide)))
+    return _MODERATE if all(1e-8 < op.scale < 1e8 for op in scaled) else None
 
 
 def _with_offset(

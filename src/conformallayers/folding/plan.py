@@ -70,7 +70,7 @@ class Plan(Printed):
     @property
     def chosen(self) -> Candidate:
         """The candidate of the chosen strategy."""
-        return next(c for c in self.candidates if c.name == self.strategy)
+        return _named_in(self.candidates, self.strategy)
 
     def moved(self, count: int) -> Plan:
         """Return the plan for a recipe with ``count`` more operations before its own."""
@@ -143,7 +143,7 @@ def _named(problem: Problem) -> Plan:
 
 def _choice(problem: Problem) -> Plan:
     candidates = _candidates(problem, built=False)
-    layers, best = _layers(candidates), _best(candidates)
+    layers, best = _named_in(candidates, "layers"), _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
     chosen = STRATEGIES[best.name]
@@ -172,8 +172,8 @@ def outlook(problem: Problem) -> float:
     """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
     candidates, strategy = _candidates(problem, built=False), problem.conditions.strategy
     if strategy == "auto":
-        return min(_best(candidates).seconds, _layers(candidates).seconds)
-    return next(c.seconds for c in candidates if c.name == strategy)
+        return min(_best(candidates).seconds, _named_in(candidates, "layers").seconds)
+    return _named_in(candidates, strategy).seconds
 
 
 def checked_strategy(strategy: object) -> str:
@@ -223,10 +223,10 @@ def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, seconds, note)
 
 
-def _layers(candidates: Sequence[Candidate]) -> Candidate:
-    return next(c for c in candidates if c.name == "layers")
+def _named_in(candidates: Sequence[Candidate], name: str) -> Candidate:
+    return next(c for c in candidates if c.name == name)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
     allowed = [c for c in candidates if c.applies and not c.note and c.name != "layers"]
-    return min(allowed or [_layers(candidates)], key=lambda c: c.seconds)
+    return min(allowed or [_named_in(candidates, "layers")], key=lambda c: c.seconds)

@@ -55,7 +55,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     recipe = folded.recipe.with_constants(lambda _, array: array.cpu())
     calibration = Calibration(recipe, folded.dtype, x)
     try:
-        quantized = pruned(Quantizer(recipe, calibration).quantized())
+        quantized = Quantizer(recipe, calibration).quantized().pruned()
     except ValueError as error:  # of scales: what int8 lacks is refused by name
         if isinstance(error, ConformalError):
             raise
@@ -100,19 +100,6 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if not x.any():
         raise refusal(where, "images that set scales", "zeros alone", remedy)
     return x
-
-
-def pruned(recipe: Recipe) -> Recipe:
-    """Return a recipe without operations whose values nobody reads."""
-    needed, kept = {recipe.output}, []
-    for op in reversed(recipe.operations):
-        if not needed.isdisjoint(op.outputs):
-            needed.update(op.inputs)
-            kept.append(op)
-    used = {name for op in kept for _, name in op.constants()}
-    constants = {name: array for name, array in recipe.constants.items() if name in used}
-    operations = tuple(reversed(kept))
-    return replace(recipe, operations=operations, constants=constants, wide=recipe.wide & used)
 
 
 def _measured(folded: Folded, quantized: Folded, x: Tensor) -> Quantization:

@@ -35,12 +35,7 @@ _LARGEST_BIAS = 2**24  # in units of sums
 
 
 class Quantizer:
-    """Collect the operations on whole numbers that take the place of those of a recipe.
-
-    Args:
-        recipe: of a fold, its constants on the CPU.
-        calibration: its values for some images.
-    """
+    """Collect the operations on whole numbers that take the place of those of a recipe on the CPU."""
 
     def __init__(self, recipe: Recipe, calibration: Calibration) -> None:
         self.recipe, self.calibration = recipe, calibration
@@ -70,9 +65,7 @@ class Quantizer:
         if isinstance(op, layer.Call):
             remedy = "Fold the layers before it, and run it behind the fold."
             raise _refusal(op.what, remedy)
-        options = {
-            name: getattr(op, name) for name in vars(op) if name not in ("inputs", "outputs")
-        }
+        options = _options(op)
         for _, name in op.constants():
             for field, held in options.items():
                 if held == name:
@@ -316,11 +309,12 @@ def _pass(op: Operation, to: Quantizer) -> None:
 
 
 def _copied(op: Operation, to: Quantizer, *inputs: str) -> str:
-    copied = replace(op, inputs=inputs)
-    options = {
-        name: value for name, value in vars(copied).items() if name not in ("inputs", "outputs")
-    }
-    return to.builder.add(type(op), *inputs, name=op.outputs[0], **options)
+    return to.builder.add(type(op), *inputs, name=op.outputs[0], **_options(op))
+
+
+def _options(op: Operation) -> dict[str, Any]:
+    """Return the settings and constants of an operation."""
+    return {name: value for name, value in vars(op).items() if name not in ("inputs", "outputs")}
 
 
 @RUN.runs(layer.Concatenate)

@@ -6,7 +6,6 @@ is a stage: it folds into one linear map and a recurrence of quadratic forms.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import shape_text
+from ..functional import norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join
 from ..registry.bounds import Shape
@@ -103,8 +103,7 @@ class StageGraph:
 
 def stages_of(trace: Trace) -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
-    size = math.prod(trace.input_shape)
-    factor = 1 / math.sqrt(size) if trace.unit == "rms" else 1.0
+    factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
     embedding = Embedding(factor, trace.offset)
     shapes = trace.input_shape, trace.output_shape
     steps = _steps(trace)
@@ -149,7 +148,7 @@ def _action(
 ) -> Operator | ActivationSite | Join | HomogeneousMap:
     module, shapes = step.module, (step.input_shape, step.output_shape)
     if isinstance(module, RadialActivation) and step.alpha is not None:
-        unit = math.sqrt(math.prod(step.input_shape)) if trace.unit == "rms" else 1.0
+        unit = norm_unit(step.input_shape, trace.unit == "rms")
         return ActivationSite(module, step.alpha * unit, sites, step.path, unit)
     if isinstance(module, Join):
         return module

@@ -61,6 +61,10 @@ class ActivationSite:
         """α times the derivative at the origin: a short point is multiplied by slope/α."""
         return self.module.slope * self.unit
 
+    def activate(self, scaling: Scaling) -> float:
+        """Pass the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
+        return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
+
     @property
     def bounded(self) -> float:
         """A bound of the norm of a point behind the activation; may be infinite."""
@@ -180,8 +184,30 @@ class Stage:
 
     @cached_property
     def chain(self) -> Chain:
-        """The balanced recurrence of a stage without branches."""
-        return _chain_of(self)
+        """The balanced recurrence of a stage without branches: factors keep every z and τ inside float range."""
+        if self.branched:
+            raise TypeError("a stage with branches is no chain")
+        shapes = self.input_shape, self.output_shape
+        if self.direct:
+            bare = tuple(replace(operator, bias=None) for operator in self.operators)
+            return Chain(*shapes, (), bare, Scaling())
+        segments: list[Segment] = []
+        pending: tuple[Operator, ...] = ()
+        scaling = self.start.copy()
+        for node in self.nodes:
+            action = node.action
+            if isinstance(action, Operator):
+                if action.bias is not None:  # the point is ρ·z/τ
+                    action = replace(action, bias=action.bias / float(scaling.rho))
+                pending = (*pending, action)
+            elif isinstance(action, ActivationSite):
+                # The factor goes into the weights of this segment, so its z comes out scaled already, and
+                # the weight of ‖z‖² is divided by factor².
+                weight = action.activate(scaling)
+                factor = float(scaling.take() or 1.0)
+                segments.append(Segment(pending, factor, weight / (factor * factor), action))
+                pending = ()
+        return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
 
     @property
     def bound(self) -> float:
@@ -254,11 +280,6 @@ class Segment:
     weight: float
     site: ActivationSite
     group: int = 0
-
-    @property
-    def rule(self) -> Rule:
-        """The rule by which the activation changes τ."""
-        return self.site.rule
 
     def apply(self, z: Tensor) -> Tensor:
         """Return ``factor·U z``."""
@@ -338,33 +359,6 @@ class Chain:
         return tuple(accumulate(steps, lambda a, b: a * b))
 
 
-def _chain_of(stage: Stage) -> Chain:
-    """Choose the factors that keep every z and τ of a chain inside float range."""
-    if stage.branched:
-        raise TypeError("a stage with branches is no chain")
-    shapes = stage.input_shape, stage.output_shape
-    if stage.direct:
-        bare = tuple(replace(operator, bias=None) for operator in stage.operators)
-        return Chain(*shapes, (), bare, Scaling())
-    segments: list[Segment] = []
-    pending: tuple[Operator, ...] = ()
-    scaling = stage.start.copy()
-    for node in stage.nodes:
-        action = node.action
-        if isinstance(action, Operator):
-            if action.bias is not None:  # the point is ρ·z/τ
-                action = replace(action, bias=action.bias / float(scaling.rho))
-            pending = (*pending, action)
-        elif isinstance(action, ActivationSite):
-            # The factor goes into the weights of this segment, so its z comes out scaled already, and
-            # the weight of ‖z‖² is divided by factor².
-            weight = float(scaling.activate(action.alpha, action.rule.on_points, action.slope))
-            factor = float(scaling.take() or 1.0)
-            segments.append(Segment(pending, factor, weight / (factor * factor), action))
-            pending = ()
-    return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
-
-
 def _grouped(chain: Chain) -> Chain:
     """Number the quadratic forms: consecutive activations of a rule that collapses share one.
 
@@ -372,8 +366,8 @@ def _grouped(chain: Chain) -> Chain:
     """
     segments: list[Segment] = []
     for index, segment in enumerate(chain.segments):
-        group = segments[-1].group + 1 if segments else 0
-        joins = index > 0 and segment.rule == segments[-1].rule and segment.rule.collapses
+        group, rule = segments[-1].group + 1 if segments else 0, segment.site.rule
+        joins = index > 0 and rule == segments[-1].site.rule and rule.collapses
         if joins and index not in chain.bias_segments:
             group -= 1
         segments.append(replace(segment, group=group))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import ConformalError, refusal_at, shape_text
 from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
@@ -151,12 +151,9 @@ class _Tracing(Flow[_Place]):
             own = value.bound / bound
             alpha = _number(module.resolve(own, value.base / bound), path, module)
             if not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
-                raise refusal(
-                    f"{type(module).__name__} at position {path}",
-                    f"alpha in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]",
-                    f"{alpha:g}",
-                    "Scale the weights before it, or look for a huge log_factor.",
-                )
+                expected = f"alpha in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]"
+                remedy = "Scale the weights before it, or look for a huge log_factor."
+                raise refusal_at(path, module, expected, f"{alpha:g}", remedy)
         else:
             kind = spec_of(path, module)
             shape, alpha = _output_shape(path, module, kind, value.shape), None
@@ -195,12 +192,9 @@ def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -
         if isinstance(module, nn.Upsample) and 0 in result:  # torch sees it only in a run
             raise ValueError(f"the output would be {shape_text(tuple(result[1:]))}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise refusal(
-            f"{type(module).__name__} at position {path}",
-            "an input it can process",
-            f"samples of shape {shape_text(shape)} ({str(error).splitlines()[0]})",
-            "Change the layer's sizes or the input shape.",
-        ) from error
+        got = f"samples of shape {shape_text(shape)} ({str(error).splitlines()[0]})"
+        remedy = "Change the layer's sizes or the input shape."
+        raise refusal_at(path, module, "an input it can process", got, remedy) from error
     check_batch_axis(path, module, result, batch)
     return tuple(result[1:])
 
@@ -208,12 +202,8 @@ def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -
 def _number(value: Scalar, path: str, module: nn.Module) -> float:
     number = float(value)
     if not math.isfinite(number) or number < 0:
-        raise refusal(
-            f"{type(module).__name__} at position {path}",
-            "a finite bound >= 0",
-            f"{number}",
-            "Look for NaN, infinity or a huge log_factor among its weights.",
-        )
+        remedy = "Look for NaN, infinity or a huge log_factor among its weights."
+        raise refusal_at(path, module, "a finite bound >= 0", f"{number}", remedy)
     return number
 
 

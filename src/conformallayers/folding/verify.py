@@ -26,12 +26,12 @@ from .folded import Folded
 from .forms import forms_of
 from .operators import apply_all, impulses
 from .part import TOLERANCES
-from .problem import Conditions, Problem
 from .split import StageGraph
 from .stages import Chain, Stage
-from .strategies.dense import too_large
+from .strategies.dense import stage_too_large
 
 _OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
+_REMEDY = "Pass the model that was folded."
 _RANDOM = 16  # points on which a stage is compared that is too large to be written out
 
 
@@ -109,12 +109,8 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         stages = stages_by_part(model, folded.input_shape)
         parts = spans_of(folded.recipe)
         if len(stages) != len(parts):
-            raise refusal(
-                "verify(model)",
-                f"a model with {len(parts)} ConformalLayers",
-                f"one with {len(stages)}",
-                "Pass the model that was folded.",
-            )
+            expected = f"a model with {len(parts)} ConformalLayers"
+            raise refusal("verify(model)", expected, f"one with {len(stages)}", _REMEDY)
         exact = copy.deepcopy(folded).double()
         findings: list[Finding] = []
         for part, (path, candidates) in zip(parts, stages.items(), strict=True):
@@ -171,7 +167,7 @@ def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...]
     names = [advance.rule for advance in advances]
     if names == [rule.name for rule in chain.rules]:
         return tuple((index,) for index in range(len(names)))
-    return chain.groups if names == [segment.rule.name for segment in chain.segments] else None
+    return chain.groups if names == [segment.site.rule.name for segment in chain.segments] else None
 
 
 def _check_chain(
@@ -192,11 +188,7 @@ def _check_chain(
     if groups is None:
         return Finding(path, math.nan, 0.0, None), 1.0
     points, note = _points(exact, stage)
-
-    def fold(x: Tensor) -> Values:
-        image, energies = span.run(exact, x)
-        return image, [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
-
+    fold = partial(span.run, exact, groups=groups)
     image, energies = _sampled(fold, points())
     expected, wanted = _sampled(partial(_chain_run, chain), points())
     gain = _factor(image, expected) if gain is None else gain
@@ -241,10 +233,7 @@ def _check_direct(
         wanted = stage.constant.view(1, -1)
     gain = _factor(torch.cat([image - bias, bias]), torch.cat([expected, wanted]))
     scaling = Scaling().lacking(gain)
-    weights = [
-        float(scaling.activate(site.alpha, site.rule.on_points, site.slope)) for site in stage.sites
-    ]
-    squares = [weight * image.square().sum(1) for weight in weights]
+    squares = [site.activate(scaling) * image.square().sum(1) for site in stage.sites]
     errors = [
         _distance((image - bias) * gain, expected),
         _distance(bias * gain, wanted),
@@ -258,7 +247,7 @@ def _check_direct(
 def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
     """Return what a stage is compared on: every impulse, or random points and the reason for them."""
     device = exact.anchor.device
-    reason = too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
+    reason = stage_too_large(stage)
     if reason is None:
         return lambda: impulses(stage.input_shape, 256, device), ""
     generator = torch.Generator().manual_seed(0)
@@ -314,7 +303,7 @@ def _check_stages(
     stages = [stage for stage in graph.stages if not stage.moves_only]
     if len(stages) != len(plans):
         expected, got = f"{len(plans)} stages in {path or 'the model'}", f"{len(stages)}"
-        raise refusal("verify(model)", expected, got, "Pass the model that was folded.")
+        raise refusal("verify(model)", expected, got, _REMEDY)
     writers = {name: op for op in folded.recipe.operations for name in op.outputs}
     left: dict[str, Scaling] = {}  # of the points that leave each stage, by the name of their z
     for (label, plan), stage in zip(plans.items(), stages, strict=True):
@@ -351,12 +340,9 @@ def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stag
     shapes = recipe.shapes()
     actual = shapes[span.given[0]], shapes[span.left]
     if actual != (stage.input_shape, stage.output_shape):
-        raise refusal(
-            f"verify({path or 'model'})",
-            f"a part {actual[0]} → {actual[1]}",
-            f"{stage.input_shape} → {stage.output_shape}",
-            "Pass the model that was folded.",
-        )
+        expected = f"a part {actual[0]} → {actual[1]}"
+        got = f"{stage.input_shape} → {stage.output_shape}"
+        raise refusal(f"verify({path or 'model'})", expected, got, _REMEDY)
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:

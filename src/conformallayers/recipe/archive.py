@@ -226,9 +226,7 @@ def _check_places(name: str, entries: Iterable[Entry], size: int) -> None:
 
 
 def write_archive(
-    path: Path,
-    document: Mapping[str, Any],
-    arrays: Mapping[str, tuple[str, tuple[int, ...], Any]],
+    path: Path, document: Mapping[str, Any], arrays: Mapping[str, tuple[str, tuple[int, ...], Any]]
 ) -> None:
     """Write a file under a temporary name and rename it, so that the old file stays until then.
 

@@ -20,10 +20,11 @@ def setting(stored: str, reader: Reader, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"setting": stored, "reader": reader})
 
 
-def constant(stored: str, *, optional: bool = False) -> Any:
-    """Declare a constant: the field holds the name of an array of the recipe."""
+def constant(stored: str, *, optional: bool = False, dtype: str | None = None) -> Any:
+    """Declare a constant: the field holds the name of an array, of whole numbers if there is a dtype."""
     default = None if optional else MISSING
-    return field(default=default, metadata={"constant": stored, "optional": optional})
+    metadata = {"constant": stored, "optional": optional, "dtype": dtype}
+    return field(default=default, metadata=metadata)
 
 
 def number(value: Any) -> float:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 from typing import Any
 
 from ..errors import refusal
@@ -41,22 +42,27 @@ _Document = Mapping[str, Any]
 _FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
 # Whole numbers have scalars of their own, which every runtime rounds alike.
 _INTEGERS, _EXACT_PEAK, _EXACT_TAU, _EXACT_ENERGY = range(6, 10)
-_WRITES: dict[type[Operation], tuple[int, ...]] = {
-    point.Normalize: (_FEATURES, _PEAK, _TAU),
-    point.Rescale: (_FEATURES, _PEAK, _TAU, _ENERGY),
-    point.Rebase: (_FEATURES, _PEAK, _TAU),
-    point.Fourier: (_SPECTRUM,),
-    point.SpectralProduct: (_SPECTRUM,),
-    point.Advance: (_TAU,),
-    point.Grow: (_GROWTH,),
+_Kinds = tuple[int | EllipsisType, ...]  # the one before an ellipsis is there any number of times
+_KINDS: dict[type[Operation], tuple[_Kinds, tuple[int, ...]]] = {  # that are read and written
+    point.Normalize: ((_FEATURES,), (_FEATURES, _PEAK, _TAU)),
+    point.Rescale: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU, _ENERGY)),
+    point.Rebase: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU)),
     **dict.fromkeys(
-        (point.SumSquares, point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm),
-        (_ENERGY,),
+        (point.SumSquares, point.Dot, point.QuadraticForm, point.BandedForm),
+        ((_FEATURES, ...), (_ENERGY,)),
     ),
-    integer.QuantizePoint: (_INTEGERS, _EXACT_PEAK, _EXACT_TAU),
-    integer.IntegerRebase: (_EXACT_PEAK, _EXACT_TAU),
-    integer.IntegerAdvance: (_EXACT_TAU,),
-    integer.IntegerEnergy: (_EXACT_ENERGY,),
+    point.Fourier: ((_FEATURES,), (_SPECTRUM,)),
+    point.SpectralForm: ((_SPECTRUM,), (_ENERGY,)),
+    point.SpectralProduct: ((_SPECTRUM,), (_SPECTRUM,)),
+    point.InverseFourier: ((_SPECTRUM,), (_FEATURES,)),
+    point.Advance: ((_TAU, _PEAK, _ENERGY, ...), (_TAU,)),
+    point.Divide: ((_FEATURES, _TAU, _PEAK), (_FEATURES,)),
+    point.Grow: ((), (_GROWTH,)),  # it says itself what it reads
+    point.Combine: ((_FEATURES, _TAU, _GROWTH, ...), (_FEATURES,)),
+    integer.QuantizePoint: ((_FEATURES,), (_INTEGERS, _EXACT_PEAK, _EXACT_TAU)),
+    integer.IntegerEnergy: ((_INTEGERS,), (_EXACT_ENERGY,)),
+    integer.IntegerAdvance: ((_EXACT_TAU, _EXACT_PEAK, _EXACT_ENERGY, ...), (_EXACT_TAU,)),
+    integer.IntegerRebase: ((_EXACT_PEAK, _EXACT_TAU), (_EXACT_PEAK, _EXACT_TAU)),
 }
 
 
@@ -170,36 +176,24 @@ def _check_kinds(recipe: Recipe) -> None:
         for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
             expect(kind == needed, f"{operation.kind} reads {name!r:.60}, which is something else")
         usual = _INTEGERS if whole or integer.makes_integers(operation) else _FEATURES
-        written = _WRITES.get(type(operation), (_ENERGY if sums else usual,))
+        _, written = _KINDS.get(type(operation), ((), (_ENERGY if sums else usual,)))
         kinds.update(zip(operation.outputs, written, strict=True))
     expect(kinds[recipe.output] == _FEATURES, "an output that is no batch of numbers")
 
 
 def _read_kinds(operation: Operation) -> list[int]:
     """Return the kinds of the values that an operation reads."""
-    count = len(operation.inputs)
-    if isinstance(operation, point.Advance):
-        return [_TAU, _PEAK, *[_ENERGY] * (count - 2)]
-    if isinstance(operation, point.Divide):
-        return [_FEATURES, _TAU, _PEAK]
-    if isinstance(operation, (point.Rebase, point.Rescale)):
-        return [_FEATURES, _PEAK, _TAU]
-    if isinstance(operation, point.Combine):
-        return [_FEATURES, _TAU, *[_GROWTH] * (count - 2)]
+    reads, _ = _KINDS.get(type(operation), ((_FEATURES, ...), ()))
     if isinstance(operation, point.Grow):
-        first = [_PEAK, _TAU, *[_FEATURES] * bool(operation.constant_parts)]
-        forms = operation.form_count
-        return [*first, *[_ENERGY] * forms, *[_GROWTH] * (count - len(first) - forms)]
-    if isinstance(operation, (point.SpectralForm, point.SpectralProduct, point.InverseFourier)):
-        return [_SPECTRUM]
-    if isinstance(operation, integer.IntegerAdvance):
-        return [_EXACT_TAU, _EXACT_PEAK, *[_EXACT_ENERGY] * (count - 2)]
-    if isinstance(operation, integer.IntegerRebase):
-        return [_EXACT_PEAK, _EXACT_TAU]
-    if isinstance(operation, integer.READERS):
-        features = len(getattr(operation, "multipliers", "q"))
-        return [*[_INTEGERS] * features, *[_EXACT_TAU] * (count - features)]
-    return [_FEATURES] * count
+        dots = (_FEATURES,) * bool(operation.constant_parts)
+        reads = (_PEAK, _TAU, *dots, *(_ENERGY,) * operation.form_count, _GROWTH, ...)
+    elif isinstance(operation, integer.READERS):
+        reads = (*(_INTEGERS,) * len(getattr(operation, "multipliers", "q")), _EXACT_TAU, ...)
+    fixed = [kind for kind in reads if isinstance(kind, int)]
+    if reads[-1] is ...:
+        repeated = fixed.pop()
+        fixed += [repeated] * (len(operation.inputs) - len(fixed))
+    return fixed
 
 
 def _check_scales(recipe: Recipe) -> None:
@@ -217,10 +211,7 @@ def _check_scales(recipe: Recipe) -> None:
         (part,), peak = found, next(iter(near))
         if near != {None}:
             expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
-            of_points = isinstance(
-                operation, (*_WRITES, point.Divide, point.Combine, point.InverseFourier)
-            )
-            keeps = of_points or layer.is_homogeneous(operation)
+            keeps = type(operation) in _KINDS or layer.is_homogeneous(operation)
             expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")
         if isinstance(operation, point.Normalize):
             expect(part is None, "a part inside of another")

@@ -41,7 +41,6 @@ EXACT = 2**53  # below it float64 has every whole number
 EXACT_SINGLE = 2**24  # below it float32 has every whole number
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
-LARGEST = 1.7e308  # of coordinates, so that they stay finite
 _LARGEST_PRODUCT = 128 * LEVELS
 RULES = (
     "published",
@@ -62,11 +61,8 @@ def fits_single(weight: Shape) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Quantized(Operation):
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int8")
     exponent: int = setting("exponent", whole(0), 0)
-
-    def byte_constants(self) -> tuple[str, ...]:
-        return () if self.addend is None else (self.addend,)
 
     def _check(self, x: Shape, constant: ShapeOf) -> None:
         expect(self.exponent <= 100, f"an exponent of {self.exponent}")
@@ -116,11 +112,11 @@ class Accumulated(Operation):
     ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
     """
 
-    weight: str = constant("weight")
-    bias: str | None = constant("bias", optional=True)
-    multiplier: str | None = constant("multiplier", optional=True)
+    weight: str = constant("weight", dtype="int8")
+    bias: str | None = constant("bias", optional=True, dtype="int32")
+    multiplier: str | None = constant("multiplier", optional=True, dtype="int32")
     scale: str | None = constant("scale", optional=True)
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int32")
     shift: int = setting("shift", whole(0), 0)
     low: int = setting("low", whole(-LEVELS), -LEVELS)
 
@@ -143,12 +139,11 @@ class Accumulated(Operation):
         """The constant that sums are multiplied with: the multiplier or the scale."""
         return self.multiplier or self.scale or ""
 
-    def byte_constants(self) -> tuple[str, ...]:
-        return (self.weight,)
-
-    def index_constants(self) -> tuple[str, ...]:
-        names = [self.bias, self.multiplier, None if self.multiplier is None else self.addend]
-        return tuple(name for name in names if name is not None)
+    def integer_constants(self) -> dict[str, str]:
+        found = super().integer_constants()
+        if self.multiplier is None:
+            found.pop(self.addend or "", None)  # that of a number is float64
+        return found
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         most = self.largest_sums(constant)
@@ -223,7 +218,7 @@ class Requantize(Operation):
     """q, …, or q, … and τ → ``clip((Σ q·multiplier)/2^shift)``; the 32-bit addend broadcasts."""
 
     multipliers: tuple[int, ...] = setting("multipliers", positives)
-    addend: str | None = constant("addend", optional=True)
+    addend: str | None = constant("addend", optional=True, dtype="int32")
     shift: int = setting("shift", whole(0), 0)
     low: int = setting("low", whole(-LEVELS), -LEVELS)
 
@@ -242,9 +237,6 @@ class Requantize(Operation):
         if self.addend is not None:
             expect_broadcast(constant(self.addend), features[0])
         return (features[0],)
-
-    def index_constants(self) -> tuple[str, ...]:
-        return () if self.addend is None else (self.addend,)
 
 
 @operation("dequantize")

@@ -72,8 +72,8 @@ class SparseMatmul(Operation):
     and ``column`` are int32.
     """
 
-    rows: str = constant("rows")
-    column: str = constant("column")
+    rows: str = constant("rows", dtype="int32")
+    column: str = constant("column", dtype="int32")
     value: str = constant("value")
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
@@ -82,9 +82,6 @@ class SparseMatmul(Operation):
         expect(rows[0] > 1, "compressed rows without a row")
         expect_shape(constant(self.value), column, "the entries")
         return (rows[0] - 1,)
-
-    def index_constants(self) -> tuple[str, ...]:
-        return self.rows, self.column
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         rows, column = constant(self.rows), constant(self.column)

@@ -47,13 +47,10 @@ class Operation:
         """Return the shape of the only output of the only input, as :meth:`shapes` does."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
-    def index_constants(self) -> tuple[str, ...]:
-        """Return the names of constants that are int32."""
-        return ()
-
-    def byte_constants(self) -> tuple[str, ...]:
-        """Return the names of constants that are int8."""
-        return ()
+    def integer_constants(self) -> dict[str, str]:
+        """Return "int32" or "int8" by the names of constants of whole numbers."""
+        held = ((getattr(self, item.name), item.metadata.get("dtype")) for item in fields(self))
+        return {name: dtype for name, dtype in held if name is not None and dtype is not None}
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         """Raise ValueError where the values of constants, not only their shapes, make no sense."""
@@ -87,11 +84,7 @@ def operation(kind: str) -> Callable[[Class], Class]:
 
 
 class Runtime(dict[type[Operation], Run]):
-    """The function of each operation that a runtime has.
-
-    Args:
-        name: of the runtime in errors.
-    """
+    """The function of each operation that a runtime has; errors call it by its name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

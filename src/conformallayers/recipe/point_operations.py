@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import prod
+from typing import TypeVar
 
 from .fields import (
     constant,
@@ -28,6 +29,8 @@ from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operatio
 Key = tuple[int, ...]  # the sites whose growth divides a coefficient
 RULES = ("published", "projective", "gnomonic", "radial_tanh")
 SCALAR: Shape = ()
+LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
+Value = TypeVar("Value")
 
 
 @operation("normalize")
@@ -183,6 +186,9 @@ class InverseFourier(Operation):
         return (channels, *self.size)
 
 
+SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
+
+
 @operation("advance")
 class Advance(Operation):
     """τ, m, n, … → the next τ by the rule of an activation; several energies are added first.
@@ -254,7 +260,13 @@ class Grow(Operation):
     @property
     def form_count(self) -> int:
         """The number of pairs of linear parts."""
-        return len(self.linear) * (len(self.linear) + 1) // 2
+        return pairs(len(self.linear))
+
+    def split(self, values: Sequence[Value]) -> tuple[Sequence[Value], ...]:
+        """Split the inputs behind m and τ: dot products, if there are any, forms, growths of earlier sites."""
+        first = 1 if self.constant_parts else 0
+        stop = first + self.form_count
+        return values[:first], values[first:stop], values[stop:]
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         _expect_rule(self.rule, self.module)
@@ -290,6 +302,16 @@ class Combine(Operation):
         if self.vectors is not None:
             expect_shape(constant(self.vectors), (count, *v[1:]), "the constant parts")
         return (v[1:],)
+
+
+def pairs(parts: int) -> int:
+    """Return the number of pairs (a, b ≥ a).
+
+    Examples:
+        >>> [pairs(n) for n in (1, 2, 3)]
+        [1, 3, 6]
+    """
+    return parts * (parts + 1) // 2
 
 
 def frequencies(spatial: Sequence[int]) -> int:

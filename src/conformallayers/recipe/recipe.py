@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import shape_text
 from ..utils.html import Block, Printed
 from . import integer_operations, layer_operations, point_operations
-from .layer_operations import Call
+from .layer_operations import WIDE, Call, Cast
 from .operation import OPERATIONS, Operation, Shape
 
 INPUT = "x"  # the name of the value that a recipe starts with
@@ -81,8 +81,20 @@ class Recipe(Printed):
 
     def integer_constants(self) -> dict[str, str]:
         """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold."""
-        found = {name: "int32" for op in self.operations for name in op.index_constants()}
-        return found | {name: "int8" for op in self.operations for name in op.byte_constants()}
+        found = (op.integer_constants().items() for op in self.operations)
+        return dict(pair for pairs in found for pair in pairs)
+
+    def wide_values(self) -> frozenset[str]:
+        """Return the features that are float64: those behind ``Cast("wide")``."""
+        found: set[str] = set()
+        shapes = self.shapes()
+        for operation in self.operations:
+            wide = not found.isdisjoint(operation.inputs)
+            if isinstance(operation, Cast):
+                wide = operation.to == WIDE
+            if wide:
+                found.update(name for name in operation.outputs if shapes[name])
+        return frozenset(found)
 
     def check_values(self) -> None:
         """Raise ValueError where values of constants make no sense: nobody looks when they are used."""
@@ -123,6 +135,18 @@ class Recipe(Printed):
         converted = {name: convert(name, array) for name, array in self.constants.items()}
         return replace(self, constants=converted)
 
+    def pruned(self) -> Recipe:
+        """Return the same recipe without operations and constants that its output does not need."""
+        needed, kept = {self.output}, []
+        for operation in reversed(self.operations):
+            if not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
+                kept.append(operation)
+        used = {name for operation in kept for _, name in operation.constants()}
+        constants = {name: array for name, array in self.constants.items() if name in used}
+        operations = tuple(reversed(kept))
+        return replace(self, operations=operations, constants=constants, wide=self.wide & used)
+
     def _blocks(self) -> Iterator[Block]:
         shapes = self.shapes()
         arrow = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
@@ -161,6 +185,9 @@ class RecipeBuilder:
     Args:
         input_shape: of one sample.
 
+    Attributes:
+        operations: that were added so far.
+
     Examples:
         >>> import numpy as np
         >>> builder = RecipeBuilder((3,))
@@ -174,15 +201,12 @@ class RecipeBuilder:
 
     def __init__(self, input_shape: Shape) -> None:
         self.input_shape = input_shape
-        self._operations: list[Operation] = []
+        self.operations: list[Operation] = []
         self._shapes: dict[str, Shape] = {INPUT: input_shape}
         self._constants: dict[str, Any] = {}
         self._wide: set[str] = set()
         self._modules: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # how often a name was asked for
-
-    def __len__(self) -> int:
-        return len(self._operations)
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
@@ -226,7 +250,7 @@ class RecipeBuilder:
         given = [self._shapes[value] for value in operation.inputs]
         shapes = operation.shapes(given, lambda name: tuple(self._constants[name].shape))
         self._shapes.update(zip(operation.outputs, shapes, strict=True))
-        self._operations.append(operation)
+        self.operations.append(operation)
 
     def splice(self, recipe: Recipe, value: str) -> str:
         """Append all operations of a recipe, with a value as its input; return its output."""
@@ -253,20 +277,16 @@ class RecipeBuilder:
 
     def amend(self, value: str, **settings: Any) -> None:
         """Change settings of the operation that wrote a value, where they depend on later operations."""
-        for index, operation in enumerate(self._operations):
+        for index, operation in enumerate(self.operations):
             if value in operation.outputs:
-                self._operations[index] = replace(operation, **settings)
-
-    def settings_of(self, kinds: tuple[type[Operation], ...], setting: str) -> list[Any]:
-        """Return one setting of all operations of some kinds."""
-        return [getattr(op, setting) for op in self._operations if isinstance(op, kinds)]
+                self.operations[index] = replace(operation, **settings)
 
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""
         return Recipe(
             self.input_shape,
             self._shapes[output],
-            tuple(self._operations),
+            tuple(self.operations),
             output,
             dict(self._constants),
             frozenset(self._wide),

@@ -23,7 +23,7 @@ from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 
-COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
+_COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.modules.padding._ReflectionPadNd, "reflect"),
     (nn.modules.padding._ReplicationPadNd, "replicate"),
     (nn.modules.padding._CircularPadNd, "circular"),
@@ -134,9 +134,12 @@ def one(module: Any, shape: Shape) -> Scalar:
 
 
 def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.AvgPool*d`` by 1, or by its row and column sums where 1 is no bound."""
+    """Bound ``nn.AvgPool*d`` by 1, or by its row and column sums where 1 is no bound.
+
+    The windows of ``nn.AdaptiveAvgPool*d`` overlap unevenly.
+    """
     override = getattr(module, "divisor_override", None)
-    if module.count_include_pad and override is None:
+    if getattr(module, "count_include_pad", False) and override is None:
         return 1.0
     windows = pool_windows(module, shape)
     if override is None:
@@ -144,19 +147,9 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
     return _window_bound(windows, averaged=False) / abs(int(override))
 
 
-def adaptive_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.AdaptiveAvgPool*d`` by its row and column sums, since windows overlap unevenly."""
-    return _window_bound(_adaptive_windows(module, shape), averaged=True)
-
-
 def max_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.MaxPool*d`` by the square root of how often windows use a pixel."""
+    """Bound ``nn.MaxPool*d`` and ``nn.AdaptiveMaxPool*d`` by the square root of how often windows use a pixel."""
     return math.sqrt(math.prod(max(_sums_over(axis)) for axis in pool_windows(module, shape)))
-
-
-def adaptive_max_pool_bound(module: Any, shape: Shape) -> Scalar:
-    """Bound ``nn.AdaptiveMaxPool*d`` by the square root of how often windows use a pixel."""
-    return math.sqrt(math.prod(max(_sums_over(axis)) for axis in _adaptive_windows(module, shape)))
 
 
 def norm_pool_bound(module: Any, shape: Shape) -> Scalar:
@@ -184,10 +177,10 @@ def prelu_bound(module: Any, shape: Shape) -> Scalar:
 
 def pad_bound(module: Any, shape: Shape) -> Scalar:
     """Bound a padding module by the square root of how often it repeats a pixel."""
-    mode = next((mode for kind, mode in COPYING_PADS if isinstance(module, kind)), None)
+    mode = pad_mode(module)
     pads = tuple(module.padding)  # last axis first: (before, after, before, after, ...)
     copies = 1.0
-    if mode is not None:
+    if mode != "zeros":
         for axis, size in enumerate(reversed(shape[-(len(pads) // 2) :])):
             copies *= pad_copies(size, pads[2 * axis], pads[2 * axis + 1], mode)
     return math.sqrt(copies)
@@ -314,6 +307,11 @@ def gain_bound(module: Any, shape: Shape) -> Scalar:
     return bound
 
 
+def pad_mode(module: nn.Module) -> str:
+    """Return how a padding module fills its margin: "zeros" for any constant, or a way to copy pixels."""
+    return next((mode for kind, mode in _COPYING_PADS if isinstance(module, kind)), "zeros")
+
+
 def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     """Count the occurrences of the most repeated pixel of an axis after padding.
 
@@ -354,6 +352,8 @@ def pool_axes(module: Any, axes: int) -> dict[str, tuple[int, ...]]:
 
 def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     """Return the windows of a pooling layer along each axis: the pixels of the image in each of them."""
+    if hasattr(module, "output_size"):
+        return _adaptive_windows(module, shape)
     options = pool_axes(module, len(shape) - 1)
     found = []
     for size, kernel, stride, padding, dilation in zip(shape[1:], *options.values(), strict=True):

@@ -219,9 +219,7 @@ def has_batch_statistics(module: nn.Module) -> bool:
     return any(isinstance(child, BATCH_NORMS) for child in module.modules())
 
 
-def warn_if_eps_dominates(
-    modules: Iterable[tuple[str, nn.Module]],
-) -> list[tuple[str, nn.Module]]:
+def warn_if_eps_dominates(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
     """Return the (path, module) pairs; warn about batch norms that mostly divide by their eps.
 
     The points of a deep network are small, and a norm does not amplify a variance below its eps.

@@ -19,6 +19,7 @@ from .specs import LayerSpec
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d
+PADS = "ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad"
 NORM_POOLS = nn.LPPool1d, nn.LPPool2d, nn.LPPool3d
 
 
@@ -99,8 +100,7 @@ def _one(module: nn.Module) -> float:
 def _one_without_copies(module: Any) -> float | None:
     """Return the norm factor of padding: 1 if it adds zeros and neither copies nor crops pixels."""
     crops = any(size < 0 for size in module.padding)
-    copies = any(isinstance(module, kind) for kind, _ in bounds.COPYING_PADS)
-    return None if crops or copies else 1.0
+    return None if crops or bounds.pad_mode(module) != "zeros" else 1.0
 
 
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
@@ -124,19 +124,16 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
         rank=None if n == 1 else rank,  # BatchNorm1d takes (B, C) as well
         channels="num_features",
     )
-    pads = ("ZeroPad", "ConstantPad", "ReflectionPad", "ReplicationPad", "CircularPad")
+    average = LayerSpec(bounds.avg_pool_bound, rank=rank)
+    largest = LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True)
     rows = {
         "Conv": LayerSpec(bounds.conv_bound, _scaled_conv, **weighted),
         "ConvTranspose": LayerSpec(bounds.transposed_bound, _scaled_transposed, **weighted),
-        "AvgPool": LayerSpec(bounds.avg_pool_bound, rank=rank),
-        "AdaptiveAvgPool": LayerSpec(bounds.adaptive_pool_bound, rank=rank),
+        **dict.fromkeys(("AvgPool", "AdaptiveAvgPool"), average),
         "Dropout": dropout,
         "BatchNorm": batch_norm,
-        **dict.fromkeys(pads, padding),
-        "MaxPool": LayerSpec(bounds.max_pool_bound, check=_one_output, rank=rank, homogeneous=True),
-        "AdaptiveMaxPool": LayerSpec(
-            bounds.adaptive_max_pool_bound, check=_one_output, rank=rank, homogeneous=True
-        ),
+        **dict.fromkeys(PADS, padding),
+        **dict.fromkeys(("MaxPool", "AdaptiveMaxPool"), largest),
         "LPPool": LayerSpec(bounds.norm_pool_bound, check=_euclidean, rank=rank, homogeneous=True),
     }
     return {getattr(nn, f"{name}{n}d"): spec for name, spec in rows.items()}
@@ -150,11 +147,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(2),
     **_spatial_rows(3),
     nn.Linear: LayerSpec(
-        bounds.linear_bound,
-        _scaled_linear,
-        channels="in_features",
-        parameter="weight",
-        affine=True,
+        bounds.linear_bound, _scaled_linear, channels="in_features", parameter="weight", affine=True
     ),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
@@ -179,16 +172,8 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
 _ACTIVATIONS = (
     *("ReLU6", "RReLU", "ELU", "SELU", "CELU", "GELU", "SiLU", "Mish", "Softplus", "Softsign"),
     *("Sigmoid", "Tanh", "LogSigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Hardshrink"),
-    *(
-        "Softshrink",
-        "Tanhshrink",
-        "Softmax",
-        "Softmax2d",
-        "LogSoftmax",
-        "Softmin",
-        "GLU",
-        "Threshold",
-    ),
+    *("Softshrink", "Tanhshrink", "Softmax", "Softmax2d", "LogSoftmax", "Softmin"),
+    *("GLU", "Threshold"),
 )
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
 

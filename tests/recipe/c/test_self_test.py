@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformallayers.recipe.c.self_test import SelfTest, whole_levels
+from conformallayers.recipe.c.self_test import self_test_words, whole_levels
 from programs import FLAGS, SANITIZED, compiler, export, needs_compiler, small_networks
 
 
@@ -80,5 +80,5 @@ def test_outputs_that_are_nan_or_infinite() -> None:
     fold = small_networks()["conv"]
     for name, number in {"none": float("nan"), "much": float("inf")}.items():
         levels = whole_levels(np.zeros(fold.input_shape, np.float32))
-        words = SelfTest(levels, np.array([1.0, number], np.float32)).words()
+        words = self_test_words(levels, np.array([1.0, number], np.float32))
         assert (words["finite"], words["valid"]) == (0, int(name == "much"))

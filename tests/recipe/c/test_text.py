@@ -8,6 +8,7 @@ from conformallayers.recipe.c.text import (
     BROADCASTS,
     MAPS,
     POOLS,
+    SUMS,
     comment,
     functions,
     helpers,
@@ -26,7 +27,8 @@ def test_a_program_gets_what_it_calls() -> None:
 @pytest.mark.parametrize("suffix", ["f", "d", "i", "s"])
 def test_functions_are_plain_c(suffix: str) -> None:
     names = [*helpers(), *MAPS, *BROADCASTS, *POOLS]
-    text = functions(" ".join(f"{name}() {name}_{suffix}()" for name in names))
+    calls = [f"{name}() {name}_{suffix}()" for name in names]
+    text = functions(" ".join([*calls, *(f"convolve_{name}()" for name in SUMS)]))
     assert "$" not in text
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 100

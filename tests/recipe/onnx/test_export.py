@@ -23,7 +23,7 @@ from conformallayers.recipe.onnx.export import export_onnx, onnx_model
 from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
-from onnx_support import LIMITS, Network, both_dtypes, certificate, runtime, session, single
+from onnx_support import LIMITS, Network, both_dtypes, runtime, session, single
 from oracle import relative_error
 from support import samples
 
@@ -99,7 +99,7 @@ def test_values_that_are_read_again_may_be_the_result() -> None:
 
 def test_what_the_file_says_of_itself(path: Path) -> None:
     net = network()
-    net.certificate = certificate()
+    net.certificate = cl.Certificate(1e-2, float("inf"), 0.5)
     export_onnx(net, path)
     assert str(Path.cwd()).encode() not in path.read_bytes()
     assert [file.name for file in path.parent.iterdir()] == [path.name]

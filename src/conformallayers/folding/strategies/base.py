@@ -241,7 +241,7 @@ def add_advance(
 def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points) -> Points:
     """Append an activation, with z rescaled where its squares could leave the range."""
     scaling = before.scaling.copy()
-    weight = float(scaling.activate(site.alpha, site.rule.on_points, site.slope))
+    weight = site.activate(scaling)
     size = min(site.bounded, before.size * site.slope / site.alpha)
     small = before.rebased and not site.rule.on_points
     if before.bound <= SQUARED and not small:
@@ -280,11 +280,16 @@ def _function(rule: Rule) -> object:
 def add_matrix(problem: Problem, values: Values) -> tuple[str, float]:
     """Append the product with M, plus a bias if there is one; return the value and the gain."""
     matrix, gain = normalised(problem.matrix)
+    return add_product(problem, values, values.flat, matrix, gain), gain
+
+
+def add_product(problem: Problem, values: Values, rows: str, matrix: Tensor, gain: float) -> str:
+    """Append the product with a matrix that gives ``M x̂ / gain``, plus a bias if there is one."""
     weight = values.constant("matrix", matrix)
     own = values.take_bias(gain)
     bias = None if own is None else values.constant("bias", own.flatten())
-    image = values.builder.add(layer.Matmul, values.flat, name="image", weight=weight, bias=bias)
-    return add_reshape(values.builder, image, image_shape(problem)), gain
+    image = values.builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
+    return add_reshape(values.builder, image, image_shape(problem))
 
 
 def image_shape(problem: Problem) -> tuple[int, ...]:
@@ -308,7 +313,7 @@ def _combine(
     growths: list[str] = []
     for terms in recurrence.sites:
         forms = []
-        for _ in range(len(terms.linear) * (len(terms.linear) + 1) // 2):
+        for _ in range(point.pairs(len(terms.linear))):
             parts = next(energies)
             forms.append(parts[0] if len(parts) == 1 else builder.add(layer.Add, *parts, name="n"))
         fields: dict[str, object] = dict(rule_fields(builder, terms.site))
@@ -361,11 +366,6 @@ def out_of_range(problem: Problem) -> str | None:
     """Return the reason to refuse forms that could leave the range of float64, or None."""
     too_large = problem.stage.bound > LARGEST_SQUARED
     return "its forms could leave the range of float64" if too_large else None
-
-
-def no_image(problem: Problem) -> str | None:
-    """Return the reason to refuse a stage without activations or spatial axes, or None."""
-    return no_axes(problem) if problem.stage.chain.segments else "there is no activation inside"
 
 
 def no_axes(problem: Problem) -> str | None:

@@ -130,12 +130,15 @@ class _RouteFollower:
         return rest.add(layer.Conv, self.z, **options)
 
     def _multiply(self, move: Move) -> None:
-        """Append the matrix that ends the route: of the current map or of the input."""
+        """Append the matrix that ends the route: of the layers behind the current map, or of the input."""
         builder = self.values.builder
         if move.how == "matrix of x":
             matrix, source = self.problem.matrix, self.values.unit
         else:
-            matrix, source = self.pending * _matrix_behind(self.problem, move), self.z
+            stage, operators = self.problem.stage, self.places.operators[move.start :]
+            shapes = self.places.shape(move.start), stage.output_shape
+            matrix = dense_matrix(*shapes, operators, stage.device)
+            matrix, source = self.pending * (matrix * self.places.factor(move.levels)), self.z
         matrix, self.gain = base.normalised(matrix)
         shape = builder.shape(source)
         if len(shape) == 3 and not self.values.wide:
@@ -143,11 +146,7 @@ class _RouteFollower:
             source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
         rows = base.add_reshape(builder, source, (math.prod(shape),))
-        weight = self.values.constant("matrix", matrix.contiguous())
-        own = self.values.take_bias(self.gain)
-        bias = None if own is None else self.values.constant("bias", own.flatten())
-        image = builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
-        self.z = base.add_reshape(builder, image, base.image_shape(self.problem))
+        self.z = base.add_product(self.problem, self.values, rows, matrix.contiguous(), self.gain)
 
 
 def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
@@ -160,12 +159,3 @@ def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
         )
     route: tuple[tuple[Move, ...], Cost] = problem.memo[key]
     return route
-
-
-def _matrix_behind(problem: Problem, move: Move) -> Tensor:
-    """Return the layers behind a map as one matrix, (d_out, d_map), in float64."""
-    places = RouteMap(problem.stage.chain)
-    operators = places.operators[move.start :]
-    shapes = places.shape(move.start), problem.stage.output_shape
-    matrix = dense_matrix(*shapes, operators, problem.stage.device)
-    return matrix * places.factor(move.levels)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import triangular_factor
+from ..certificate import ErrorBudget, triangular_factor
 from ..cost import Cost
-from ..problem import Problem
+from ..problem import Conditions, Problem
+from ..stages import Stage
 from .base import Evaluation, Strategy, Values, add_matrix, matrix_cost, normalised, out_of_range
 
 LARGEST = 8192  # coefficients of a sample; building a larger Q would not fit into memory
@@ -28,6 +30,11 @@ def too_large(problem: Problem) -> str | None:
         if entries > ENTRIES:
             return f"{problem.form_count} forms have {entries} entries"
     return too_many_entries(d_in, d_out)
+
+
+def stage_too_large(stage: Stage) -> str | None:
+    """Return why the forms of a stage cannot be written out in float64, or None if they can."""
+    return too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
 
 
 def too_many_entries(d_in: int, d_out: int) -> str | None:

@@ -90,11 +90,7 @@ def _certificate(problem: Problem) -> Certificate | None:
 
 
 def add_operators(
-    to: Lowering,
-    z: str,
-    operators: Sequence[Operator],
-    factor: float,
-    bias: Tensor | None = None,
+    to: Lowering, z: str, operators: Sequence[Operator], factor: float, bias: Tensor | None = None
 ) -> str:
     """Append operators one after the other, with the factor on the last weight, and a bias."""
     takes = [index for index, operator in enumerate(operators) if _has_weight(operator)]

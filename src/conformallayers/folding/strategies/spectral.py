@@ -39,10 +39,12 @@ class Spectral(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse stacks that are neither circular nor one convolution up to each activation."""
-        reason = base.not_a_chain(problem) or base.no_image(problem)
-        if reason is not None:
+        if (reason := base.not_a_chain(problem)) is not None:
             return reason
         chain = problem.stage.chain
+        reason = base.no_axes(problem) if chain.segments else "there is no activation inside"
+        if reason is not None:
+            return reason
         if not _circular(chain) and _windows(RouteMap(chain)) is None:
             if any(getattr(op.module, "padding_mode", "") == "circular" for op in chain.operators):
                 return _not_circular(chain)

@@ -30,7 +30,7 @@ from .integers import WRITE
 from .layers import write_scalar
 from .program import Program
 from .prune import Proofs, room_left
-from .self_test import SelfTest, whole_levels
+from .self_test import self_test_words, whole_levels
 from .simplify import simplified
 from .stack import stack_bytes
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
-_SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
 _OF_SCALARS = point.Advance, point.Grow, integer.IntegerAdvance, integer.IntegerRebase
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
@@ -118,7 +117,9 @@ def export_c(
         **_errors(folded, recipe, x, program.rounded),
     )
     if not report:
-        test = _self_test(recipe, x[0], program.rounded)
+        levels = whole_levels(x[0])  # an image near the first sample
+        outputs, _ = _run(recipe, levels.image[None], program.rounded)
+        test = self_test_words(levels, np.asarray(outputs[0].float().numpy()))
         texts = texts_of(folded, program.constants, code, test, result)
         target.mkdir(parents=True, exist_ok=True)
         replace_files({path: [text.encode()] for path, text in texts.items()})
@@ -241,7 +242,7 @@ def _expect_operation(operation: Operation, storage: str) -> None:
             'Use dtype="float32", which keeps double there.',
         )
     remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
-    if isinstance(operation, _SPECTRAL):
+    if isinstance(operation, point.SPECTRAL):
         remedy = 'Fold with strategy="dense".'
     WRITE.check(operation, "export_c(folded)", remedy)
 
@@ -253,35 +254,22 @@ def _errors(
     with torch.no_grad():
         expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
     actual, denominators = _run(recipe, x, rounded)
-    _, exact = _run(recipe, x, {})
+    pairs = zip(denominators, _run(recipe, x, {})[1], strict=True)
+    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
     return {
         "output_error": relative_error(actual, expected),
-        "denominator_error": _denominator_error(denominators, exact),
+        "denominator_error": max(errors, default=None),
         "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
     }
 
 
-def _self_test(recipe: Recipe, image: Array, rounded: Mapping[str, Array]) -> SelfTest:
-    """Return an image near a sample, in 256 levels, and the outputs that the program has for it."""
-    levels = whole_levels(image)
-    outputs, _ = _run(recipe, levels.image[None], rounded)
-    return SelfTest(levels, np.asarray(outputs[0].float().numpy()))
-
-
 def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor, list[Array]]:
-    """Run a recipe in float32 as the program does; return outputs, and what was divided by.
-
-    Args:
-        recipe: with exact constants.
-        x: samples.
-        rounded: what takes the place of constants.
-    """
+    """Run a recipe in float32 as the program does, with rounded constants; return outputs and denominators."""
 
     def convert(name: str, array: Array) -> Array:
         return _typed(recipe, name, rounded.get(name, array))
 
-    about: dict[str, Any] = {"strategy": "", "origin": None, "labels": None, "about": None}
-    network = Network(recipe.with_constants(convert), np.dtype(np.float32), **about)
+    network = Network(recipe.with_constants(convert), np.dtype(np.float32))
     read = [op.inputs[1] for op in recipe.operations if isinstance(op, point.Divide)]
     read += [op.inputs[2] for op in recipe.operations if isinstance(op, point.Rebase)]
     outputs, denominators = [], []
@@ -292,9 +280,3 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
             denominators.append([values[name] for name in read])
     actual = torch.from_numpy(np.concatenate(outputs)).double().flatten(1)
     return actual, [np.concatenate(taus) for taus in zip(*denominators, strict=True)]
-
-
-def _denominator_error(actual: list[Array], expected: list[Array]) -> float | None:
-    pairs = zip(actual, expected, strict=True)
-    errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
-    return max(errors, default=None)

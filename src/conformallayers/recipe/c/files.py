@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,6 @@ from ... import __version__
 from ...folding.certificate import Certificate
 from ...utils.text import count, size, table
 from .constants import Constant, number
-from .self_test import SelfTest
 from .text import WIDTH, comment, fill, functions, indented, quoted
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def texts_of(
     folded: Folded,
     constants: Sequence[Constant],
     code: tuple[str, str],
-    test: SelfTest,
+    test: Mapping[str, Any],
     result: CExport,
 ) -> dict[Path, str]:
     """Return the text of every file.
@@ -123,7 +122,7 @@ def texts_of(
         folded: what they are about.
         constants: the arrays.
         code: as ``code_of`` returns it.
-        test: of the program itself.
+        test: the words of ``templates/self_test.c``.
         result: files, sizes and errors, for the header.
     """
     name, macro = result.name, result.name.upper()
@@ -158,7 +157,7 @@ def texts_of(
     title = f"{name}.c: see {name}.h. Compile as C99 or C++17 and link with -lm."
     words |= {"about": comment([title]), "constants": arrays, "helpers": needed, "body": body}
     words["aliases"] = fill("source_aliases.c", words) if default else ""
-    source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test.words())
+    source = fill("source.c", words).rstrip() + "\n" + fill("self_test.c", words | test)
     texts = {result.source: source, result.header: header}
     if result.makefile is not None and result.example is not None:
         texts |= {

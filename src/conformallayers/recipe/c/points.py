@@ -126,18 +126,17 @@ def _rebase(op: point.Rebase, program: Program) -> None:
 @WRITE.runs(point.Grow)
 def _grow(op: point.Grow, program: Program) -> None:
     (growth,), (m, tau, *values) = op.outputs, op.inputs
-    dots = values.pop(0) if op.constant_parts else None
-    forms, sites = values[: op.form_count], values[op.form_count :]
+    dots, forms, sites = op.split(values)
     t, count, parts = program.scalar(tau), len(op.constant_parts), len(op.linear)
     result = program.identifier(f"s_{growth}_growth")
     program.emit(f"double {result};", "{")
     _coefficients(op, program, sites, t, "1")
     program.emit(_doubles("n", [program.scalar(name) for name in forms]))
     program.emit(f"double q = energy(k, n, {parts});")
-    if op.gram is not None and dots is not None:
-        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots)}"
+    if op.gram is not None:
+        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots[0])}"
         program.emit(f"q += gram(c, {products}, {count});")
-        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots)});")
+        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots[0])});")
     if op.rule == "published":
         sites_passed = program.integers(
             f"{growth}_coordinate", [len(op.coordinate), *op.coordinate]

@@ -30,20 +30,6 @@ _IN_PLACE = (
 )
 
 
-def wide_values(recipe: Recipe) -> frozenset[str]:
-    """Return the features that are double: those behind ``Cast("wide")``."""
-    found: set[str] = set()
-    shapes = recipe.shapes()
-    for operation in recipe.operations:
-        if isinstance(operation, layer.Cast):
-            wide = operation.to == layer.WIDE
-        else:
-            wide = any(name in found for name in operation.inputs)
-        if wide:
-            found.update(name for name in operation.outputs if shapes[name])
-    return frozenset(found)
-
-
 class Program:
     """Collect the statements of a recipe.
 
@@ -65,7 +51,7 @@ class Program:
         self.multiply_adds = 0
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
-        self._shapes, self._wide = recipe.shapes(), wide_values(recipe)
+        self._shapes, self._wide = recipe.shapes(), recipe.wide_values()
         self._whole = integer_values(recipe.operations)
         self._last_use = {INPUT: 0}
         for i, op in enumerate(recipe.operations):
@@ -251,13 +237,12 @@ class Program:
         """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
         values = self.array(name)
         written = values if shape is None else _broadcast(values, shape)
-        key = name, f"{ctype} {shape}"
-        if key not in self._stored:
-            flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
-            constant = Constant(self.identifier(f"k_{name}"), ctype, flat)
-            self.constants.append(constant)
-            self._stored[key] = Stored(ctype, False, values, (constant,), flat.size)
-        return self._stored[key].arguments
+        flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
+
+        def store(to: str) -> Stored:
+            return Stored(ctype, False, values, (Constant(to, ctype, flat),), flat.size)
+
+        return self.keep(name, f"{ctype} {shape}", store).arguments
 
     def integers(self, name: str, values: Sequence[int]) -> str:
         """Append an array of integers; return its name."""

@@ -116,13 +116,7 @@ class Proofs:
                 self._proven[index] = None  # energies of rounded weights are only measured
 
     def store(self, name: str, operation: QuadraticForm, exact: Array) -> Stored:
-        """Return a form as it is stored: as short as the certificate of its part allows.
-
-        Args:
-            name: of its array in C.
-            operation: that reads it.
-            exact: (n, n), symmetric, without its weight.
-        """
+        """Return a form (n, n), exact and without its weight, as it is stored: as short as the certificate of its part allows."""
         index = self._part_of.get(operation.outputs[0])
         if index is None:
             return form(name, exact, self.storage)

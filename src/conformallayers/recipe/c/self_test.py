@@ -45,27 +45,20 @@ def whole_levels(image: Array) -> Levels:
     return Levels(np.float32(lowest), np.float32(step), whole)
 
 
-@dataclass(frozen=True, eq=False)
-class SelfTest:
-    """An image and the outputs that the program has for it."""
-
-    levels: Levels
-    outputs: Array
-
-    def words(self) -> dict[str, Any]:
-        """Return the words of ``templates/self_test.c``."""
-        finite = bool(np.isfinite(self.outputs).all())
-        outputs = self.outputs if finite else np.zeros_like(self.outputs)
-        limit = float(np.float32(_LIMIT * np.abs(outputs.astype(np.float64)).max()))
-        arrays = (
-            Constant("self_test_image", "uint8_t", self.levels.whole.reshape(-1)),
-            Constant("self_test_out", "float", outputs),
-        )
-        return {
-            "arrays": "\n".join(array.text() for array in arrays),
-            "limit": number(limit, "float"),
-            "lowest": number(float(self.levels.lowest), "float"),
-            "step": number(float(self.levels.step), "float"),
-            "finite": int(finite),
-            "valid": int(not np.isnan(self.outputs).any()),
-        }
+def self_test_words(levels: Levels, outputs: Array) -> dict[str, Any]:
+    """Return the words of ``templates/self_test.c``: an image, and the outputs that the program has for it."""
+    finite = bool(np.isfinite(outputs).all())
+    expected = outputs if finite else np.zeros_like(outputs)
+    limit = float(np.float32(_LIMIT * np.abs(expected.astype(np.float64)).max()))
+    arrays = (
+        Constant("self_test_image", "uint8_t", levels.whole.reshape(-1)),
+        Constant("self_test_out", "float", expected),
+    )
+    return {
+        "arrays": "\n".join(array.text() for array in arrays),
+        "limit": number(limit, "float"),
+        "lowest": number(float(levels.lowest), "float"),
+        "step": number(float(levels.step), "float"),
+        "finite": int(finite),
+        "valid": int(not np.isnan(outputs).any()),
+    }

@@ -16,7 +16,6 @@ from .. import point_operations as point
 from ..operation import Operation, Shape
 from ..places import Array, Table
 from ..recipe import Recipe
-from .program import wide_values
 
 
 def simplified(recipe: Recipe, *, forms: bool = False) -> Recipe:
@@ -65,7 +64,7 @@ class _Rewriter:
         self.constants: dict[str, Array] = dict(recipe.constants)
         self.wide = set(recipe.wide)  # names of constants
         self.operations: list[Operation] = []
-        self._shapes, self._wide_values = recipe.shapes(), wide_values(recipe)
+        self._shapes, self._wide_values = recipe.shapes(), recipe.wide_values()
         self._forms = forms
         self._factors = _factors(recipe, self._shapes) if forms else {}
 

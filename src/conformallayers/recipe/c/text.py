@@ -60,19 +60,29 @@ BROADCASTS = {
 }
 # How windows are reduced: what is declared, what is done with every entry v, and the result. NaN is the largest.
 POOLS = {
-    "max_pool": (
-        "$V found = ($V)-INFINITY",
-        "found = v > found || v != v ? v : found",
-        "found",
-    ),
+    "max_pool": ("$V found = ($V)-INFINITY", "found = v > found || v != v ? v : found", "found"),
     "norm_pool": (
         "double sum = 0; int32_t count = 0",
         "sum += (double)v * (double)v; count++",
         "($V)sqrt(sum * g[10] / count)",
     ),
 }
-
 WHOLE_POOLS = {"max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found")}
+# What a sum of products of whole numbers becomes: type, parameters, these from a channel on, and the result.
+SUMS = {
+    "whole": (
+        "int8_t",
+        "const int32_t *multiplier, const int32_t *addend, int32_t shift, int32_t low, int32_t factor",
+        "multiplier + at, addend == NULL ? NULL : addend + at, shift, low, factor",
+        "feature(p * multiplier[c], shift, factor, addend == NULL ? NULL : addend + c, low)",
+    ),
+    "number": (
+        "float",
+        "const double *scale, const double *addend, double tau",
+        "scale + at, addend == NULL ? NULL : addend + at, tau",
+        "numeric(p, scale[c], tau, addend == NULL ? NULL : addend + c)",
+    ),
+}
 
 
 @lru_cache(maxsize=1)
@@ -105,6 +115,8 @@ def _template(name: str) -> str | None:
     base, _, suffix = name.rpartition("_")
     if name in helpers() and "$" not in helpers()[name]:
         return name
+    if suffix in SUMS and f"{base}_sums" in helpers():
+        return f"{base}_sums"
     if suffix not in _SUFFIXES:
         return None
     if base in MAPS:
@@ -124,6 +136,8 @@ def _written(template: str, name: str) -> str:
     first, each, result = (WHOLE_POOLS if values == "int8_t" else POOLS).get(base, ("", "", ""))
     expression = {**MAPS, **BROADCASTS}.get(base, each)
     parameters = "".join(f", double {letter}" for letter in "ab"[: FUNCTIONS.get(base, 0)])
+    if suffix in SUMS:
+        values, parameters, first, expression = SUMS[suffix]
     text = helpers()[template]
     for mark, kept in ((r"^\$Q", scaled), (r"^\$D", re.search(r"\bd\b", expression))):
         text = re.sub(mark if kept else rf"{mark}.*\n", "", text, flags=re.MULTILINE)

@@ -19,9 +19,8 @@ from ..operation import OPERATIONS, Runtime, Shape
 from ..places import Array, Table
 from ..recipe import Recipe
 
-_SPECTRAL = point.Fourier, point.SpectralForm, point.SpectralProduct, point.InverseFourier
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
-_LACKS = (*_SPECTRAL, *INTEGER, layer.Call)
+_LACKS = (*point.SPECTRAL, *INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
 Entries = dict[str, Any]  # what an operation has beside its settings
 
@@ -53,12 +52,12 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     """
     for operation in recipe.operations:
         remedy = f"{_DENSE}, which keeps no layers inside a ConformalLayers."
-        if isinstance(operation, _SPECTRAL):
+        if isinstance(operation, point.SPECTRAL):
             remedy = f"{_DENSE}."
         if isinstance(operation, INTEGER):
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
-    shapes, indices, wide = recipe.shapes(), recipe.integer_constants(), _wide_values(recipe)
+    shapes, indices, wide = recipe.shapes(), recipe.integer_constants(), recipe.wide_values()
     document = describe(recipe) | {"dtype": dtype}
     del document["wide"]  # the dtype of each constant says it
     for entry, operation in zip(document["operations"], recipe.operations, strict=True):
@@ -78,17 +77,6 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         for name, array in recipe.constants.items()
     }
     return document
-
-
-def _wide_values(recipe: Recipe) -> set[str]:
-    """Return the names of the values behind a cast to float64."""
-    found: set[str] = set()
-    for operation in recipe.operations:
-        widens = isinstance(operation, layer.Cast) and operation.to == layer.WIDE
-        narrows = isinstance(operation, layer.Cast) and not widens
-        if widens or (not narrows and found & set(operation.inputs)):
-            found |= set(operation.outputs)
-    return found
 
 
 def _encoded(array: Any, dtype: str) -> Mapping[str, Any]:

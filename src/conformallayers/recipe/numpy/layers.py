@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 RUN = Runtime("numpy")
 
 
-def flat(x: Array) -> Array:
-    """Return each sample as one row: (B, ...) → (B, n), also where there is none."""
-    return x.reshape(len(x), math.prod(x.shape[1:]))
-
-
 def _affine(net: Network, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
     """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
     for name, function in ((weight, np.multiply), (bias, np.add)):

@@ -43,10 +43,10 @@ class Network:
         recipe: Recipe,
         dtype: np.dtype[Any],
         *,
-        strategy: str,
-        origin: str | None,
-        labels: tuple[str, ...] | None,
-        about: dict[str, Any] | None,
+        strategy: str = "",
+        origin: str | None = None,
+        labels: tuple[str, ...] | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         for operation in recipe.operations:
             RUN.check(operation, "Network", _REMEDY)

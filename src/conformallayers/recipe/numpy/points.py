@@ -5,7 +5,7 @@ The scalars of samples, m, τ, n and growths, are float64 arrays of shape (B,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -13,15 +13,15 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .. import point_operations as point
+from ..arithmetic import along, column, coordinate_behind, energy_of_parts, flat
 from ..places import Array
-from ..point_operations import Key
-from .layers import RUN, flat
+from ..point_operations import LARGEST
+from .layers import RUN
 
 if TYPE_CHECKING:
     from .network import Network
 
 __all__ = ["RUN"]
-_LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
 
 
 def _radial_tanh(q: Array) -> Array:
@@ -50,14 +50,9 @@ def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Arra
     return unit, m, np.hypot(np.sqrt(_squared_norm(unit)), op.offset / m)
 
 
-@RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, net: Network, z: Array) -> Array:
-    return _squared_norm(z) * op.weight
-
-
-@RUN.runs(point.Dot)
-def _dot(op: point.Dot, net: Network, a: Array, b: Array) -> Array:
-    return np.asarray(flat(a * b).sum(1, dtype=np.float64) * op.weight)
+RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
+RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x) * op.weight
+RUN[point.Dot] = lambda op, _, a, b: _dots(flat(a), flat(b)) * op.weight
 
 
 @RUN.runs(point.Rescale)
@@ -72,11 +67,6 @@ def _rescale(
         m, tau = np.ldexp(m, exponent), np.ldexp(tau, -exponent)
         n = _squared_norm(z)
     return z, m, tau, n * op.weight
-
-
-@RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, net: Network, x: Array) -> Array:
-    return _dots(x @ net.constant(op.form), x) * op.weight
 
 
 @RUN.runs(point.BandedForm)
@@ -138,61 +128,38 @@ def _advance(op: point.Advance, net: Network, tau: Array, m: Array, *energies: A
     return np.asarray(tau * GROWTH[op.rule](n * inverse * inverse))
 
 
-@RUN.runs(point.Divide)
-def _divide(op: point.Divide, net: Network, v: Array, tau: Array, m: Array) -> Array:
-    return _scaled(v, op.scale * _inverse(tau))
+RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(tau))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array]:
-    coordinate = np.minimum(m * op.coordinate * tau, _LARGEST)
+    coordinate = np.minimum(m * op.coordinate * tau, LARGEST)
     alive = np.where(np.isnan(tau), tau, tau != 0)
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
 
 
 @RUN.runs(point.Grow)
 def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) -> Array:
-    count = len(op.constant_parts)
-    first = 1 if count else 0
-    forms, growths = iter(values[first : first + op.form_count]), values[first + op.form_count :]
-    linear = [_along(key, _inverse(tau), growths) for key in op.linear]
-    energy = np.zeros_like(tau)
-    for a, k in enumerate(linear):
-        for b, other in enumerate(linear[a:]):
-            energy += k * other * next(forms) * (2 if b else 1)
-    if op.gram is not None:
-        alive, dots = (tau != 0).astype(np.float64), values[0]
-        ks = np.stack([_along(key, alive, growths) for key in op.constant_parts], 1)
-        energy += _dots(ks @ net.constant(op.gram), ks)
-        for index, k in enumerate(linear):
-            energy += 2 * k * _dots(dots[:, index * count : (index + 1) * count], ks)
-    q = np.maximum(energy, 0)
+    alive = (tau != 0).astype(np.float64)
+    gram = None if op.gram is None else net.constant(op.gram)
+    q = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
     if op.rule != "published":
-        return np.minimum(GROWTH[op.rule](q), _LARGEST)
-    t = m * tau * op.factor
-    for site in op.coordinate:  # one by one: a product of many could overflow on its way
-        t = np.minimum(t * growths[site], _LARGEST)
-    return np.minimum(1 + t * q, _LARGEST)
+        return np.minimum(GROWTH[op.rule](q), LARGEST)
+    t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
+    return np.minimum(1 + t * q, LARGEST)
 
 
 @RUN.runs(point.Combine)
 def _combine(op: point.Combine, net: Network, v: Array, tau: Array, *growths: Array) -> Array:
     y, inverse, alive = np.zeros_like(v[:, 0]), _inverse(tau), (tau != 0).astype(np.float64)
     for index, key in enumerate(op.linear):
-        y += _scaled(v[:, index], op.scale * _along(key, inverse, growths))
+        y += _scaled(v[:, index], op.scale * along(key, inverse, growths))
     if op.vectors is not None:
         for key, vector in zip(op.constant_parts, net.constant(op.vectors), strict=True):
-            y += _scaled(np.broadcast_to(vector, y.shape), _along(key, alive, growths))
+            y += _scaled(np.broadcast_to(vector, y.shape), along(key, alive, growths))
     return y
-
-
-def _along(key: Key, coefficient: Array, growths: Sequence[Array]) -> Array:
-    """Divide a coefficient by the growth of every site that its part has passed."""
-    for site in key:
-        coefficient = coefficient / growths[site]
-    return coefficient
 
 
 def _peak(x: Array) -> Array:
@@ -214,11 +181,6 @@ def _dots(a: Array, b: Array) -> Array:
 def _inverse(t: Array) -> Array:
     """Return 1/t, and 0 where t = 0; NaN stays NaN."""
     return np.divide(1.0, t, out=np.zeros_like(t), where=t != 0)
-
-
-def column(scalars: Array, x: Array) -> Array:
-    """Return one number for each sample, (B,), so that it broadcasts to x (B, ...)."""
-    return scalars.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _scaled(z: Array, factor: Array) -> Array:

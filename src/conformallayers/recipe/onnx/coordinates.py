@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -35,6 +35,7 @@ _LEAST_EPSILON = 1e-33  # beside which squares that are too small do not count
 _RMS_OPSET = 23  # the first with RMSNormalization
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
 _OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
+Peak = Callable[[], Value]  # 1/m, a scalar of samples that the first call appends
 _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
 
 
@@ -76,18 +77,6 @@ def _loses_nan(op: Operation) -> bool:
 
 
 @dataclass(frozen=True)
-class Peak:
-    """m by its inverse, which is appended when it is needed first."""
-
-    make: Callable[[], Value]
-
-    @cached_property
-    def inverse(self) -> Value:
-        """1/m, a scalar of samples."""
-        return self.make()
-
-
-@dataclass(frozen=True)
 class Energy:
     """An energy as numbers that add up to it, one for each channel, times a weight."""
 
@@ -107,13 +96,9 @@ class Tau:
         """Whether no activation has changed it."""
         return self.terms == (1.0,)
 
-    def numerator(self, graph: OnnxGraph) -> Value:
-        """Append the sum of the terms."""
-        return _sum(graph, self.terms)
-
     def value(self, graph: OnnxGraph) -> Value:
         """Append the fraction."""
-        above = self.numerator(graph)
+        above = _sum(graph, self.terms)
         return above if self.divisor is None else graph.add("Div", above, self.divisor)
 
 
@@ -179,7 +164,7 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
     def inverse() -> Value:
         return graph.add("Pow", _square_of_t(op, graph, x), -0.5)
 
-    peak, count = Peak(lambda: _scalar(graph, inverse())), prod(x.shape)
+    peak, count = cache(lambda: _scalar(graph, inverse())), prod(x.shape)
     epsilon = op.offset**2 / count * _NARROWED**2
     usual = _LEAST_EPSILON < epsilon < 1 and is_shifted_behind(graph.recipe, op.outputs[0])
     if graph.opset < _RMS_OPSET or count > LONG or not usual or _is_published(graph.recipe):
@@ -232,7 +217,7 @@ def _advance(
 ) -> Tau:
     terms = [n if isinstance(n, Energy) else _scalar(graph, n) for n in energies]
     if op.rule == "published":
-        r = m.inverse
+        r = m()
         before: Sequence[Value | Energy | float] = (r,)
         if tau.divisor == r:
             before = tau.terms
@@ -255,17 +240,17 @@ def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Peak, tau: Tau
 ) -> tuple[Value, Peak, Tau]:
     def inverse() -> Value:
-        r = graph.add("Mul", m.inverse, 1 / op.coordinate)
+        r = graph.add("Mul", m(), 1 / op.coordinate)
         return r if tau.is_one else graph.add("Div", r, tau.value(graph))
 
-    return _divided(graph, z, tau, op.scale), Peak(inverse), Tau()
+    return _divided(graph, z, tau, op.scale), cache(inverse), Tau()
 
 
 def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
     """Append ``scale·z/τ``."""
     if tau.is_one:
         return weighted(graph, z, scale)
-    above = tau.numerator(graph)
+    above = _sum(graph, tau.terms)
     if tau.divisor is not None:
         return graph.scale(z, weighted(graph, graph.add("Div", tau.divisor, above), scale))
     if scale != 1.0:

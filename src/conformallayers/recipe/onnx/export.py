@@ -207,7 +207,7 @@ def _metadata(folded: Any) -> dict[str, str]:
         "library": __version__,
         "origin": folded.origin,
         "strategy": folded.strategy,
-        "certificate": None if certificate is None else _proof(certificate),
+        "certificate": None if certificate is None else certificate.stored(),
         "input_shape": list(folded.input_shape),
         "output_shape": list(folded.output_shape),
         "dtype": str(folded.dtype).removeprefix("torch."),
@@ -216,12 +216,6 @@ def _metadata(folded: Any) -> dict[str, str]:
         f"conformallayers.{key}": value if isinstance(value, str) else json.dumps(value)
         for key, value in document.items()
     }
-
-
-def _proof(certificate: Any) -> dict[str, float | str]:
-    """Return a certificate as JSON has it: any norm is ``"inf"``."""
-    values = {name: getattr(certificate, name) for name in ("epsilon", "max_norm", "margin")}
-    return {k: v if abs(v) < float("inf") else repr(v) for k, v in values.items()}
 
 
 def _serialised(model: Any) -> bytes:

@@ -16,11 +16,6 @@ _SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.6732632423543772
 _STEP, _TERMS, _REACH = 0.5, 26, 6.0  # of the sines that make the error function in float64
 
 
-def relu(graph: OnnxGraph, x: Value) -> Value:
-    """Return x, and 0 where it is negative: ONNX Runtime merges it with the product before it, and keeps NaN."""
-    return graph.add("Relu", x)
-
-
 def leaky(graph: OnnxGraph, x: Value, slope: float | Array) -> Value:
     """Return x, and ``slope·x`` where it is negative."""
     return _positive_or(graph, x, graph.add("Mul", x, slope))
@@ -115,7 +110,8 @@ def _hardsigmoid(graph: OnnxGraph, x: Value) -> Value:
 
 FUNCTIONS: dict[str, Callable[..., Value]] = {
     "abs": lambda graph, x: graph.add("Abs", x),
-    "relu": relu,
+    # ONNX Runtime merges it with the product before it, and keeps NaN.
+    "relu": lambda graph, x: graph.add("Relu", x),
     "relu6": lambda graph, x: _clip(graph, x, 0.0, 6.0),
     "leaky_relu": leaky,
     "elu": _elu,

@@ -15,6 +15,7 @@ import numpy as np
 from .. import integer_operations as integer
 from .. import layer_operations as layer
 from ..places import Array
+from ..point_operations import LARGEST
 from .graph import WIDE, OnnxGraph, Value
 from .layers import convolution, pooling, windowed
 from .points import RUN
@@ -185,4 +186,4 @@ def _rebase(
 ) -> tuple[Value, Value]:
     coordinate = graph.add("Mul", graph.add("Mul", m, op.coordinate), tau)
     one = graph.add("Where", graph.add("IsNaN", tau, dtype=bool), tau, 1.0)
-    return graph.add("Min", coordinate, integer.LARGEST), one
+    return graph.add("Min", coordinate, LARGEST), one

@@ -92,15 +92,10 @@ def merged(recipe: Recipe) -> Recipe:
     merger = _Merger(recipe)
     for operation in recipe.operations:
         merger.rewrite(operation)
-    needed, kept = {merger.name(recipe.output)}, []
-    for operation in reversed(merger.operations):
-        if not needed.isdisjoint(operation.outputs):
-            needed.update(operation.inputs)
-            kept.append(operation)
-    output = merger.name(recipe.output)
+    operations, output = tuple(merger.operations), merger.name(recipe.output)
     return replace(
-        recipe, operations=tuple(reversed(kept)), output=output, constants=merger.constants
-    )
+        recipe, operations=operations, output=output, constants=merger.constants
+    ).pruned()
 
 
 class _Merger:
@@ -166,7 +161,9 @@ class _Merger:
                 new = replace(new, scale=1.0)
             else:
                 new = replace(new, scale=rounded(new.scale / float(factor)))
-            if isinstance(new, point.Divide) and new.scale == 1 and self._is_point(op.inputs[1]):
+            # τ is 1 where no activation has changed it since the last rebase.
+            of_point = isinstance(self.writer[op.inputs[1]], point.Rebase)
+            if isinstance(new, point.Divide) and new.scale == 1 and of_point:
                 self.names[out] = new.inputs[0]
                 return
         elif isinstance(op, layer.Multiply) and self._leaves_out(op, factor):
@@ -200,10 +197,6 @@ class _Merger:
         elif self.takes_factor(op.inputs[0], factor.ndim > 0):
             self.factors[out] = factor
         self.operations.append(new)
-
-    def _is_point(self, tau: str) -> bool:
-        """Tell whether τ is 1: no activation has changed it since the last rebase."""
-        return isinstance(self.writer[tau], point.Rebase)
 
     def _weighted(self, op: layer.Conv | layer.Matmul, factor: Array) -> Operation:
         """Divide the weights by the factor of the input, and choose one for the output."""

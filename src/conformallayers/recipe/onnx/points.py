@@ -16,12 +16,11 @@ from ...errors import refusal
 from .. import point_operations as point
 from ..operation import Shape
 from ..places import Array
-from ..point_operations import Key
+from ..point_operations import LARGEST, Key
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
-LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
 LEAST = 1e-300  # divides the energy 0 of a zero sample
 LONG = 2**12  # numbers that are cast to float64 before they are added
 ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one
@@ -217,10 +216,6 @@ def _growth(graph: OnnxGraph, rule: str, q: Value) -> Value:
     return GROWTHS[rule](graph, q)
 
 
-def _gnomonic(graph: OnnxGraph, q: Value) -> Value:
-    return graph.add("Sqrt", graph.add("Add", q, 1.0))
-
-
 def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
     u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
     return graph.add("Div", u, graph.add("Tanh", u))
@@ -229,7 +224,7 @@ def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
 # The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
 GROWTHS: dict[str, Callable[[OnnxGraph, Value], Value]] = {
     "projective": lambda graph, q: graph.add("Add", q, 1.0),
-    "gnomonic": _gnomonic,
+    "gnomonic": lambda graph, q: graph.add("Sqrt", graph.add("Add", q, 1.0)),
     "radial_tanh": _radial_tanh,
 }
 
@@ -250,8 +245,7 @@ def _rebase(
 
 @RUN.runs(point.Grow)
 def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value) -> Value:
-    first = 1 if op.constant_parts else 0
-    forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
+    products, forms, growths = op.split(values)
     linear = [_along(graph, key, _inverse(graph, tau), growths) for key in op.linear]
     pairs = [(a, b) for a in range(len(linear)) for b in range(a, len(linear))]
     terms = []
@@ -262,7 +256,7 @@ def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value
         ks, gram = _constant_coefficients(op, graph, tau, growths), graph.constant(op.gram)
         inner = [graph.add("MatMul", ks, gram)]
         for index, k in enumerate(linear):
-            dots = graph.slice(values[0], 1, index * len(gram), (index + 1) * len(gram))
+            dots = graph.slice(products[0], 1, index * len(gram), (index + 1) * len(gram))
             inner.append(graph.scale(dots, graph.add("Mul", k, 2.0)))
         product = graph.add("Mul", graph.total(inner), ks)
         terms.append(graph.scalar(graph.reduce_sample("ReduceSum", product)))

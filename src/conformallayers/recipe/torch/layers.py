@@ -108,8 +108,7 @@ def _for_sums(x: Tensor, entries: int) -> Tensor:
 
 @RUN.runs(layer.AvgPool)
 def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
-    wide = _for_sums(x, prod(op.kernel))
-    return averages(op, x) if wide is x else averages(op, wide).to(x.dtype)
+    return averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
 
 
 def averages(op: layer.AvgPool, x: Tensor) -> Tensor:

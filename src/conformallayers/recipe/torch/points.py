@@ -6,6 +6,7 @@ sample had to be normalised; then no τ is 0.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ... import functional
 from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
-from ..point_operations import Key
+from ..arithmetic import along, coordinate_behind, energy_of_parts
 from .layers import RUN
 
 if TYPE_CHECKING:
@@ -127,10 +128,7 @@ def _inverse_fourier(op: point.InverseFourier, module: RecipeModule, spectrum: T
 def _advance(
     op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
-    total = energies[0]
-    for energy in energies[1:]:
-        total = total + energy
-    return module.rule(op).advance(tau, total, m)
+    return module.rule(op).advance(tau, reduce(torch.add, energies), m)
 
 
 @RUN.runs(point.Divide)
@@ -154,28 +152,10 @@ def _rebase(
 
 @RUN.runs(point.Grow)
 def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
-    count = len(op.constant_parts)
-    first = 1 if count else 0
-    forms, growths = values[first : first + op.form_count], values[first + op.form_count :]
-    inverse = functional.guarded_ratio(1.0, tau)
-    linear = [_along(key, inverse, growths) for key in op.linear]
-    energy, used = torch.zeros_like(tau), 0
-    for a in range(len(linear)):
-        for b in range(a, len(linear)):
-            pair = linear[a] * linear[b] * forms[used]
-            energy = energy + (pair if a == b else 2 * pair)
-            used += 1
-    if op.gram is not None:
-        alive, dots, gram = (tau != 0).to(tau.dtype), values[0], module.constant(op.gram)
-        ks = torch.stack([_along(key, alive, growths) for key in op.constant_parts], 1)
-        energy = energy + ((ks @ gram) * ks).sum(1)
-        for index, k in enumerate(linear):
-            mixed = (dots[:, index * count : (index + 1) * count] * ks).sum(1)
-            energy = energy + 2 * k * mixed
-    t = m * tau * op.factor
-    for site in op.coordinate:  # one by one: a product of many could overflow on its way
-        t = (t * growths[site]).clamp_max(LARGEST)
-    return module.rule(op).grow(energy.clamp_min(0), t).clamp_max(LARGEST)
+    inverse, alive = functional.guarded_ratio(1.0, tau), (tau != 0).to(tau.dtype)
+    q = energy_of_parts(op, values, inverse, alive, module.optional(op.gram), torch.stack)
+    t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
+    return module.rule(op).grow(q, t).clamp_max(LARGEST)
 
 
 @RUN.runs(point.Combine)
@@ -184,19 +164,12 @@ def _combine(
 ) -> Tensor:
     inverse, y = functional.guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
     for index, key in enumerate(op.linear):
-        y = y + functional.scale_samples(v[:, index], op.scale * _along(key, inverse, growths))
+        y = y + functional.scale_samples(v[:, index], op.scale * along(key, inverse, growths))
     if op.vectors is not None:
         alive = (tau != 0).to(tau.dtype)
         for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
-            y = y + functional.scale_samples(vector.expand_as(y), _along(key, alive, growths))
+            y = y + functional.scale_samples(vector.expand_as(y), along(key, alive, growths))
     return y
-
-
-def _along(key: Key, coefficient: Tensor, growths: tuple[Tensor, ...]) -> Tensor:
-    """Divide a coefficient by the growth of every site that its part has passed."""
-    for site in key:
-        coefficient = coefficient / growths[site]
-    return coefficient
 
 
 def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:

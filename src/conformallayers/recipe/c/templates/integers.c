@@ -1,6 +1,7 @@
 /*
  * The functions of programs with whole numbers; see helpers.c. There are no floats in their loops but where
- * an image is read and where outputs are written.
+ * an image is read and where outputs are written. Of an entry of SUMS, $V is the type of y, $P are the
+ * parameters, $I these from a channel on, and $E is what becomes of the sum p of a channel c.
  */
 
 //: apart
@@ -176,38 +177,29 @@ static void dots(const int8_t *w, const int8_t *x, int32_t n, int32_t rows, int3
 }
 #endif
 
-//: times_whole
-/* Features W x, one every step bytes of y. */
-static void times_whole(const int8_t *w, const int32_t *bias, const int32_t *multiplier,
-                        const int32_t *addend, int32_t shift, int32_t low, int32_t factor,
-                        const int8_t *x, int8_t *y, int32_t rows, int32_t columns, int32_t step)
+//: numeric
+/* A number of the output from the sum p. */
+static float numeric(int64_t p, double scale, double tau, const double *addend)
 {
-    int32_t r, k, sums[4];
-    for (r = 0; r < rows; r += 4) {
-        const int32_t count = rows - r < 4 ? rows - r : 4;
-        dots(w + r * columns, x, columns, count, sums);
-        for (k = 0; k < count; k++) {
-            const int64_t sum = sums[k] + (bias == NULL ? 0 : bias[r + k]);
-            const int32_t *more = addend == NULL ? NULL : addend + r + k;
-            y[(r + k) * step] = feature(sum * multiplier[r + k], shift, factor, more, low);
-        }
-    }
+    const double v = (double)p * scale / tau;
+    return (float)(addend == NULL ? v : v + *addend);
 }
 
-//: times_number
-/* Numbers W x, one every step floats of y; the last of all products. */
-static void times_number(const int8_t *w, const int32_t *bias, const double *scale,
-                         const double *addend, double tau, const int8_t *x, float *y, int32_t rows,
-                         int32_t columns, int32_t step)
+//: times_sums
+/* W x, one every step entries of y: features, or the numbers of the last of all products. */
+static void times$s(const int8_t *w, const int32_t *bias,
+    $P,
+    const int8_t *x, $V *y, int32_t rows, int32_t columns, int32_t step)
 {
     int32_t r, k, sums[4];
     for (r = 0; r < rows; r += 4) {
         const int32_t count = rows - r < 4 ? rows - r : 4;
         dots(w + r * columns, x, columns, count, sums);
         for (k = 0; k < count; k++) {
-            const int64_t sum = sums[k] + (bias == NULL ? 0 : bias[r + k]);
-            const double v = (double)sum * scale[r + k] / tau;
-            y[(r + k) * step] = (float)(addend == NULL ? v : v + addend[r + k]);
+            const int32_t c = r + k;
+            const int64_t p = sums[k] + (bias == NULL ? 0 : bias[c]);
+            y[c * step] =
+                $E;
         }
     }
 }
@@ -239,12 +231,12 @@ static void patch(const int8_t *x, int8_t *to, const int32_t *g, int32_t p, int3
             }
 }
 
-//: convolve_whole
+//: convolve_sums
 /* A convolution of features: each window is copied to memory of its own, and multiplied by all
    kernels. */
-static void convolve_whole(const int8_t *w, const int32_t *bias, const int32_t *multiplier,
-                           const int32_t *addend, int32_t shift, int32_t low, int32_t factor,
-                           const int8_t *x, int8_t *y, const int32_t *g, int8_t *window)
+static void convolve$s(const int8_t *w, const int32_t *bias,
+    $P,
+    const int8_t *x, $V *y, const int32_t *g, int8_t *window)
 {
     const int32_t channels = g[0] / g[2], share = g[1] / g[2], *in = g + 3, *to = g + 6;
     const int32_t taps = channels * g[9] * g[10] * g[11], places = to[0] * to[1] * to[2];
@@ -254,36 +246,11 @@ static void convolve_whole(const int8_t *w, const int32_t *bias, const int32_t *
         for (p = 0; p < to[0]; p++)
             for (q = 0; q < to[1]; q++)
                 for (r = 0; r < to[2]; r++) {
-                    const int32_t first = n * share;
-                    const int32_t place = (p * to[1] + q) * to[2] + r;
+                    const int32_t at = n * share, place = (p * to[1] + q) * to[2] + r;
                     patch(x + n * channels * sizes, window, g, p, q, r);
-                    times_whole(w + first * taps, bias == NULL ? NULL : bias + first,
-                                multiplier + first, addend == NULL ? NULL : addend + first, shift,
-                                low, factor, window, y + first * places + place, share, taps,
-                                places);
-                }
-}
-
-//: convolve_number
-/* The same with numbers as the result. */
-static void convolve_number(const int8_t *w, const int32_t *bias, const double *scale,
-                            const double *addend, double tau, const int8_t *x, float *y,
-                            const int32_t *g, int8_t *window)
-{
-    const int32_t channels = g[0] / g[2], share = g[1] / g[2], *in = g + 3, *to = g + 6;
-    const int32_t taps = channels * g[9] * g[10] * g[11], places = to[0] * to[1] * to[2];
-    const int32_t sizes = in[0] * in[1] * in[2];
-    int32_t n, p, q, r;
-    for (n = 0; n < g[2]; n++)
-        for (p = 0; p < to[0]; p++)
-            for (q = 0; q < to[1]; q++)
-                for (r = 0; r < to[2]; r++) {
-                    const int32_t first = n * share;
-                    const int32_t place = (p * to[1] + q) * to[2] + r;
-                    patch(x + n * channels * sizes, window, g, p, q, r);
-                    times_number(w + first * taps, bias == NULL ? NULL : bias + first,
-                                 scale + first, addend == NULL ? NULL : addend + first, tau,
-                                 window, y + first * places + place, share, taps, places);
+                    times$s(w + at * taps, bias == NULL ? NULL : bias + at,
+                        $I,
+                        window, y + at * places + place, share, taps, places);
                 }
 }
 

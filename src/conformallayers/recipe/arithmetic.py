@@ -1,0 +1,225 @@
+"""Formulas that arrays of numpy and tensors of torch share: growths, and the arithmetic on whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import nan, prod
+from operator import add
+from typing import Any
+
+from . import integer_operations as integer
+from .layer_operations import Conv
+from .operation import Operation, Run
+from .point_operations import LARGEST, Grow, Key
+
+Number = Any  # an array or a tensor
+Holder = Any  # of the constants: a network of numpy, or a module of torch
+Function = Callable[..., Number]
+
+
+def flat(x: Number) -> Number:
+    """Return each sample as one row: (B, ...) → (B, n), also where there is none."""
+    return x.reshape(x.shape[0], prod(x.shape[1:]))
+
+
+def column(scalars: Number, x: Number) -> Number:
+    """Return one number for each sample, (B,), so that it broadcasts to x (B, ...)."""
+    return scalars.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def along(key: Key, coefficient: Number, growths: Sequence[Number]) -> Number:
+    """Divide a coefficient by the growth of every site that its part has passed."""
+    return reduce(lambda k, site: k / growths[site], key, coefficient)
+
+
+def energy_of_parts(
+    op: Grow,
+    values: Sequence[Number],
+    inverse: Number,
+    alive: Number,
+    gram: Number | None,
+    stack: Function,
+) -> Number:
+    """Return the energy q of a point that is a sum of parts, at least 0; see :class:`Grow`.
+
+    Args:
+        op: the operation.
+        values: what it reads behind m and τ.
+        inverse, alive: 1/τ and 1, both 0 where τ is; (B,).
+        gram: the products of its constant parts, or None.
+        stack: (list, axis) → one array or tensor.
+    """
+    dots, forms, growths = op.split(values)
+    linear = [along(key, inverse, growths) for key in op.linear]
+    energy, waiting = 0 * alive, iter(forms)
+    for a, k in enumerate(linear):
+        for b, other in enumerate(linear[a:]):
+            energy = energy + k * other * next(waiting) * (2 if b else 1)
+    if gram is not None:
+        count = len(op.constant_parts)
+        ks = stack([along(key, alive, growths) for key in op.constant_parts], 1)
+        energy = energy + ((ks @ gram) * ks).sum(1)
+        for index, k in enumerate(linear):
+            mixed = (dots[0][:, index * count : (index + 1) * count] * ks).sum(1)
+            energy = energy + 2 * k * mixed
+    return energy.clip(min=0)
+
+
+def coordinate_behind(op: Grow, t: Number, growths: Sequence[Number]) -> Number:
+    """Multiply a coordinate by the growths that it has passed, one by one: their product could overflow."""
+    for site in op.coordinate:
+        t = (t * growths[site]).clip(max=LARGEST)
+    return t
+
+
+def _over(y: Number, taus: Sequence[Number]) -> Number:
+    return reduce(lambda z, tau: z / column(tau, z), taus, y)
+
+
+@dataclass(frozen=True)
+class IntegerArithmetic:
+    """The operations on whole numbers, made of the functions that arrays and tensors do not share.
+
+    Features are whole numbers in float32, sums in float32 where it has all of them, or in float64.
+
+    Args:
+        single, wide: convert to float32 and to float64.
+        cast: (x, dtype) → x in the dtype of the holder.
+        where: (condition, a, b) → a or b.
+        largest: (x, axis) → the largest entries along an axis.
+        ratio: (number, x) → their quotient, rounded once.
+        root, whole_root: √x as IEEE 754 rounds it, and ⌊√n⌋ of whole numbers.
+        products: (operation, weight, q) → the sums of products of a convolution or matrix, exact.
+        windows: (operation, x) → the sums of windows.
+    """
+
+    single: Function
+    wide: Function
+    cast: Function
+    where: Function
+    largest: Function
+    ratio: Function
+    root: Function
+    whole_root: Function
+    products: Function
+    windows: Function
+
+    @property
+    def functions(self) -> dict[type[Operation], Run]:
+        """The function of each operation, of (operation, holder, *input values)."""
+        return {
+            integer.Quantize: self._quantize,
+            integer.QuantizePoint: self._quantize_point,
+            integer.IntegerMatmul: self._accumulated,
+            integer.IntegerConv: self._accumulated,
+            integer.IntegerPool: self._pool,
+            integer.Requantize: self._requantize,
+            integer.Dequantize: self._dequantize,
+            integer.IntegerEnergy: lambda op, _, q: self._squares(q) * op.weight,
+            integer.IntegerAdvance: self._advance,
+            integer.IntegerRebase: self._rebase,
+        }
+
+    def _clipped(self, x: Number, low: int = -integer.LEVELS) -> Number:
+        return self.single(x.round().clip(low, integer.LEVELS))
+
+    def _squares(self, q: Number) -> Number:
+        """Return ‖q‖² of each sample in float64."""
+        rows = self.wide(flat(q))
+        return (rows * rows).sum(1)
+
+    def _shifted(
+        self, op: integer.Quantize | integer.QuantizePoint, to: Holder, x: Number
+    ) -> Number:
+        x = self.single(x)
+        if op.addend is None:
+            return x
+        return x + self.single(to.constant(op.addend)) * 2.0**-op.exponent
+
+    def _quantize(self, op: integer.Quantize, to: Holder, x: Number) -> Number:
+        x = self._shifted(op, to, x)
+        odd = column(flat(x != x).any(1), x)
+        return self.single(self.where(odd, nan, self._clipped(x * op.factor)))
+
+    def _quantize_point(
+        self, op: integer.QuantizePoint, to: Holder, x: Number
+    ) -> tuple[Number, Number, Number]:
+        x = self._shifted(op, to, x)
+        least = max(op.offset, integer.SMALLEST_PEAK)
+        peak = self.largest(abs(flat(x)), 1).clip(least, integer.LARGEST_PEAK)
+        q, m = self._clipped(x * column(self.ratio(op.levels, peak), x)), self.wide(peak)
+        share = self.ratio(op.offset, m)
+        tau = self.root(self._squares(q) * integer.inverse_square(op.levels) + share * share)
+        return q, m, self.where(tau == 0, 1.0, tau)
+
+    def _finished(
+        self,
+        op: integer.Accumulated | integer.Requantize,
+        parts: Number,
+        taus: Sequence[Number],
+        addend: Number | None,
+    ) -> Number:
+        """Turn whole numbers, times 2^shift, into features."""
+        parts = parts * 2.0**-op.shift
+        if not taus and addend is None:
+            return self._clipped(parts, op.low)
+        parts = parts.round()
+        for tau in taus:
+            factor = self.ratio(2.0**integer.FACTOR_BITS, tau).round()
+            factor = column(factor.clip(max=integer.MULTIPLIERS - 1), parts)
+            parts = (parts * factor * 2.0**-integer.FACTOR_BITS).round()
+        if addend is not None:
+            parts = parts + addend
+        return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
+
+    def _accumulated(
+        self, op: integer.IntegerMatmul | integer.IntegerConv, to: Holder, q: Number, *taus: Number
+    ) -> Number:
+        weight = to.constant(op.weight)
+        exact = self.single if integer.fits_single(weight.shape) else self.wide
+        sums = self.wide(self.products(op, exact(weight), exact(q)))
+        after = sums.ndim - 2 if isinstance(op, Conv) else 0
+
+        def of_channels(name: str) -> Number:
+            return to.constant(name).reshape(-1, *[1] * after)
+
+        addend = None if op.addend is None else of_channels(op.addend)
+        sums = sums if op.bias is None else sums + of_channels(op.bias)
+        products = sums * of_channels(op.factors)
+        if op.multiplier is not None:
+            return self._finished(op, products, taus, addend)
+        y = _over(products, taus)
+        return self.cast(y if addend is None else y + addend, to.dtype)
+
+    def _pool(self, op: integer.IntegerPool, to: Holder, q: Number) -> Number:
+        wide, norms = self.wide(q), op.function == "norm"
+        sums = self.windows(op, wide * wide if norms else wide)
+        if norms:
+            sums = self.whole_root(sums * 4.0**op.root_bits)
+        return self._clipped(sums * op.multiplier * 2.0**-op.shift)
+
+    def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:
+        count = len(op.multipliers)
+        pairs = zip(values[:count], op.multipliers, strict=True)
+        total = reduce(add, (self.wide(q) * n for q, n in pairs))
+        addend = None if op.addend is None else to.constant(op.addend)
+        return self._finished(op, total, values[count:], addend)
+
+    def _dequantize(self, op: integer.Dequantize, to: Holder, q: Number, *taus: Number) -> Number:
+        return self.cast(_over(self.wide(q) * op.scale, taus), to.dtype)
+
+    def _advance(
+        self, op: integer.IntegerAdvance, to: Holder, tau: Number, m: Number, *energies: Number
+    ) -> Number:
+        n = reduce(add, energies)
+        if op.rule == "published":
+            return tau + m * n
+        return tau + n / tau if op.rule == "projective" else self.root(tau * tau + n)
+
+    def _rebase(
+        self, op: integer.IntegerRebase, to: Holder, m: Number, tau: Number
+    ) -> tuple[Number, Number]:
+        coordinate = (m * op.coordinate * tau).clip(max=LARGEST)
+        return coordinate, self.where(tau != tau, tau, 1.0)
