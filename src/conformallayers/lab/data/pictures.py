@@ -131,10 +131,6 @@ class Pictures:
             place = printable(str(self.folder))
             print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
-    def all_as_test(self) -> Pictures:
-        """Return the same pictures, all for testing."""
-        return replace(self, train=(), test=(*self.train, *self.test))
-
     def with_labels(self, labels: tuple[str, ...], where: str) -> Pictures:
         """Return the pictures with the classes of a network, which are found by name."""
         odd = [label for label in self.labels if label not in labels]
@@ -145,7 +141,7 @@ class Pictures:
             tuple((path, labels.index(self.labels[label])) for path, label in part)
             for part in (self.train, self.test)
         )
-        return Pictures(self.folder, labels, train, test, self.has_parts)
+        return replace(self, labels=labels, train=train, test=test)
 
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
@@ -170,12 +166,15 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
         train, test = ([_shuffled(files) for files in part] for part in found)
     else:
         labels = names
-        found = [[_shuffled(files) for files in _class_files(root, "", labels, where)]]
-        counts = [
-            _test_count(files, label, where) for files, label in zip(*found, labels, strict=True)
-        ]
-        test = [files[:count] for files, count in zip(*found, counts, strict=True)]
-        train = [files[count:] for files, count in zip(*found, counts, strict=True)]
+        train, test = [], []
+        for label, files in zip(labels, _class_files(root, "", labels, where), strict=True):
+            if len(files) < 2:
+                remedy = "Add pictures: one is for training and one for testing at least."
+                raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
+            count = max(1, round(TEST_SHARE * len(files)))
+            mixed = _shuffled(files)
+            test.append(mixed[:count])
+            train.append(mixed[count:])
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
@@ -294,14 +293,6 @@ def _portable(path: str) -> bytes:
     """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
     text = unicodedata.normalize("NFC", PurePath(path).as_posix())
     return text.encode("utf-8", "surrogateescape")
-
-
-def _test_count(files: Sequence[str], label: str, where: str) -> int:
-    """Return how many files of a class are for testing."""
-    if len(files) < 2:
-        remedy = "Add pictures: one is for training and one for testing at least."
-        raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
-    return max(1, round(TEST_SHARE * len(files)))
 
 
 def _spread(classes: Sequence[Sequence[str]]) -> tuple[tuple[str, int], ...]:
