@@ -109,7 +109,12 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         raise refusal("convert(model)", "an nn.Module", type(model).__name__, "Pass the model.")
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
-    _check_model(where, model)
+    if any(isinstance(module, ConformalLayers) for module in model.modules()):
+        remedy = "Convert the plain part alone, or train it as it is."
+        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
+    if any(map(is_lazy, model.parameters())):
+        remedy = "Run it once on a batch: model(x)."
+        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
     with torch.inference_mode(False):  # parameters made in it cannot be trained
         return _converted(where, model, shape, keep)
 
@@ -118,7 +123,9 @@ def _converted(where: str, model: nn.Module, shape: tuple[int, ...], keep: Keep)
     copied = _copied(where, model)
     items = read(copied, shape)
     head = _head(items)
-    refused = [item for item in items if _is_refused(item, head)]
+    refused = [
+        item for item in items if item.problem and (item.module is None or item.name not in head)
+    ]
     if refused:
         raise _refusal(where, refused)
     chosen = reasons(items, checked_keep(keep, items), head)
@@ -142,15 +149,6 @@ def _copied(where: str, model: nn.Module) -> nn.Module:
         raise refusal(where, "a model that copy.deepcopy copies", got, remedy) from error
 
 
-def _check_model(where: str, model: nn.Module) -> None:
-    if any(isinstance(module, ConformalLayers) for module in model.modules()):
-        remedy = "Convert the plain part alone, or train it as it is."
-        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
-    if any(map(is_lazy, model.parameters())):
-        remedy = "Run it once on a batch: model(x)."
-        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
-
-
 def _head(items: Sequence[Item]) -> set[str]:
     """Return the names of the items behind the division.
 
@@ -172,10 +170,6 @@ def _cuts(items: Sequence[Item], index: int) -> bool:
     """Tell whether no later item reads a value from before an item."""
     before = {INPUT, *(item.name for item in items[:index])}
     return not any(before & {*item.sources} for item in items[index + 1 :])
-
-
-def _is_refused(item: Item, head: set[str]) -> bool:
-    return item.problem is not None and (item.module is None or item.name not in head)
 
 
 def _refusal(where: str, refused: Sequence[Item]) -> ConformalError:
