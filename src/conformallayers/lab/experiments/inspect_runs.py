@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...errors import refusal
@@ -87,12 +88,7 @@ def run_inspect(
             **_results(subject.model, found, untrained, x, labels),
         }
         title = f"{subject.notes['network']}, {Path(str(name)).name}"
-        with staged_folder(out, "inspect --out") as folder:
-            for file, figure in inspection_figures(
-                found, untrained, title, dataset.classes
-            ).items():
-                save(figure, folder, file)
-            write_json(folder / RECORD, record)
+        _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
 
 
@@ -173,6 +169,13 @@ def _initial(config: TrainConfig) -> nn.Module:
     """Return the network as it was before training."""
     with torch_settings(seed=config.seed):
         return config.build()
+
+
+def _write(out: Path, figures: dict[str, Figure], record: Row) -> None:
+    with staged_folder(out, "inspect --out") as folder:
+        for name, figure in figures.items():
+            save(figure, folder, name)
+        write_json(folder / RECORD, record)
 
 
 def _part_row(part: Part, labels: Tensor) -> Row:
