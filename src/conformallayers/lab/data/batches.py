@@ -14,7 +14,7 @@ from ...errors import refusal
 from ...networks import IMAGE_SHAPE
 
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
-_CHUNK = 2**24  # values that are converted to float64 at a time
+_CHUNK = 2**24  # values to convert to float64 at a time, which takes eight times their memory
 
 
 def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,9 +41,7 @@ def mean_image(images: Tensor, stored: bool = False) -> Tensor:
     Shape:
         (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32); with ``stored`` (1, C, H, W)
     """
-    chunk = max(
-        1, _CHUNK // images[0].numel()
-    )  # in float64 all images need eight times their memory
+    chunk = max(1, _CHUNK // images[0].numel())
     parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
     mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
     return mean / 255 if stored else as_input(mean, torch.float64)
@@ -170,7 +168,9 @@ class Batches:
         return images.float().div_(255) if self.stored else as_input(images)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self._order()
+        order = None
+        if self.shuffle:
+            order = torch.randperm(len(self.labels), generator=self._generator())
         moves = self._moves() if self.flips or self.shift else None
         for index in range(len(self)):
             start = index * self.batch_size
@@ -187,11 +187,6 @@ class Batches:
                 whole = images if self.stored else _enlarge(images)
                 images = flip_and_shift(whole, flipped > 0, down, right)
             yield self.as_input(images), labels
-
-    def _order(self) -> Tensor | None:
-        if not self.shuffle:
-            return None
-        return torch.randperm(len(self.labels), generator=self._generator())
 
     def _moves(self) -> Tensor:
         """Return flips and shifts of all images, (3, N), the same on every rank."""

@@ -131,6 +131,10 @@ class Pictures:
             place = printable(str(self.folder))
             print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
+    def all_as_test(self) -> Pictures:
+        """Return the same pictures, all for testing."""
+        return replace(self, train=(), test=(*self.train, *self.test))
+
     def with_labels(self, labels: tuple[str, ...], where: str) -> Pictures:
         """Return the pictures with the classes of a network, which are found by name."""
         odd = [label for label in self.labels if label not in labels]

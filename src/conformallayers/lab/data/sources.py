@@ -109,9 +109,9 @@ def load_test(
 ) -> Dataset:
     """Read a data set to test a network on, by default that of its training.
 
-    Of a folder of pictures, these are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
-    below ``test``. Classes are found by name among those of the network, also those of a known set if the network was
-    trained on a folder. Without ``only_test`` the pictures for training are read as well.
+    Of the folder of the training, these are the pictures that were set aside for testing. Of another folder they are
+    all, or those below ``test``. Classes are found by name among those of the network, also those of a known set if the
+    network was trained on a folder. Without ``only_test`` the pictures for training are read as well.
     """
     name = name or trained.dataset
     if name is None:
@@ -130,7 +130,7 @@ def load_test(
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
         if only_test and not pictures.has_parts:
-            pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
+            pictures = pictures.all_as_test()
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
