@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..training.saved_models import Loaded, fold_model, load_model, white_of
 from .emulator import host_instructions, require_tools, run_on_device, versions
 
 INT8 = "int8"
-_BATCH = 1000
+_BATCH = 1000  # images that the fold runs at a time
 NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 
 
@@ -66,7 +67,8 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
     loaded = load_model(network, "device")
     folded = _folded(loaded)
     where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
-    data = load_test(chosen.dataset, loaded.training, chosen.data_root, **where)
+    trained = replace(loaded.training, shape=folded.input_shape)
+    data = load_test(chosen.dataset, trained, chosen.data_root, **where)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     stored = takes_stored(folded, images, f"device {loaded.path}")
     white = white_of(loaded.about, loaded.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ def quantize_fold(
         The fold; and dataset, images, calibration, and the accuracies ``float`` and ``int8`` on test images.
     """
     how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
-    data = load_test(images, model.training, data_root, **how)
+    trained = replace(model.training, shape=folded.input_shape)
+    data = load_test(images, trained, data_root, **how)
     white = white_of(model.about, model.path)
     x = calibration_images(data, folded, white, count)
     quantized = quantize(folded, x)
