@@ -123,9 +123,7 @@ def _converted(where: str, model: nn.Module, shape: tuple[int, ...], keep: Keep)
     copied = _copied(where, model)
     items = read(copied, shape)
     head = _head(items)
-    refused = [
-        item for item in items if item.problem and (item.module is None or item.name not in head)
-    ]
+    refused = [item for item in items if _is_refused(item, head)]
     if refused:
         raise _refusal(where, refused)
     chosen = reasons(items, checked_keep(keep, items), head)
@@ -170,6 +168,10 @@ def _cuts(items: Sequence[Item], index: int) -> bool:
     """Tell whether no later item reads a value from before an item."""
     before = {INPUT, *(item.name for item in items[:index])}
     return not any(before & {*item.sources} for item in items[index + 1 :])
+
+
+def _is_refused(item: Item, head: set[str]) -> bool:
+    return item.problem is not None and (item.module is None or item.name not in head)
 
 
 def _refusal(where: str, refused: Sequence[Item]) -> ConformalError:

@@ -41,7 +41,7 @@ def interleave(
     pause: float = 0.03,
     budget: float = math.inf,
 ) -> dict[str, Timing]:
-    """Time so many executions of each engine in turn: a pause, an untimed call, then some timed ``calls``, in every round.
+    """Time executions of each engine in turn: in every round a pause, an untimed call, and some timed ``calls``.
 
     The pause lets the spinning threads of one engine go to sleep before the next one runs. After
     ``budget`` seconds no further round begins, but there are three at least.
