@@ -166,8 +166,7 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
             odd = ", ".join(sorted(set(labels) ^ set(others)))
             expected = f"the same classes in {parts[0]} and {parts[1]}"
             raise refusal(where, expected, f"{odd} in one", _LAYOUT)
-        found = [_class_files(root, part, labels, where) for part in parts]
-        train, test = ([_shuffled(files) for files in part] for part in found)
+        train, test = (_class_files(root, part, labels, where) for part in parts)
     else:
         labels = names
         train, test = [], []
@@ -176,9 +175,8 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
                 remedy = "Add pictures: one is for training and one for testing at least."
                 raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
             count = max(1, round(TEST_SHARE * len(files)))
-            mixed = _shuffled(files)
-            test.append(mixed[:count])
-            train.append(mixed[count:])
+            test.append(files[:count])
+            train.append(files[count:])
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
@@ -258,7 +256,10 @@ def _split_folders(root: Path, names: Sequence[str], where: str) -> tuple[str, s
 
 
 def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> list[list[str]]:
-    """Return the files of each class as paths below the root, sorted."""
+    """Return the files of each class as paths below the root.
+
+    They are in the order of the hash of their names: a file that is added leaves the order of the others.
+    """
     found = []
     for label in labels:
         below = os.path.join(part, label)
@@ -270,7 +271,7 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
         if not files:
             remedy = "Add pictures, or remove the folder."
             raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
-        found.append(files)
+        found.append(sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest()))
     return found
 
 
@@ -286,11 +287,6 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
         for name in sorted(files):
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
                 yield os.path.relpath(os.path.join(place, name), folder)
-
-
-def _shuffled(files: Sequence[str]) -> list[str]:
-    """Order files by the hash of their names: a file that is added leaves the order of the others."""
-    return sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest())
 
 
 def _portable(path: str) -> bytes:
