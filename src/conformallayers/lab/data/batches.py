@@ -168,9 +168,7 @@ class Batches:
         return images.float().div_(255) if self.stored else as_input(images)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = None
-        if self.shuffle:
-            order = torch.randperm(len(self.labels), generator=self._generator())
+        order = self._order()
         moves = self._moves() if self.flips or self.shift else None
         for index in range(len(self)):
             start = index * self.batch_size
@@ -187,6 +185,11 @@ class Batches:
                 whole = images if self.stored else _enlarge(images)
                 images = flip_and_shift(whole, flipped > 0, down, right)
             yield self.as_input(images), labels
+
+    def _order(self) -> Tensor | None:
+        if not self.shuffle:
+            return None
+        return torch.randperm(len(self.labels), generator=self._generator())
 
     def _moves(self) -> Tensor:
         """Return flips and shifts of all images, (3, N), the same on every rank."""
