@@ -40,7 +40,6 @@ from conformallayers.utils.timing import interleave
 SHAPE = cl.networks.IMAGE_SHAPE
 BATCHES = (1, 64)
 CONTROL = "ReLU, trained on"
-_CALLS = 3  # timed calls per turn
 Row = dict[str, Any]
 
 
@@ -217,8 +216,7 @@ def times(
     runs: dict[str, Callable[[], object]] = {"relu": engines["onnx"]}
     for key in forms.keys() - {"relu"}:
         runs[key] = functools.partial(open_session(forms[key], options.threads), x.numpy())
-    rounds = math.ceil(options.executions / _CALLS)
-    found = interleave(runs, rounds=rounds, calls=_CALLS)
+    found = interleave(runs, options.executions)
     return {key: round(1e3 * found[key].median, 4) for key in runs}
 
 

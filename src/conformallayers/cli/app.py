@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(str(stop) or "Interrupted.", file=sys.stderr)
         status = _INTERRUPTED
     except ClosedPipe:
-        _discard_output()
+        with suppress(OSError, ValueError):  # or Python would report the pipe when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = _CLOSED_PIPE
     except (ConformalError, OSError) as error:
         print(f"conformallayers: {error}", file=sys.stderr)
@@ -97,12 +98,6 @@ def _named_extra(words: Sequence[str]) -> Iterator[None]:
             raise
         purpose = words[0] if words else "the command line"
         raise missing_extra(_EXPERIMENTS[package], "experiments", purpose) from error
-
-
-def _discard_output() -> None:
-    """Redirect stdout to nowhere, or Python would report the closed pipe when it exits."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

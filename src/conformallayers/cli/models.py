@@ -275,7 +275,7 @@ def _folded(
     """Return the fold of a network and the labels of its outputs."""
     import torch
 
-    from ..lab.training.saved_models import GREY, checked_labels, fold_model, read_labels
+    from ..lab.training.saved_models import GREY, chosen_labels, fold_model
 
     shape: tuple[int, ...] | None = options.input_shape or None
     if options.grey:
@@ -289,10 +289,9 @@ def _folded(
         chosen["dtype"] = getattr(torch, options.dtype)
     chosen = {name: value for name, value in chosen.items() if value is not None}
     folded = fold_model(loaded, command, shape, **chosen)
-    labels = loaded.labels if options.labels is None else read_labels(options.labels)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
-    where = f"{command} --labels {options.labels}" if options.labels else str(loaded.path)
-    return folded, checked_labels(labels, outputs, where)
+    path = str(loaded.path)
+    return folded, chosen_labels(options.labels, loaded.labels, outputs, command, path)
 
 
 def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:

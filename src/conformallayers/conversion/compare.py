@@ -20,14 +20,8 @@ def check_twin(
     """Refuse a model if its twin with all rectifiers is not the model of the point.
 
     The graph does not show which maps share memory, nor what depends on the number of samples. Numbers do: those
-    of three random samples in float64, or in the model's dtype if it runs in no other.
-
-    Args:
-        where: for the error.
-        model: the model itself; only copies of it run.
-        shape: of one sample.
-        read: the copy of the model whose layers the twin holds.
-        twin: with all rectifiers.
+    of three random samples in float64, or in the model's dtype if it runs in no other. Only copies run. The layers
+    of the twin are those of ``read``, a copy of the model.
     """
     tensors = [*model.parameters(), *model.buffers()]
     radial = any(isinstance(part, RadialActivation) for part in model.modules())
@@ -35,6 +29,8 @@ def check_twin(
         return  # the model has results in other units, or none
     own = next((one.dtype for one in tensors if one.is_floating_point()), torch.float32)
     device = tensors[0].device if tensors else "cpu"
+    generator = torch.Generator("cpu").manual_seed(0)
+    samples = torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64, device="cpu")
     for dtype in (torch.float64, own):
         plain = copy.deepcopy(model).eval()
         inner, kept = copy.deepcopy((read, twin))
@@ -42,8 +38,9 @@ def check_twin(
             plain.to(dtype)
             kept.eval().to(dtype)
             _fill(plain, inner)
-            x = _random(shape).to(device, dtype)
-            expected = _run(plain, _embedded(x))
+            x = samples.to(device, dtype)
+            t = (x.square().flatten(1).mean(1) + 1).sqrt()  # for the first offset, 1
+            expected = _run(plain, x / t.view(-1, *[1] * len(shape)))
         except Exception as error:
             failure = error
             continue
@@ -53,17 +50,6 @@ def check_twin(
     got = f"{type(failure).__name__} with {SAMPLES}"
     remedy = "Keep the batch axis: use flatten(1)."
     raise refusal(where, "a model that takes any number of samples", got, remedy) from failure
-
-
-def _random(shape: tuple[int, ...]) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
-def _embedded(x: Tensor) -> Tensor:
-    """Return the points of samples for the first offset, 1."""
-    t = (x.square().flatten(1).mean(1) + 1).sqrt()
-    return x / t.view(-1, *[1] * (x.dim() - 1))
 
 
 def _fill(plain: nn.Module, read: nn.Module) -> None:

@@ -109,7 +109,12 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
         raise refusal("convert(model)", "an nn.Module", type(model).__name__, "Pass the model.")
     where = f"convert({type(model).__name__})"
     shape = checked_shape(input_shape, "convert(input_shape=...)")
-    _check_model(where, model)
+    if any(isinstance(module, ConformalLayers) for module in model.modules()):
+        remedy = "Convert the plain part alone, or train it as it is."
+        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
+    if any(map(is_lazy, model.parameters())):
+        remedy = "Run it once on a batch: model(x)."
+        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
     with torch.inference_mode(False):  # parameters made in it cannot be trained
         return _converted(where, model, shape, keep)
 
@@ -140,15 +145,6 @@ def _copied(where: str, model: nn.Module) -> nn.Module:
         got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
         remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
         raise refusal(where, "a model that copy.deepcopy copies", got, remedy) from error
-
-
-def _check_model(where: str, model: nn.Module) -> None:
-    if any(isinstance(module, ConformalLayers) for module in model.modules()):
-        remedy = "Convert the plain part alone, or train it as it is."
-        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
-    if any(map(is_lazy, model.parameters())):
-        remedy = "Run it once on a batch: model(x)."
-        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
 
 
 def _head(items: Sequence[Item]) -> set[str]:

@@ -82,7 +82,8 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     try:
         graph = _Tracer().trace(root)
     except Exception as error:
-        return _untraceable(model, error)
+        whole = Item("model", "model", type(model).__name__, problem=_first_line(error))
+        return [*_faults("", model)] or [whole]
     _mark_constant(graph, root)
     module = fx.GraphModule(root, graph)
     overwriting = _overwriting(module)
@@ -280,13 +281,8 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) or (many and all(isinstance(one, int) for one in value))
 
 
-def _untraceable(model: nn.Module, error: Exception) -> list[Item]:
-    """Return the innermost modules that torch.fx cannot trace, and the layers that do not convert."""
-    found = [*_faults("", model)]
-    return found or [Item("model", "model", type(model).__name__, problem=_first_line(error))]
-
-
 def _faults(path: str, module: nn.Module) -> Iterator[Item]:
+    """Yield the innermost modules that torch.fx cannot trace, and the layers that do not convert."""
     name, kind = path or "model", type(module).__name__
     if _Tracer().is_leaf_module(module, path):
         problem = _problem(module)

@@ -27,18 +27,52 @@ _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers ma
 
 def warnings_of(found: Measurement) -> list[HealthWarning]:
     """Return the warnings of a measurement; those of one part that differ in numbers alone are one."""
-    warnings = [_hooks(found.hooked)] if found.hooked else []
-    if found.tensors:
-        warnings.append(_non_finite_tensors(found.tensors))
+    warnings = list(_of_model(found))
     for part in found.parts:
         warnings += _merged(_of_part(part, found))
     if not found.rectified:
-        warnings.append(_no_map(found.parts))
+        warning = HealthWarning(
+            "no map",
+            tuple(part.path for part in found.parts),
+            "no homogeneous map",
+            "what leaves is odd in x but for its length, so that average pooling cancels it",
+            "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: "
+            "docs/stages.md.",
+        )
+        warnings.append(warning)
     if not found.finite and "non-finite" not in {warning.kind for warning in warnings}:
-        warnings.append(_non_finite_output())
+        warning = HealthWarning(
+            "non-finite",
+            ("",),
+            "NaN or infinity in the output",
+            "a loss of it is NaN, and so are all gradients",
+            "Look at the layers outside of ConformalLayers: all weights and all points inside are finite.",
+        )
+        warnings.append(warning)
     if not {"non-finite", "dead", "vanishing"} & {warning.kind for warning in warnings}:
         warnings += _of_gradients(found)
     return warnings
+
+
+def _of_model(found: Measurement) -> Iterator[HealthWarning]:
+    """Check for hooks, and for weights that are NaN or infinite."""
+    if found.hooked:
+        yield HealthWarning(
+            "hooks",
+            tuple(found.hooked),
+            "forward hooks, which the measured copy does not run",
+            "if they change inputs or outputs, the numbers here are not those of the model",
+            "Remove them first: handle.remove().",
+        )
+    if found.tensors:
+        more = " and more" * (len(found.tensors) > LISTED)
+        yield HealthWarning(
+            "non-finite",
+            tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.tensors)),
+            f"NaN or infinity in {', '.join(found.tensors[:LISTED])}{more}",
+            "every output that depends on it is NaN or infinite, and so are gradients",
+            "Resume an earlier checkpoint, and lower the learning rate.",
+        )
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
@@ -72,54 +106,19 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
     for layer, module in zip(part.layers, modules, strict=True):
         if not layer.finite:
             if not found.tensors:  # which are the cause, and have a warning
-                yield _not_finite(layer)
+                yield HealthWarning(
+                    "non-finite",
+                    (layer.path,),
+                    f"NaN or infinity behind this {layer.kind}",
+                    "everything behind it is NaN, and so are all gradients",
+                    "Its weights are finite: scale its inputs or its weights down.",
+                )
             return  # all numbers behind it mean nothing
         if isinstance(module, RadialActivation):
             yield from _of_activation(layer, module, part.unit)
         yield from _of_norm(layer)
         yield from _of_map(layer)
     yield from _of_lengths(part)
-
-
-def _hooks(paths: list[str]) -> HealthWarning:
-    return HealthWarning(
-        "hooks",
-        tuple(paths),
-        "forward hooks, which the measured copy does not run",
-        "if they change inputs or outputs, the numbers here are not those of the model",
-        "Remove them first: handle.remove().",
-    )
-
-
-def _not_finite(layer: LayerHealth) -> HealthWarning:
-    return HealthWarning(
-        "non-finite",
-        (layer.path,),
-        f"NaN or infinity behind this {layer.kind}",
-        "everything behind it is NaN, and so are all gradients",
-        "Its weights are finite: scale its inputs or its weights down.",
-    )
-
-
-def _non_finite_tensors(names: list[str]) -> HealthWarning:
-    listed = f"{', '.join(names[:LISTED])}{' and more' * (len(names) > LISTED)}"
-    return HealthWarning(
-        "non-finite",
-        tuple(dict.fromkeys(name.rpartition(".")[0] for name in names)),
-        f"NaN or infinity in {listed}",
-        "every output that depends on it is NaN or infinite, and so are gradients",
-        "Resume an earlier checkpoint, and lower the learning rate.",
-    )
-
-
-def _non_finite_output() -> HealthWarning:
-    return HealthWarning(
-        "non-finite",
-        ("",),
-        "NaN or infinity in the output",
-        "a loss of it is NaN, and so are all gradients",
-        "Look at the layers outside of ConformalLayers: all weights and all points inside are finite.",
-    )
 
 
 def _of_lengths(part: PartHealth) -> Iterator[HealthWarning]:
@@ -252,17 +251,6 @@ def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[Health
             if part.offset
             else f'Use offset="learned", or a number near {part.entering:.2g}: docs/stages.md.',
         )
-
-
-def _no_map(parts: list[PartHealth]) -> HealthWarning:
-    return HealthWarning(
-        "no map",
-        tuple(part.path for part in parts),
-        "no homogeneous map",
-        "what leaves is odd in x but for its length, so that average pooling cancels it",
-        "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: "
-        "docs/stages.md.",
-    )
 
 
 def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:

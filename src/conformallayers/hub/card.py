@@ -127,19 +127,15 @@ def _facts(model: nn.Module, dataset: str | None, accuracy: float | None) -> dic
         facts["Constants"] = f"{sum(t.numel() for t in model.buffers()):,}"
     else:
         facts["Parameters"] = f"{sum(p.numel() for p in model.parameters()):,}"
-        facts["Activations"] = _activations(model)
+        kinds = (RadialActivation, nn.ReLU)
+        shown = [f"`{module!r}`" for module in model.modules() if isinstance(module, kinds)]
+        facts["Activations"] = ", ".join(dict.fromkeys(shown)) or "none"
     facts["Library"] = f"conformallayers {__version__}"
     if dataset:
         facts["Data set"] = _escaped(_DATASETS.get(dataset, (dataset,))[0])
     if accuracy is not None:
         facts["Accuracy on its test images"] = f"{100 * accuracy:.2f} %"
     return facts
-
-
-def _activations(model: nn.Module) -> str:
-    kinds = (RadialActivation, nn.ReLU)
-    shown = [f"`{module!r}`" for module in model.modules() if isinstance(module, kinds)]
-    return ", ".join(dict.fromkeys(shown)) or "none"
 
 
 def _dtype_name(folded: Folded) -> str:

@@ -93,7 +93,11 @@ def build_zoo(
         for one, path in zip(found, staged, strict=True):
             save(one.model, path, labels=one.labels, about=one.about)
             _check_accuracy(one, path, datasets[one.about["dataset"]])
-        _check_size([*staged, *(set(out.glob(f"*{ENDING}")) - set(paths))])
+        others = set(out.glob(f"*{ENDING}")) - set(paths)
+        total = sum(path.stat().st_size for path in (*staged, *others))
+        if total > LARGEST:
+            expected = f"at most {LARGEST:,} bytes in all"
+            raise refusal(_WHERE, expected, f"{total:,}", "Leave a network out.")
     records = [read_record(path) for path in paths]
     for record in records:
         say(f"{record.name}: {100 * record.accuracy:.2f} %, {record.bytes:,} bytes")
@@ -161,10 +165,3 @@ def _check_accuracy(one: Candidate, path: Path, data: Dataset) -> None:
         expected = f"the accuracy of its run, {one.about['accuracy']}"
         remedy = "Take the data set and the versions that it was trained with."
         raise refusal(f"{_WHERE}: {one.name}", expected, str(share), remedy)
-
-
-def _check_size(paths: Sequence[Path]) -> None:
-    total = sum(path.stat().st_size for path in paths)
-    if total > LARGEST:
-        expected = f"at most {LARGEST:,} bytes in all"
-        raise refusal(_WHERE, expected, f"{total:,}", "Leave a network out.")

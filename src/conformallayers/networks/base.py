@@ -48,10 +48,19 @@ class Network(nn.Module, Published):
         return scores
 
 
-def check_count(name: str, value: object, remedy: str) -> None:
-    """Refuse a value that is not a whole number > 0."""
+def check_count(name: str, value: object, remedy: str, most: int | None = None) -> None:
+    """Refuse a value that is not a whole number > 0, or above the most."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refusal(name, "a whole number > 0", repr(value), remedy)
+    if most is not None and value > most:
+        raise refusal(name, f"{most} at most", repr(value), remedy)
+
+
+def check_share(name: str, value: object, remedy: str) -> None:
+    """Refuse a value that is not a number from 0 to below 1."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:  # type: ignore[operator]
+        raise refusal(name, "a number from 0 to below 1", repr(value), remedy)
 
 
 def make_head(

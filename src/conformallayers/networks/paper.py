@@ -10,19 +10,34 @@ load from a folder or the Hub, see ``docs/hub.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
-from ..errors import refusal
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Scale
-from .base import Network, check_count, make_head
+from .base import Network, check_count, check_share, make_head
 
 _DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
+
+
+def _layers(
+    channels: Sequence[int],
+    kernel: int,
+    conv: Callable[..., nn.Module],
+    *behind: Callable[[], nn.Module],
+    **options: Any,
+) -> list[nn.Module]:
+    """Return convolutions from each number of channels to the next, each with the layers behind it."""
+    layers = []
+    for before, after in pairwise(channels):
+        layers += [conv(before, after, kernel, **options), *(build() for build in behind)]
+    return layers
 
 
 def _conformal(
@@ -30,13 +45,6 @@ def _conformal(
 ) -> ConformalLayers:
     """Chain layers, with a learned factor behind them if there is a gain."""
     return ConformalLayers(*layers, *([] if gain is None else [Scale(gain, **factory)]))
-
-
-def _check_depth(depth: int) -> None:
-    remedy = "It is the number of convolutions."
-    check_count("depth", depth, remedy)
-    if depth > _DEEPEST:
-        raise refusal("depth", f"{_DEEPEST} at most", repr(depth), remedy)
 
 
 def _base_head(
@@ -57,7 +65,7 @@ class BaseLinearNet(Network):
 
     def __init__(self, pool_stride: int = 2, *, num_classes: int = 10, **factory: Any) -> None:
         head = _base_head(pool_stride, None, num_classes, factory)
-        layers = nn.Conv2d(3, 32, 3, **factory), nn.AvgPool2d(2, pool_stride)
+        layers = _layers((3, 32), 3, nn.Conv2d, partial(nn.AvgPool2d, 2, pool_stride), **factory)
         super().__init__(nn.Sequential(*layers), head)
 
 
@@ -79,7 +87,8 @@ class BaseReLUNet(Network):
         **factory: Any,
     ) -> None:
         head = _base_head(pool_stride, hidden, num_classes, factory)
-        layers = nn.Conv2d(3, 32, 3, **factory), nn.ReLU(), nn.AvgPool2d(2, pool_stride)
+        pool = partial(nn.AvgPool2d, 2, pool_stride)
+        layers = _layers((3, 32), 3, nn.Conv2d, nn.ReLU, pool, **factory)
         super().__init__(nn.Sequential(*layers), head)
 
 
@@ -110,11 +119,9 @@ class BaseReSProNet(Network):
         **factory: Any,
     ) -> None:
         head = _base_head(pool_stride, hidden, num_classes, factory)
-        layers = [
-            cl.Conv2d(3, 32, 3, **factory),
-            ReSPro(alpha, projective=projective, **factory),
-            cl.AvgPool2d(2, pool_stride),
-        ]
+        respro = partial(ReSPro, alpha, projective=projective, **factory)
+        pool = partial(cl.AvgPool2d, 2, pool_stride)
+        layers = _layers((3, 32), 3, cl.Conv2d, respro, pool, **factory)
         super().__init__(_conformal(layers, gain, factory), head)
 
 
@@ -123,9 +130,7 @@ def _lenet_head(
 ) -> nn.Sequential:
     width = 120 if hidden is None else hidden
     check_count("hidden", width, "None means the paper's 120.")
-    number = isinstance(dropout, (int, float)) and not isinstance(dropout, bool)
-    if not number or not 0 <= dropout < 1:
-        raise refusal("dropout", "a number from 0 to below 1", repr(dropout), "0 means none.")
+    check_share("dropout", dropout, "0 means none.")
 
     def relu() -> nn.Module:  # one module, so that dropout does not change the layers' names
         return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
@@ -155,15 +160,10 @@ class LeNet(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        features = nn.Sequential(
-            nn.Conv2d(3, 6, 5, **factory),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5, **factory),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        )
-        super().__init__(features, _lenet_head(hidden, dropout, num_classes, factory))
+        pool = partial(nn.MaxPool2d, 2)
+        layers = _layers((3, 6, 16), 5, nn.Conv2d, nn.ReLU, pool, **factory)
+        head = _lenet_head(hidden, dropout, num_classes, factory)
+        super().__init__(nn.Sequential(*layers), head)
 
 
 class LeNetCL(Network):
@@ -191,14 +191,9 @@ class LeNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        layers = [
-            cl.Conv2d(3, 6, 5, **factory),
-            ReSPro(alpha, projective=projective, **factory),
-            cl.AvgPool2d(2),
-            cl.Conv2d(6, 16, 5, **factory),
-            ReSPro(alpha, projective=projective, **factory),
-            cl.AvgPool2d(2),
-        ]
+        respro = partial(ReSPro, alpha, projective=projective, **factory)
+        pool = partial(cl.AvgPool2d, 2)
+        layers = _layers((3, 6, 16), 5, cl.Conv2d, respro, pool, **factory)
         head = _lenet_head(hidden, dropout, num_classes, factory)
         super().__init__(_conformal(layers, gain, factory), head)
 
@@ -222,11 +217,8 @@ class DkNet(Network):
     def __init__(
         self, depth: int, hidden: int | None = None, *, num_classes: int = 10, **factory: Any
     ) -> None:
-        _check_depth(depth)
-        layers: list[nn.Module] = []
-        for index in range(depth):
-            layers.append(nn.Conv2d(32 if index else 3, 32, 3, padding=1, **factory))
-            layers.append(nn.ReLU())
+        check_count("depth", depth, "It is the number of convolutions.", most=_DEEPEST)
+        layers = _layers((3, *[32] * depth), 3, nn.Conv2d, nn.ReLU, padding=1, **factory)
         super().__init__(nn.Sequential(*layers), _dk_head(hidden, num_classes, factory))
 
 
@@ -258,14 +250,10 @@ class DkNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        _check_depth(depth)
-        layers: list[nn.Module] = []
-        for index in range(depth):
-            channels = 32 if index else 3
-            layers.append(
-                cl.Conv2d(channels, 32, 3, padding=1, padding_mode=padding_mode, **factory)
-            )
-            layers.append(ReSPro(alpha, projective=projective, **factory))
+        check_count("depth", depth, "It is the number of convolutions.", most=_DEEPEST)
+        respro = partial(ReSPro, alpha, projective=projective, **factory)
+        options = {"padding": 1, "padding_mode": padding_mode, **factory}
+        layers = _layers((3, *[32] * depth), 3, cl.Conv2d, respro, **options)
         super().__init__(_conformal(layers, gain, factory), _dk_head(hidden, num_classes, factory))
 
 
@@ -273,10 +261,8 @@ class D3ModNet(Network):
     """Three times: convolution of 3×3 to 32 channels, ReLU, average pooling 2×2."""
 
     def __init__(self, *, num_classes: int = 10, **factory: Any) -> None:
-        layers: list[nn.Module] = []
-        for index in range(3):
-            layers.append(nn.Conv2d(32 if index else 3, 32, 3, **factory))
-            layers += [nn.ReLU(), nn.AvgPool2d(2)]
+        pool = partial(nn.AvgPool2d, 2)
+        layers = _layers((3, 32, 32, 32), 3, nn.Conv2d, nn.ReLU, pool, **factory)
         super().__init__(nn.Sequential(*layers), nn.Linear(128, num_classes, **factory))
 
 
@@ -302,9 +288,8 @@ class D3ModNetCL(Network):
         num_classes: int = 10,
         **factory: Any,
     ) -> None:
-        layers: list[nn.Module] = []
-        for index in range(3):
-            layers.append(cl.Conv2d(32 if index else 3, 32, 3, **factory))
-            layers += [ReSPro(alpha, projective=projective, **factory), cl.AvgPool2d(2)]
+        respro = partial(ReSPro, alpha, projective=projective, **factory)
+        pool = partial(cl.AvgPool2d, 2)
+        layers = _layers((3, 32, 32, 32), 3, cl.Conv2d, respro, pool, **factory)
         head = nn.Linear(128, num_classes, **factory)
         super().__init__(_conformal(layers, gain, factory), head)

@@ -19,7 +19,7 @@ from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from ..registry.registry import has_global_hooks, has_hooks
-from .base import IMAGE_SHAPE, Network, check_count, make_head
+from .base import IMAGE_SHAPE, Network, check_count, check_share, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
 _DEEPEST = 100  # layers of a stage: a depth from a hostile file must not fill the memory
@@ -150,9 +150,8 @@ class StageNet(Network):
         if pooling is None:
             expected = f"one of {', '.join(_RECTIFIED)}"
             raise refusal("rectifier", expected, repr(rectifier), 'The default is "norm".')
-        if isinstance(signed, bool) or not isinstance(signed, (int, float)) or not 0 <= signed < 1:
-            remedy = "It is the share of channels without a rectifier; the default is 0.25."
-            raise refusal("signed", "a number from 0 to below 1", repr(signed), remedy)
+        remedy = "It is the share of channels without a rectifier; the default is 0.25."
+        check_share("signed", signed, remedy)
         features = _features(stages, in_shape)
         layers: list[nn.Module] = []
         for channels, stage in zip(_inputs(stages, in_shape), stages, strict=True):
@@ -230,10 +229,7 @@ _RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
 def _preset(name: str, depth: int) -> tuple[tuple[Stage, ...], int | None]:
     if name not in PRESETS:
         raise refusal("preset", f"one of {', '.join(PRESETS)}", repr(name), "They differ in cost.")
-    remedy = "It is the number of convolutions of a stage."
-    check_count("depth", depth, remedy)
-    if depth > _DEEPEST:
-        raise refusal("depth", f"{_DEEPEST} at most", repr(depth), remedy)
+    check_count("depth", depth, "It is the number of convolutions of a stage.", most=_DEEPEST)
     return PRESETS[name]
 
 
@@ -247,10 +243,8 @@ def _features(stages: Sequence[Stage], in_shape: Sequence[int]) -> int:
     for stage in stages:
         sides = [stage.side(side) for side in sides]
     if min(sides) < 1:
-        remedy = "Enlarge the images, or use a smaller preset."
-        raise refusal(
-            "in_shape", "images large enough for all stages", shape_text(tuple(in_shape)), remedy
-        )
+        expected, got = "images large enough for all stages", shape_text(tuple(in_shape))
+        raise refusal("in_shape", expected, got, "Enlarge the images, or use a smaller preset.")
     return stages[-1].channels * sides[0] * sides[1]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,6 @@ from ..utils.timing import Timing, interleave
 from .session import ENGINES, Session
 
 LAYERS, FOLDED = "layers", "folded"
-_CALLS = 3  # timed calls per turn
 _BUDGET = 20.0  # seconds after which no further turn begins
 _WHERE = "compare(model, folded, x)"
 
@@ -105,9 +103,7 @@ def compare(
         got = f"{tuple(expected.shape[1:])} from the model, {folded.output_shape} from the fold"
         raise refusal(_WHERE, "outputs of one shape", got, "Pass the fold of this model.")
     errors = {name: relative_error(run(), expected) for name, run in runs.items()}
-    rounds = math.ceil(executions / _CALLS)
-    timings = interleave(runs, rounds=rounds, calls=_CALLS, budget=_BUDGET)
-    return Comparison(len(x), timings, errors)
+    return Comparison(len(x), interleave(runs, executions, budget=_BUDGET), errors)
 
 
 def run_module(model: nn.Module, x: Tensor) -> Tensor:

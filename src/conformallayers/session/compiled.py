@@ -46,9 +46,7 @@ void {_NAME}_run(const float *x, float *y, size_t count, float *work)
 def compile_fold(folded: Folded, folder: Path | None = None) -> Callable[[Array], Array]:
     """Return a function of batches in float32; several threads may call it at once.
 
-    Args:
-        folded: the network.
-        folder: that keeps the compiled program; None takes one in the user's cache folder.
+    The folder keeps the compiled program; None takes one in the user's cache.
     """
     compiler = _compiler()
     folder = folder or _private_folder()

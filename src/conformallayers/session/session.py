@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from .compiled import compile_fold
 
 Engine = Callable[[Array], Array]
 T = TypeVar("T", Array, Tensor)
-_ROUNDS, _CALLS, _BUDGET = 5, 3, 2.0  # of a race, and seconds after which it goes no further
+_EXECUTIONS, _BUDGET = 15, 2.0  # of a race, and seconds after which it goes no further
 _FAR = 10.0  # times as slow as the fastest in one call: too far behind to race
 _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
@@ -121,10 +122,8 @@ class Session:
         threads: int | None = None,
     ) -> None:
         if engine != "auto" and engine not in ENGINES:
-            expected = f"one of auto, {', '.join(ENGINES)}"
-            raise refusal(
-                "Session(engine=...)", expected, repr(engine), '"auto" takes the fastest.'
-            )
+            expected, remedy = f"one of auto, {', '.join(ENGINES)}", '"auto" takes the fastest.'
+            raise refusal("Session(engine=...)", expected, repr(engine), remedy)
         whole = isinstance(threads, int) and not isinstance(threads, bool)
         if threads is not None and (not whole or threads < 1):
             remedy = "None takes as many as torch has."
@@ -177,9 +176,7 @@ class Session:
 
     def _numbers(self, x: Tensor) -> Array:
         if x.dtype == self._dtype:
-            with suppress(
-                RuntimeError, TypeError
-            ):  # torch refuses what is refused or converted below
+            with suppress(RuntimeError, TypeError):  # of what is refused or converted below
                 return x.numpy()
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
@@ -210,29 +207,23 @@ class Session:
                 try:
                     runs[name] = self._built(name)
                     runs[name](x)
-                except (
-                    Exception
-                ) as error:  # of an engine that is not ours; torch is the one to rely on
+                except Exception as error:  # of an engine that is not ours
                     if name == "torch":
                         raise
                     runs.pop(name, None)
                     reasons[name] = str(error) or type(error).__name__
-            calls = {name: _bound(run, x) for name, run in runs.items()}
+            calls = {name: partial(run, x) for name, run in runs.items()}
             first = {name: call_seconds(call) for name, call in calls.items()}
             for name, seconds in first.items():
                 if seconds > _FAR * min(first.values()):
                     del calls[name]
                     ratio = seconds / min(first.values())
                     reasons[name] = f"{ratio:.0f} times as slow as the fastest in one call"
-            times = interleave(calls, rounds=_ROUNDS, calls=_CALLS, budget=_BUDGET)
+            times = interleave(calls, _EXECUTIONS, budget=_BUDGET)
             medians = {name: 1e3 * timing.median for name, timing in times.items()}
             best = min(medians, key=lambda name: medians[name])
             self._race, self._run = Race(best, len(x), medians, reasons), runs[best]
             return self._run
-
-
-def _bound(run: Engine, x: Array) -> Callable[[], object]:
-    return lambda: run(x)
 
 
 def _fold(folded: Any) -> Folded:

@@ -127,13 +127,6 @@ def _adaptive_options(n: int) -> Iterator[_Options]:
         yield {"output_size": (3, *(None,) * (n - 1))}
 
 
-def _batch_norm_options() -> Iterator[_Options]:
-    yield {}
-    yield {"eps": 0.1, "momentum": 0.3}
-    yield {"affine": False}
-    yield {"bias": False}
-
-
 def _upsample_options(n: int) -> Iterator[_Options]:
     linear = ("linear", "bilinear", "trilinear")[n - 1]
     yield {"scale_factor": 2}
@@ -144,12 +137,6 @@ def _upsample_options(n: int) -> Iterator[_Options]:
     yield {"scale_factor": 1.6, "mode": "area"}
     if n == 2:
         yield {"scale_factor": (1.5, 2.0), "mode": "bicubic"}
-
-
-def _pads(n: int) -> Iterator[int | tuple[int, ...]]:
-    yield 1
-    yield _first(2 * n, 2, 0, 1, 2, 0, 1)
-    yield _first(2 * n, 0, 3, 0, 0, 2, 2)
 
 
 def _label(options: _Options) -> str:
@@ -187,20 +174,18 @@ def _torch_cases(n: int) -> Iterator[Case]:
     """Yield the cases of the layers with n spatial axes that only torch.nn has."""
     sizes = _SIZES[n]
     yield _row(nn, f"Dropout{n}d", (4, *sizes), {"p": 0.3})
-    for options in _batch_norm_options():
+    for options in ({}, {"eps": 0.1, "momentum": 0.3}, {"affine": False}, {"bias": False}):
         yield _row(nn, f"BatchNorm{n}d", (3, *sizes), options, {"num_features": 3})
     small = tuple(min(size, 4) for size in sizes)
     for options in _upsample_options(n):
         name = f"Upsample in {n} dimensions{_label(options)}"
         yield Case(f"nn.{name}", partial(nn.Upsample, **options), (2, *small))
+    pads = (1, _first(2 * n, 2, 0, 1, 2, 0, 1), _first(2 * n, 0, 3, 0, 0, 2, 2))
+    crop = _first(2 * n, -1, 2, 0, -2, 1, -1)  # where padding is negative
     for mode in ("Zero", "Constant", "Reflection", "Replication", "Circular"):
         base: _Options = {"value": 0.0} if mode == "Constant" else {}
-        for pads in _pads(n):
-            yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": pads}, base)
-    for mode in ("Zero", "Constant"):  # negative padding crops
-        pads = _first(2 * n, -1, 2, 0, -2, 1, -1)
-        base = {"value": 0.0} if mode == "Constant" else {}
-        yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": pads}, base)
+        for padding in (*pads, crop) if mode in ("Zero", "Constant") else pads:
+            yield _row(nn, f"{mode}Pad{n}d", (2, *sizes), {"padding": padding}, base)
 
 
 def _plain_cases(owner: Any) -> Iterator[Case]:

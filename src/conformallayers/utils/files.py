@@ -39,10 +39,7 @@ def replace_file(
 ) -> None:
     """Write bytes under a temporary name in the same folder, flush them to disk, and rename.
 
-    Args:
-        path: of the file; its parent folder must exist.
-        parts: its bytes.
-        check: looks at the temporary file; if it raises, nothing is left behind.
+    The folder must exist. If ``check``, which looks at the temporary file, raises, nothing is left behind.
     """
     replace_files({path: parts}, check)
 

@@ -35,25 +35,25 @@ class Timing:
 
 def interleave(
     engines: Mapping[str, Callable[[], object]],
+    executions: int,
     *,
-    rounds: int,
     calls: int = 3,
     pause: float = 0.03,
     budget: float = math.inf,
 ) -> dict[str, Timing]:
-    """Time engines in turn: a pause, one untimed call, then a few timed ones, in every round.
+    """Time executions of each engine in turn: in every round a pause, an untimed call, and some timed ``calls``.
 
     The pause lets the spinning threads of one engine go to sleep before the next one runs. After
     ``budget`` seconds no further round begins, but there are three at least.
 
     Examples:
-        >>> times = interleave({"a": lambda: sum(range(9))}, rounds=2, pause=0.0)
+        >>> times = interleave({"a": lambda: sum(range(9))}, 6, pause=0.0)
         >>> times["a"].low <= times["a"].median <= times["a"].high
         True
     """
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     started = time.perf_counter()
-    for done in range(rounds):
+    for done in range(math.ceil(executions / calls)):
         if done >= _FEWEST and time.perf_counter() - started > budget:
             break
         for name, run in engines.items():

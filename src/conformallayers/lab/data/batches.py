@@ -14,7 +14,7 @@ from ...errors import refusal
 from ...networks import IMAGE_SHAPE
 
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
-_CHUNK = 2**24  # values that are converted to float64 at a time
+_CHUNK = 2**24  # values to convert to float64 at a time, which takes eight times their memory
 
 
 def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,9 +41,7 @@ def mean_image(images: Tensor, stored: bool = False) -> Tensor:
     Shape:
         (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32); with ``stored`` (1, C, H, W)
     """
-    chunk = max(
-        1, _CHUNK // images[0].numel()
-    )  # in float64 all images need eight times their memory
+    chunk = max(1, _CHUNK // images[0].numel())
     parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
     mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
     return mean / 255 if stored else as_input(mean, torch.float64)

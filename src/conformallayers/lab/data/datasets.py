@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,9 +81,7 @@ class Dataset:
                 name = self.labels[absent[0]] if self.labels else absent[0]
                 total = int((self.train_labels == absent[0]).sum())
                 got = f"{validation:g}, too little or too much of the {total} of {name}"
-                expected = (
-                    "a share with an image of every class, in what is set aside and in the rest"
-                )
+                expected = "a share with an image of every class, set aside and in the rest"
                 raise refusal("validation", expected, got, "Change it, or add images.")
 
     def subset(self, count: int, seed: int = 0) -> Dataset:
@@ -101,7 +99,8 @@ class Dataset:
 
     def _parts(self, count: int, seed: int) -> tuple[Dataset, Dataset]:
         """Return a data set with ``count`` of the training images, and one with the others."""
-        order = _order(len(self.train_labels), seed)
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.train_labels), generator=generator)
         chosen: tuple[Any, Any] = order[:count].sort().values, order[count:].sort().values
         if self.spread:
             chosen = slice(count), slice(count, None)
@@ -112,17 +111,6 @@ class Dataset:
             for rows in chosen
         )
         return first, rest
-
-
-def _order(total: int, seed: int) -> Tensor:
-    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-
-
-class Verdict(NamedTuple):
-    """The result of checking one file; ``fault`` is None if there is none."""
-
-    path: str
-    fault: str | None
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool = True) -> Dataset:
@@ -162,10 +150,10 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
     return Dataset(name, *tensors)
 
 
-def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
-    """Yield a verdict on every file of a data set, and one on the whole if its parts do not fit."""
+def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, str | None]]:
+    """Yield the path and the fault, if any, of every file of a data set, and of the whole if its parts do not fit."""
     if name in WITHOUT_FILES:
-        yield Verdict(f"{name}, which {WITHOUT_FILES[name]}", None)
+        yield f"{name}, which {WITHOUT_FILES[name]}", None
         return
     where, correct = name, True
     try:
@@ -174,12 +162,12 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[Verdict]:
             fault = None
             if isinstance(result, ConformalError):
                 fault, correct = str(result).removeprefix(f"{path}: "), False
-            yield Verdict(str(path), fault)
+            yield str(path), fault
         where = str(place.path)
         if correct and not verify:
             load(name, root, verify=False)  # the known files do fit together
     except ConformalError as error:
-        yield Verdict(where, str(error).removeprefix(f"{where}: "))
+        yield where, str(error).removeprefix(f"{where}: ")
 
 
 def _read(

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ...errors import ConformalError, refusal
@@ -20,27 +19,17 @@ from .datasets import check
 
 _CHUNK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
+# A file to fetch: its layout, its place below the data root, and its address.
+_Download = tuple[Layout, Path, str]
 
 
-class _Download(NamedTuple):
-    """A file to fetch: its layout, its place below the data root, and its address."""
-
-    layout: Layout
-    target: Path
-    address: str
-
-
-def get(name: str, root: Path, source: str | None, console: Console | None = None) -> list[Path]:
+def get(name: str, root: Path, source: str | None) -> list[Path]:
     """Fetch a data set and return the written files; files that exist and are correct are kept.
 
-    Args:
-        name, root: of the data set, and the data root.
-        source: a folder with the files in a known layout, or the address of a folder on the web
-            that starts with http:// or https://.
-        console: where to show progress; None takes the terminal.
+    The source is a folder with the files in a known layout, or the web address of one.
     """
     layouts = files.layouts_of(name)
-    if all(verdict.fault is None for verdict in check(name, root)):
+    if all(fault is None for _, fault in check(name, root)):
         return []
     if source is None:
         wanted = f"{files.wanted_files(layouts[0])} in {root / layouts[0].folders[0]}"
@@ -50,7 +39,7 @@ def get(name: str, root: Path, source: str | None, console: Console | None = Non
         raise refusal(f"data get {name}", expected, "none", remedy)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     written = []
-    with Progress(*columns, console=console or Console()) as progress:
+    with Progress(*columns) as progress:
         for choices in _downloads(name, root, source):
             if not any(_correct(layout, target) for layout, target, _ in choices):
                 written.append(_fetch(choices, progress))
@@ -74,13 +63,13 @@ def _downloads(name: str, root: Path, source: str) -> Iterator[list[_Download]]:
         archived = place.path.name == place.layout.archive
         target = root if archived else root / place.layout.folders[0]
         for path in place.paths:
-            yield [_Download(place.layout, target / path.name, path.as_uri())]
+            yield [(place.layout, target / path.name, path.as_uri())]
     elif first.archive is not None:
-        yield [_Download(one, root / f"{one.archive}", f"{base}/{one.archive}") for one in layouts]
+        yield [(one, root / f"{one.archive}", f"{base}/{one.archive}") for one in layouts]
     else:
         for file in first.checksums:
             names, target = (f"{file}.gz", file), root / first.folders[0]
-            yield [_Download(first, target / name, f"{base}/{name}") for name in names]
+            yield [(first, target / name, f"{base}/{name}") for name in names]
 
 
 def _fetch(choices: list[_Download], progress: Progress) -> Path:

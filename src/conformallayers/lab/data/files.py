@@ -28,13 +28,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, or a tar archive, where a data set may be stored in one layout.
-
-    Args:
-        layout: of the data set.
-        path: of the folder or archive.
-        found: the existing files by their name in the catalogue.
-    """
+    """A folder or a tar archive, and the files of a layout that exist there, by their name in the catalogue."""
 
     layout: Layout
     path: Path
@@ -53,9 +47,8 @@ class Place:
 
 def layouts_of(name: str) -> tuple[Layout, ...]:
     """Return the layouts of a known data set; digits and shapes have none."""
-    require_choice(
-        "dataset", name, NAMES, "Run conformallayers data list, or name a folder of pictures."
-    )
+    remedy = "Run conformallayers data list, or name a folder of pictures."
+    require_choice("dataset", name, NAMES, remedy)
     return LAYOUTS.get(name, ())
 
 
@@ -121,11 +114,7 @@ def found_where(root: Path) -> dict[str, str]:
 def read_files(
     layout: Layout, path: Path, called: str | None = None
 ) -> Iterator[tuple[str, Path, bytes]]:
-    """Read one file, or all files of an archive; nothing is extracted to disk.
-
-    Yields:
-        Each file's name in the catalogue, its path, and its decompressed bytes.
-    """
+    """Yield the name in the catalogue, the path and the bytes of one file, or of all files of an archive."""
     called = called or path.name
     opened = gzip.open if called.endswith(".gz") else open
     with _readable(path), opened(path, "rb") as file:

@@ -12,10 +12,8 @@ Labels = NDArray[np.int64]
 TRAIN_SHAPES, TEST_SHAPES = 6000, 2000
 _SIDES = (8, 15)  # of a square, in pixels; the upper bound is excluded
 _STEP = (0.2, 0.4)  # how much brighter or darker than the background of 0.5 a shape is
-_SLOPE, _NOISE = (
-    0.2,
-    0.05,
-)  # of the background: from the middle to a border, and from pixel to pixel
+# Of the background: from the middle to a border, and from pixel to pixel.
+_SLOPE, _NOISE = 0.2, 0.05
 
 
 def draw_shapes(count: int = TRAIN_SHAPES + TEST_SHAPES, seed: int = 0) -> tuple[Bytes, Labels]:

@@ -145,7 +145,7 @@ class Pictures:
             tuple((path, labels.index(self.labels[label])) for path, label in part)
             for part in (self.train, self.test)
         )
-        return Pictures(self.folder, labels, train, test, self.has_parts)
+        return replace(self, labels=labels, train=train, test=test)
 
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
@@ -166,16 +166,17 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
             odd = ", ".join(sorted(set(labels) ^ set(others)))
             expected = f"the same classes in {parts[0]} and {parts[1]}"
             raise refusal(where, expected, f"{odd} in one", _LAYOUT)
-        found = [_class_files(root, part, labels, where) for part in parts]
-        train, test = ([_shuffled(files) for files in part] for part in found)
+        train, test = (_class_files(root, part, labels, where) for part in parts)
     else:
         labels = names
-        found = [[_shuffled(files) for files in _class_files(root, "", labels, where)]]
-        counts = [
-            _test_count(files, label, where) for files, label in zip(*found, labels, strict=True)
-        ]
-        test = [files[:count] for files, count in zip(*found, counts, strict=True)]
-        train = [files[count:] for files, count in zip(*found, counts, strict=True)]
+        train, test = [], []
+        for label, files in zip(labels, _class_files(root, "", labels, where), strict=True):
+            if len(files) < 2:
+                remedy = "Add pictures: one is for training and one for testing at least."
+                raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
+            count = max(1, round(TEST_SHARE * len(files)))
+            test.append(files[:count])
+            train.append(files[count:])
     if len(labels) < 2:
         got = f"one, {labels[0]}" if labels else "none"
         raise refusal(where, "two classes or more", got, _LAYOUT)
@@ -255,7 +256,10 @@ def _split_folders(root: Path, names: Sequence[str], where: str) -> tuple[str, s
 
 
 def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> list[list[str]]:
-    """Return the files of each class as paths below the root, sorted."""
+    """Return the files of each class as paths below the root.
+
+    They are in the order of the hash of their names: a file that is added leaves the order of the others.
+    """
     found = []
     for label in labels:
         below = os.path.join(part, label)
@@ -267,7 +271,7 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
         if not files:
             remedy = "Add pictures, or remove the folder."
             raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
-        found.append(files)
+        found.append(sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest()))
     return found
 
 
@@ -285,23 +289,10 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(place, name), folder)
 
 
-def _shuffled(files: Sequence[str]) -> list[str]:
-    """Order files by the hash of their names: a file that is added leaves the order of the others."""
-    return sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest())
-
-
 def _portable(path: str) -> bytes:
     """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
     text = unicodedata.normalize("NFC", PurePath(path).as_posix())
     return text.encode("utf-8", "surrogateescape")
-
-
-def _test_count(files: Sequence[str], label: str, where: str) -> int:
-    """Return how many files of a class are for testing."""
-    if len(files) < 2:
-        remedy = "Add pictures: one is for training and one for testing at least."
-        raise refusal(where, f"2 or more pictures of the class {label}", "1", remedy)
-    return max(1, round(TEST_SHARE * len(files)))
 
 
 def _spread(classes: Sequence[Sequence[str]]) -> tuple[tuple[str, int], ...]:

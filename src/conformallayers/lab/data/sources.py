@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,20 +98,25 @@ class TrainingData:
 
 
 def load_test(
-    name: str,
+    name: str | None,
     trained: TrainingData,
     root: str | os.PathLike[str] | None,
     *,
     verify: bool,
     where: str,
+    option: str = "--dataset",
     only_test: bool = True,
 ) -> Dataset:
-    """Read a data set to test a network on; of a folder of pictures, those that it may be tested on.
+    """Read a data set to test a network on, by default that of its training.
 
-    These are the pictures of its own folder that were set aside for testing. Of another folder they are all, or those
-    below ``test``. Classes are found by name among those of the network, also those of a known set if the network was
-    trained on a folder. Without ``only_test`` the pictures for training are read as well.
+    Of the folder of the training, these are the pictures that were set aside for testing. Of another folder they are
+    all, or those below ``test``. Classes are found by name among those of the network, also those of a known set if the
+    network was trained on a folder. Without ``only_test`` the pictures for training are read as well.
     """
+    name = name or trained.dataset
+    if name is None:
+        expected = "the set of the test images" if only_test else "images to calibrate with"
+        raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
     if not is_pictures(name):
         found = load(name, root, verify=verify)
         if trained.pictures is None or trained.labels is None:
@@ -120,26 +124,21 @@ def load_test(
         return _with_labels(found, trained.labels, f"{where} {name}")
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != trained.pictures:
-        if trained.pictures is not None and _is_same(pictures.folder, trained.dataset):
+        before = trained.pictures and trained.dataset
+        if before and os.path.exists(before) and pictures.folder.samefile(before):
             remedy = "Restore it, or name a folder of other pictures by --dataset."
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
-        pictures = pictures.all_as_test() if only_test and not pictures.has_parts else pictures
+        if only_test and not pictures.has_parts:
+            pictures = pictures.all_as_test()
     if trained.labels is not None:
         pictures = pictures.with_labels(trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
-        got, remedy = (
-            shape_text(trained.shape),
-            "In Python, evaluate takes any images as a Dataset.",
-        )
+        remedy = "In Python, evaluate takes any images as a Dataset."
+        got = shape_text(trained.shape)
         raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
     channels, *sides = trained.shape
     return pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
-
-
-def _is_same(folder: Path, other: str | None) -> bool:
-    """Return whether two paths lead to one folder, by links or not."""
-    return other is not None and os.path.exists(other) and folder.samefile(other)
 
 
 def _with_labels(data: Dataset, labels: tuple[str, ...], where: str) -> Dataset:

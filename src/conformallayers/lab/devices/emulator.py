@@ -20,21 +20,13 @@ from ...recipe.places import Array
 COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
 PACKAGES = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
 MACHINE = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
-_FLAGS = (
-    "-std=c99",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-O2",
-    "-ffunction-sections",
-    "-fdata-sections",
-)
+_WARNINGS = ("-Wall", "-Wextra", "-Werror")
+_FLAGS = ("-std=c99", "-O2", *_WARNINGS, "-ffunction-sections", "-fdata-sections")
 _LINKED = ("-nostartfiles", "--specs=nano.specs", "--specs=nosys.specs", "-Wl,--gc-sections")
 _BOARD = ("-M", "mps2-an386", "-cpu", "cortex-m4", "-nographic", "-monitor", "none")
 _HOST = ("-serial", "none", "-semihosting-config", "enable=on,target=native")
-INSTRUCTIONS = (
-    40  # a tick of the timer: it has 25 MHz, and with -icount shift=0 an instruction takes 1 ns
-)
+# Of a tick of the timer: it has 25 MHz, and with -icount shift=0 an instruction takes 1 ns.
+INSTRUCTIONS = 40
 _LONGEST = 3600  # seconds of a run
 
 
@@ -83,16 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
-    """Cross-compile an exported network and run images one by one.
-
-    Args:
-        made: what ``export_c`` wrote.
-        images: (N, …) as the network takes them.
-        self_test: compile the self-test as well, and fail if it does.
-
-    Raises:
-        ConformalError: compiler or emulator are missing, or one of them fails.
-    """
+    """Cross-compile what ``export_c`` wrote, with its self-test if asked to, and run images, (N, …), one by one."""
     require_tools("device")
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
         folder = Path(name)
@@ -120,14 +103,9 @@ def host_instructions(made: CExport, image: Array) -> int | None:
         folder = Path(name)
         np.ascontiguousarray(image, "<f4").tofile(folder / "image.bin")
         with resources.as_file(resources.files(__package__) / "board") as board:
-            command = [
-                "cc",
-                *_FLAGS,
-                *_macros(made),
-                str(board / "host.c"),
-                str(made.source.resolve()),
-            ]
-            _run([*command, "-lm", "-o", "host"], folder, f"compile {made.source}")
+            sources = [str(board / "host.c"), str(made.source.resolve())]
+            command = ["cc", *_FLAGS, *_macros(made), *sources, "-lm", "-o", "host"]
+            _run(command, folder, f"compile {made.source}")
         tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
         tool += [f"--toggle-collect={made.name}_predict", "./host"]
         said = _run(tool, folder, "count instructions", folder / "image.bin")
@@ -166,13 +144,7 @@ def _run(command: list[str], folder: Path, task: str, given: Path | None = None)
     """Run a command with a file as its input; return what it prints."""
     with open(given or os.devnull, "rb") as source:
         done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=source,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_LONGEST,
+            command, cwd=folder, stdin=source, capture_output=True, text=True, timeout=_LONGEST
         )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-2000:]

@@ -5,33 +5,32 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...errors import refusal, shape_text
 from ...folding.folded import Folded
 from ...folding.quantize import quantize
-from ...networks import IMAGE_SHAPE
 from ...recipe.c.export import export_c
 from ...recipe.integer_operations import integer_values
 from ...testing import relative_error
 from ...utils.files import replace_file, write_json
 from ...utils.text import count, markdown
 from ..checks import command_line, make_folder, require_choice, require_positive
-from ..data.datasets import Dataset
-from ..data.sources import TrainingData, load_test
+from ..data.batches import Batches
+from ..data.sources import load_test
 from ..experiments.deployed import deployed
 from ..experiments.options import DeviceOptions
 from ..experiments.records import Row, provenance
-from ..training.evaluate import accuracy
+from ..training.evaluate import takes_stored
 from ..training.quantize import CALIBRATION, calibration_images
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
 from .emulator import host_instructions, require_tools, run_on_device, versions
 
 INT8 = "int8"
+_BATCH = 1000  # images that the fold runs at a time
 NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 
 
@@ -67,12 +66,18 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
     """Return the record of one network."""
     loaded = load_model(network, "device")
     folded = _folded(loaded)
-    data = _data(loaded, folded, chosen)
+    where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
+    trained = replace(loaded.training, shape=folded.input_shape)
+    data = load_test(chosen.dataset, trained, chosen.data_root, **where)
+    images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
+    stored = takes_stored(folded, images, f"device {loaded.path}")
+    white = white_of(loaded.about, loaded.path)
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
-        white = white_of(loaded.about, loaded.path)
         folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
-    x, expected = _run(loaded, folded, data.test_images[: chosen.images])
-    labels = data.test_labels[: chosen.images].numpy()
+    x = torch.cat([white * part for part, _ in Batches(images, truth, _BATCH, stored=stored)])
+    with torch.inference_mode():
+        parts = [folded(part.to(folded.dtype)) for part in x.split(_BATCH)]
+    expected, labels = torch.cat(parts).float(), truth.numpy()
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, samples=x)
         run = run_on_device(made, x.numpy())
@@ -118,38 +123,6 @@ def _folded(loaded: Loaded) -> Folded:
     if isinstance(loaded.module, Folded):
         return loaded.module
     return fold_model(loaded, "device") if loaded.folds else deployed(loaded.module)
-
-
-def _data(loaded: Loaded, folded: Folded, chosen: DeviceOptions) -> Dataset:
-    """Return the images that a network is tested on."""
-    name = chosen.dataset or loaded.dataset
-    if name is None:
-        remedy = "Name one: --dataset mnist."
-        raise refusal("device --dataset", "the set of the test images", "none", remedy)
-    trained = TrainingData(loaded.dataset, loaded.labels, loaded.pictures, folded.input_shape)
-    where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
-    data = load_test(name, trained, chosen.data_root, **where)
-    shape = tuple(data.test_images.shape[1:])
-    if folded.input_shape not in (IMAGE_SHAPE, shape):
-        expected, remedy = f"a fold for {shape_text(shape)}", "Fold it for these images."
-        raise refusal(f"device {loaded.path}", expected, shape_text(folded.input_shape), remedy)
-    return data
-
-
-def _run(loaded: Loaded, folded: Folded, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stored images as the network takes them, and the outputs of the fold."""
-    taken: list[Tensor] = []
-    scores: list[Tensor] = []
-    white = white_of(loaded.about, loaded.path)
-
-    def run(x: Tensor) -> Tensor:
-        taken.append((white * x).float())
-        result: Tensor = folded(taken[-1].to(folded.dtype))
-        return result
-
-    stored = folded.input_shape == tuple(images.shape[1:])
-    accuracy(run, images, torch.zeros(len(images), dtype=torch.long), stored=stored, keep=scores)
-    return torch.cat(taken), torch.cat(scores)
 
 
 def device_table(folder: Path) -> str:

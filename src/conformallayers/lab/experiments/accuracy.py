@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +21,7 @@ from ..training.train import Stopped, train
 from . import paper
 from .options import AccuracyOptions
 from .paper import Cell
-from .records import Row, mean_and_spread
+from .records import Row, mean_and_spread, read_record
 
 UNCHECKED = ", other data"  # marks the setting of a row whose data was not checked
 
@@ -158,31 +156,20 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     return table(header, cells)
 
 
-@dataclass(frozen=True)
 class _Job:
     """The training of one cell with one seed."""
 
-    cell: Cell
-    variant: str | None
-    seed: int
-    options: AccuracyOptions
+    def __init__(
+        self, cell: Cell, variant: str | None, seed: int, options: AccuracyOptions
+    ) -> None:
+        self.cell, self.variant, self.seed, self.options = cell, variant, seed, options
+        self.name = file_name(cell, variant, seed)
+        self.path, self.folder = options.out / f"{self.name}.json", options.runs / self.name
 
-    @property
-    def name(self) -> str:
-        return file_name(self.cell, self.variant, self.seed)
-
-    @property
+    @cached_property
     def config(self) -> TrainConfig:
         runtime = {"threads": self.options.threads, "device": self.options.device}
         return config_of(self.cell, self.variant, self.seed, **runtime)
-
-    @property
-    def path(self) -> Path:
-        return self.options.out / f"{self.name}.json"
-
-    @property
-    def folder(self) -> Path:
-        return self.options.runs / self.name
 
     def delete(self) -> None:
         files = (self.folder / name for name in (CHECKPOINT, CONFIG, METRICS, RESULT))
@@ -196,13 +183,10 @@ class _Job:
         remedy = "Train it --again, or name another --out."
         options = self.config.model_dump(exclude={"threads", "device"})
         options["checked"] = self.options.verify
-        try:
-            row: Row = {**DEFAULTS, "checked": True, **json.loads(self.path.read_text("utf-8"))}
-            before = {name: row[name] for name in options}
-        except (ValueError, KeyError, TypeError) as error:
-            got = "another file"
-            raise refusal(str(self.path), "the row of a cell", got, remedy) from error
-        require_same(f"{self.path},", before, options, remedy)
+        required = "network", "dataset"
+        found = read_record(self.path, str(self.path), "the row of a cell", remedy, *required)
+        row = {**DEFAULTS, "checked": True, **found}
+        require_same(f"{self.path},", row, options, remedy)
         return row
 
     def train(self, console: Console) -> Row:

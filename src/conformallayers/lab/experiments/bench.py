@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from ...session.compare import FOLDED, LAYERS
 from ...session.session import ENGINES
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
+from ...utils.quiet import ignored_warnings
 from ...utils.text import markdown
 from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
@@ -45,7 +45,6 @@ from .options import BenchOptions
 from .records import Row, kept, provenance
 from .subjects import FOLD, RELU, Subject, chosen_subjects
 
-_CALLS = 3  # timed calls per turn
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
 _NOTE = """Times are medians in milliseconds (ms) per batch. The speed-up is the time of the fastest other over that
 of the fastest fold without a tolerance. Accuracies are those of the trained networks.
@@ -65,7 +64,6 @@ def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = 
     sessions, unopened = ({}, {}) if folded is None else open_sessions(folded, options.sessions)
     named = {LAYERS: conformal, FOLDED: folded, TOLERANCE: loose}
     modules = {name: module for name, module in named.items() if module is not None}
-    rounds = math.ceil(options.executions / _CALLS)
     rows = []
     for batch in options.batch:
         x = _images(batch, subject, folded or relu)
@@ -73,7 +71,7 @@ def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = 
         if against is not None:
             engines[AGAINST] = against.engine(x)
         engines |= fold_engines(modules, sessions, x)
-        seconds = interleave(engines, rounds=rounds, calls=_CALLS, budget=_BUDGET)
+        seconds = interleave(engines, options.executions, budget=_BUDGET)
         error = None
         if conformal is not None and folded is not None:
             error = fold_error(conformal, folded, x[:8])
@@ -194,8 +192,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
     make_folder("bench --out", chosen.out)
     before = kept(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
     rows: list[Row] = before.get("rows", [])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # exporters warn of their own deprecations
+    with ignored_warnings():  # exporters warn of their own deprecations
         for subject in subjects:
             found = measure(subject, chosen, against)
             print(markdown(*cells(found)), flush=True)

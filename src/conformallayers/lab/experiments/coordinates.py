@@ -22,12 +22,9 @@ _BEND = 0.45  # distance of the control points from their axes, as a share of th
 
 
 def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str, space: Space) -> Figure:
-    """Draw trials, rows of study.json, as curves coloured by accuracy, the best on top.
+    """Draw finished trials, rows of study.json, as curves coloured by accuracy, the best on top.
 
-    Args:
-        trials: finished ones.
-        title: of the figure.
-        space: that was searched; one axis for each of its options, and one for the accuracy.
+    There is one axis for each option of the space, and one for the accuracy.
     """
     rows = sorted(trials, key=lambda row: row["validation_accuracy"])
     shares = [100 * row["validation_accuracy"] for row in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import missing_extra
+from ...utils.quiet import ignored_warnings
 from ..data.batches import as_input, derive_seed
 
 CORRUPTIONS = (
@@ -58,8 +58,7 @@ def scaled(mean: Tensor, strength: int) -> Callable[[Tensor], Tensor]:
 def _package() -> Callable[..., Any]:
     """Import the package, of 2020, with what newer versions of its dependencies have dropped."""
     try:
-        with warnings.catch_warnings(), _resources():
-            warnings.simplefilter("ignore")  # of names that scipy has moved
+        with ignored_warnings(), _resources():  # of names that scipy has moved
             import imagecorruptions
             from imagecorruptions import corruptions
     except ImportError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,13 +40,12 @@ from .deployed import (
 )
 from .engines import Engine, relu_engines
 from .options import CostOptions
-from .records import Measurements, Row, kept, mean_and_spread, provenance, write_record
+from .records import Measurements, Row, kept, mean_and_spread, provenance, read_rows, write_record
 
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
 _SEEDS = (0, 1, 2)
 _HALF_AN_HOUR = 1800.0  # seconds of a run beyond which one seed must do
-_CALLS = 3  # timed calls per turn
 _WORDS = ("experiment", "5")
 _WHERE = "experiment 5"
 
@@ -91,7 +89,8 @@ def _train(
     with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
         for seed in chosen.seeds or _SEEDS:
             for one in found:
-                if not chosen.seeds and _takes_long(measurements, one.name):
+                first = measurements.rows.get((one.name, _SEEDS[0]), {})
+                if not chosen.seeds and first.get("seconds", 0.0) > _HALF_AN_HOUR:
                     continue
                 config = _config(one, seed, chosen)
                 _require_same(measurements.rows.get((one.name, seed)), config)
@@ -111,11 +110,6 @@ def _train(
 def _config(one: Contestant, seed: int, chosen: CostOptions) -> TrainConfig:
     runtime = {"threads": chosen.threads, "device": chosen.device}
     return config_of(one, chosen.dataset, seed, chosen.epochs, **runtime)
-
-
-def _takes_long(measurements: Measurements, name: str) -> bool:
-    first = measurements.rows.get((name, _SEEDS[0]))
-    return first is not None and first["seconds"] > _HALF_AN_HOUR
 
 
 def _require_same(row: Row | None, config: TrainConfig) -> None:
@@ -157,7 +151,6 @@ def measured(
     result = json.loads((folder / RESULT).read_text("utf-8"))
     network = without_centre(load_model(folder, _WHERE).module)
     folded = deployed(network)
-    x = torch.rand(8, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(0)) - 0.5
     return {
         "name": one.name,
         "seed": config.seed,
@@ -165,7 +158,7 @@ def measured(
         "accuracy": result["accuracy"],
         "multiply_adds": multiply_adds(folded),
         "weights": weights(folded),
-        "error": fold_error(network, folded, x),
+        "error": fold_error(network, folded, _images(8, seed=0)),
         "strategy": folded.strategy,
         "parameters": result["parameters"],
         "seconds": result["seconds"],
@@ -183,7 +176,7 @@ def _measure_times(
     settings = {"dataset": chosen.dataset, "epochs": chosen.epochs, "executions": chosen.executions}
     before = kept(chosen.out / f"{name}.json", settings, chosen.resume)
     rows = {(row["name"], row["batch"]): row for row in before.get("rows", [])}
-    runs, rounds = Runs(chosen.runs), math.ceil(chosen.executions / _CALLS)
+    runs = Runs(chosen.runs)
     names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
     with torch_settings(1):
         opened = {
@@ -191,12 +184,9 @@ def _measure_times(
             for one in named(_WHERE, list(names))
         }
         for batch in BATCHES:
-            x = (
-                torch.rand(batch, *IMAGE_SHAPE, generator=torch.Generator().manual_seed(batch))
-                - 0.5
-            )
+            x = _images(batch, seed=batch)
             engines = {key: feed(x) for key, feed in opened.items()}
-            times = interleave(engines, rounds=rounds, calls=_CALLS)
+            times = interleave(engines, chosen.executions)
             for key, timing in times.items():
                 ratio = round(timing.median / times[OPPONENT].median, 3)
                 row = {"name": key, "batch": batch, "milliseconds": timing.milliseconds}
@@ -208,6 +198,11 @@ def _measure_times(
     write_record(chosen.out, name, record, record["rows"])
     write_summary(chosen.out, chosen.dataset)
     return record
+
+
+def _images(count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, *IMAGE_SHAPE, generator=generator) - 0.5
 
 
 def _open(name: str, model: nn.Module) -> Callable[[Tensor], Engine]:
@@ -240,26 +235,16 @@ def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:
 
 def write_summary(out: Path, dataset: str) -> None:
     """Write the table and the figure of the rows in a folder."""
-    rows = _read(out / f"{dataset}.json")
-    times = _read(out / f"{dataset}-times.json")
+    rows, times = (read_rows(out / f"{dataset}{end}.json", _WHERE) for end in ("", "-times"))
+    front, ablation = ([row for row in rows if row["ablation"] == one] for one in (False, True))
+    parts = {"Accuracy against cost": front, "Ablation of StageNet micro": ablation}
     text = "".join(
-        f"## {title}\n\n{markdown(*cells(part, times))}\n"
-        for title, part in (
-            ("Accuracy against cost", [row for row in rows if not row["ablation"]]),
-            ("Ablation of StageNet micro", [row for row in rows if row["ablation"]]),
-        )
-        if part
+        f"## {title}\n\n{markdown(*cells(part, times))}\n" for title, part in parts.items() if part
     )
     if text:
         replace_file(out / f"{dataset}.md", [text.encode()])
-    front = [row for row in rows if not row["ablation"]]
     if front:
         figures.save(front_figure(front), out, dataset)
-
-
-def _read(path: Path) -> list[Row]:
-    rows: list[Row] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
-    return rows
 
 
 def by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:

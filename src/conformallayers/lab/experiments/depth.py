@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +26,6 @@ from .records import Measurements, Row
 DEPTHS = tuple(range(1, 31))
 RELU, LAYERS, FOLDED = "DkNet", "DkNetCL, layer by layer", "DkNetCL, folded"
 NAME = "times"
-_CALLS = 5  # timed calls per turn
 
 
 def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
@@ -73,7 +71,7 @@ def measured(depth: int, options: DepthOptions) -> Row:
     seconds = time.perf_counter() - started
     models: dict[str, nn.Module] = {RELU: relu, LAYERS: conformal, FOLDED: folded}
     engines = {name: partial(run_module, model, x) for name, model in models.items()}
-    times = interleave(engines, rounds=math.ceil(options.executions / _CALLS), calls=_CALLS)
+    times = interleave(engines, options.executions, calls=5)
     return {
         "depth": depth,
         "strategy": folded.strategy,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from ...folding.folded import Folded
 from ...recipe.onnx.export import first_line, inference_session
 from ...session.compare import FOLDED, LAYERS, run_module
 from ...session.session import Session
+from ...utils.quiet import ignored_warnings
 
 TOLERANCE = "tolerance"  # the engine of a fold with a tolerance
 AGAINST = "against"  # the engine of an ONNX file
@@ -70,8 +70,8 @@ def relu_engines(
 
     All use the same number of threads.
     """
-    builders = {
-        "eager": _eager,
+    builders: dict[str, Callable[[nn.Module, Tensor], Engine]] = {
+        "eager": lambda net, x: torch.inference_mode()(lambda: net(x).clone()),
         "compile": _compiled,
         "onnx": _onnxruntime,
         "openvino": _openvino,
@@ -94,28 +94,17 @@ def relu_engines(
     return engines, notes
 
 
-def _eager(model: nn.Module, x: Tensor) -> Engine:
-    return torch.inference_mode()(lambda: model(x).clone())
-
-
 def _compiled(model: nn.Module, x: Tensor) -> Engine:
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=False)
-
-    def run() -> object:
-        with torch.no_grad():
-            return compiled(x)
-
+    run: Engine = torch.no_grad()(lambda: compiled(x))
     run()
     return run
 
 
 def _onnxruntime(model: nn.Module, x: Tensor) -> Engine:
-    with (
-        tempfile.TemporaryDirectory(prefix="conformallayers-") as folder,
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # the other exporter, which torch prefers, needs onnxscript
+    # The other exporter, which torch prefers and warns for, needs onnxscript.
+    with ignored_warnings(), tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         path = f"{folder}/relu.onnx"
         torch.onnx.export(model, (x,), path, dynamo=False)
         return _fed(_opened(path, "bench"), x)

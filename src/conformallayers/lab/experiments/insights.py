@@ -114,7 +114,7 @@ def image_figure(images: Sequence[Tensor], labels: Sequence[str], title: str) ->
     columns = min(_COLUMNS, len(images))
     with matplotlib.rc_context({**STYLE, "font.size": 8}):
         figure = Figure(figsize=(1.15 * columns + 0.6, 1.3 * rows + 0.5), layout="compressed")
-        grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
         shown: Any = None
         for axes in grid:
             axes.set_axis_off()
@@ -154,8 +154,8 @@ def _leading_eigenimages(forms: Sequence[Form]) -> tuple[list[Tensor], list[str]
 
 def _strongest_templates(templates: Tensor) -> tuple[list[Tensor], list[str]]:
     """Return the templates and their numbers as labels; if many, those of largest norm."""
-    norms = templates.flatten(1).norm(dim=1)
-    order = range(len(templates))
+    order = list(range(len(templates)))
     if len(templates) > _IMAGES:
+        norms = templates.flatten(1).norm(dim=1)
         order = norms.argsort(descending=True)[:_IMAGES].tolist()
     return [templates[i] for i in order], [str(i) for i in order]

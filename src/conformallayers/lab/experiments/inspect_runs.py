@@ -62,7 +62,8 @@ def run_inspect(
     subject = _subject(path)
     out = chosen.out or Path("results/inspect") / subject.folder
     require_folder("inspect --out", out)
-    name = dataset.name if isinstance(dataset, Dataset) else dataset or subject.dataset
+    shape, initial = subject.training.shape, subject.initial
+    name = dataset.name if isinstance(dataset, Dataset) else dataset or subject.training.dataset
     shown: Row = {"dataset": name, "samples": chosen.samples}
     kept_options = {**shown, "checkpoint": md5(path.read_bytes())}
     record = kept(out / RECORD, kept_options, chosen.resume)
@@ -70,16 +71,14 @@ def run_inspect(
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
-        trained = TrainingData(subject.dataset, subject.labels, subject.pictures, subject.shape)
         root, verify = chosen.data_root, chosen.verify
-        dataset = load_test(name, trained, root, verify=verify, where="inspect")
+        dataset = load_test(name, subject.training, root, verify=verify, where="inspect")
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
         images, labels = dataset.test_images[:count], dataset.test_labels[:count]
         x = images.float() / 255 if subject.stored else as_input(images)
-        found = inspect(subject.model, subject.shape, x)
-        initial = subject.initial
-        untrained = None if initial is None else inspect(initial(), subject.shape, x)
+        found = inspect(subject.model, shape, x)
+        untrained = None if initial is None else inspect(initial(), shape, x)
         say(str(found))
         record = {
             **provenance(command_line(["inspect", str(run)], {**shown, "threads": chosen.threads})),
@@ -88,7 +87,7 @@ def run_inspect(
             **subject.notes,
             **_results(subject.model, found, untrained, x, labels),
         }
-        title = f"{subject.notes['network']}, {Path(name).name}"
+        title = f"{subject.notes['network']}, {Path(str(name)).name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
 
@@ -99,20 +98,16 @@ class _Subject:
 
     Args:
         model: in evaluation mode.
-        shape: of one sample.
         stored: whether it takes images in their own shape, and not as 3×32×32.
-        dataset, labels, pictures: of its training.
+        training: the data set, and the shape of one sample.
         folder: the name of the folder for its record.
         notes: network, epoch and command of the training, for the record.
         initial: makes the network as it was before training; None if that is not known.
     """
 
     model: nn.Module
-    shape: tuple[int, ...]
     stored: bool
-    dataset: str
-    labels: tuple[str, ...] | None
-    pictures: str | None
+    training: TrainingData
     folder: str
     notes: Row
     initial: Callable[[], nn.Module] | None = None
@@ -125,18 +120,12 @@ def _subject(path: Path) -> _Subject:
         return _shipped(load_model(path, "inspect"))
     stored = checkpoint.read(archive)
     config, model = checkpoint.trained(stored)
+    labels = None if config.labels is None else tuple(config.labels)
+    training = TrainingData(config.dataset, labels, config.pictures, config.input_shape)
     notes = {"network": config.network_name, "epoch": stored.state.epoch}
-    return _Subject(
-        model,
-        config.input_shape,
-        config.stored,
-        config.dataset,
-        None if config.labels is None else tuple(config.labels),
-        config.pictures,
-        path.absolute().parent.name,
-        {**notes, "trained": config.command({})},
-        lambda: _initial(config),
-    )
+    notes["trained"] = config.command({})
+    folder = path.absolute().parent.name
+    return _Subject(model, config.stored, training, folder, notes, lambda: _initial(config))
 
 
 def _shipped(loaded: Loaded) -> _Subject:
@@ -151,20 +140,14 @@ def _shipped(loaded: Loaded) -> _Subject:
             got = "a model without the name of one"
         raise refusal(f"inspect {loaded.path}", expected, got, remedy)
     about = loaded.about
-    return _Subject(
-        from_images(loaded.module, shape, "inspect"),
-        shape,
-        True,
-        dataset,
-        loaded.labels,
-        loaded.pictures,
-        loaded.path.stem,
-        {
-            "network": str(about.get("network", type(loaded.module).__name__)),
-            "epoch": about.get("epoch"),
-            "trained": about.get("command"),
-        },
-    )
+    notes = {
+        "network": str(about.get("network", type(loaded.module).__name__)),
+        "epoch": about.get("epoch"),
+        "trained": about.get("command"),
+    }
+    training = TrainingData(dataset, loaded.labels, loaded.pictures, shape)
+    model = from_images(loaded.module, shape, "inspect")
+    return _Subject(model, True, training, loaded.path.stem, notes)
 
 
 def _results(

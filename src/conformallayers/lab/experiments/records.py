@@ -51,16 +51,35 @@ def mean_and_spread(shares: Sequence[float]) -> str:
     return f"{100 * fmean(shares):.2f}{spread} %"
 
 
+def read_record(path: Path, where: str, expected: str, remedy: str, *required: str) -> Row:
+    """Read a JSON file with entries of the required names, or refuse it."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except ValueError:  # not JSON, or not UTF-8
+        record = None
+    absent = [name for name in required if name not in record] if isinstance(record, dict) else []
+    if absent or not isinstance(record, dict):
+        expected += f" with {', '.join(absent)}" if absent else ""
+        raise refusal(where, expected, "another file", remedy)
+    return record
+
+
+def read_rows(path: Path, where: str) -> list[Row]:
+    """Return the rows of a record, none if there is no such file."""
+    if not path.exists():
+        return []
+    remedy = "Restore or remove it."
+    record = read_record(path, f"{where}, {path}", "a record in JSON", remedy, "rows")
+    return list(record["rows"])
+
+
 def kept(path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume") -> Row:
     """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
     remedy = f"Give the same options, or start again without {where.split()[-1]}."
-    try:
-        record: Row = json.loads(path.read_text("utf-8"))
-        before = dict(record["options"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise refusal(f"{where}, {path}", "a record", "another file", remedy) from error
+    record = read_record(path, f"{where}, {path}", "a record", remedy, "options")
+    before = record["options"] if isinstance(record["options"], dict) else {}
     require_same(f"{where},", before, json.loads(json.dumps(dict(options))), remedy)
     return record
 

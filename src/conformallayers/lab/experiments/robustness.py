@@ -28,10 +28,8 @@ from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
 from .options import RobustnessOptions
 from .records import Measurements, Row
 
-CLEAN, SCALED = (
-    "none",
-    "scaled",
-)  # no corruption, and a contrast that projective networks do not see
+# No corruption, and a contrast that projective networks do not see.
+CLEAN, SCALED = "none", "scaled"
 NAMES = (
     *("LeNet", "LeNetCL", "StageNet-micro", "StageNet-micro-no-offset"),
     *("StageNet-micro-depth2-norm-no-respro", "StageReLUNet-micro-average"),

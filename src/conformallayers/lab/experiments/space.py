@@ -55,12 +55,9 @@ def fitting_space(dataset: str, images: int, max_epochs: int) -> Space:
 
 
 def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
-    """Read ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log`` and ``NAME=VALUE,VALUE``.
+    """Read ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log`` and ``NAME=VALUE,VALUE`` of options of train.
 
-    Args:
-        texts: one for each option of train.
-        config: of the search; every bound and value must be an option that it can have, and
-            its epochs are the most.
+    Every bound and value must be an option that the configuration of the search can have; its epochs are the most.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
     for text in texts:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from torch import nn
 
@@ -24,7 +22,7 @@ from ..training.runs import RESULT
 from ..training.saved_models import CHECKPOINT, Loaded, load_model
 from .contestants import CONTESTANTS
 from .deployed import merged
-from .records import Row
+from .records import read_record, read_rows
 
 DATASET = "cifar10"  # of the accuracies
 FOLD, RELU = "fold", "relu"  # keys of accuracies
@@ -106,29 +104,33 @@ def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Su
     for preset in PRESETS:
         name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
         staged = partial(networks.StageNet, preset)
-        found.append(subject(name, staged, partial(_twin, preset), (twin, name)))
-    found.append(subject("ResNet8", None, _resnet, ("ResNet8",)))
+        plain = partial(_merged, networks.StageReLUNet, preset)
+        found.append(subject(name, staged, plain, (twin, name)))
+    found.append(subject("ResNet8", None, partial(_merged, networks.ResNet8), ("ResNet8",)))
     return found
 
 
-def _twin(preset: str) -> nn.Module:
-    return merged(networks.StageReLUNet(preset))
-
-
-def _resnet() -> nn.Module:
-    return merged(networks.ResNet8())
+def _merged(network: Callable[..., nn.Module], *arguments: str) -> nn.Module:
+    return merged(network(*arguments))
 
 
 def _accuracies(results: Path) -> dict[str, float]:
     """Return the accuracies on CIFAR-10: those of experiment 5, and of the paper's settings for its networks."""
-    rows = _rows(results / "experiment5" / f"{DATASET}.json")
+    rows = read_rows(results / "experiment5" / f"{DATASET}.json", "bench")
     found = {
         name: fmean(row["accuracy"] for row in rows if row["name"] == name)
         for name in dict.fromkeys(row["name"] for row in rows)
     }
     for path in (results / "accuracy").glob(f"*-{DATASET}.json"):
-        found[path.stem.removesuffix(f"-{DATASET}")] = _field(path, "accuracy")
+        found[path.stem.removesuffix(f"-{DATASET}")] = _accuracy(path)
     return found
+
+
+def _accuracy(path: Path) -> float:
+    """Return the accuracy in the result of a training."""
+    where, remedy = f"bench, {path}", "Restore or remove it."
+    share: float = read_record(path, where, "a record in JSON", remedy, "accuracy")["accuracy"]
+    return share
 
 
 def _read_file(name: str, shape: tuple[int, ...] = ()) -> Subject:
@@ -159,34 +161,14 @@ def _file_accuracy(loaded: Loaded) -> float | None:
     """Return the accuracy of a file: from its notes, the result of its run, or the table of experiment 5 beside it."""
     path = loaded.path
     found = [loaded.about.get("accuracy")]
-    if path.name == CHECKPOINT:
-        found.append(_read(path.with_name(RESULT)).get("accuracy"))
+    if path.name == CHECKPOINT and path.with_name(RESULT).exists():
+        found.append(_accuracy(path.with_name(RESULT)))
     for table in sorted(path.parent.glob("*.json")):
         name = path.stem.removesuffix(f"-{table.stem}")
         if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed
-            rows = [row for row in _rows(table) if row["name"] == name and row["seed"] == 0]
+            rows = [
+                row for row in read_rows(table, "bench") if row["name"] == name and row["seed"] == 0
+            ]
             found += [row["accuracy"] for row in rows]
     shares = (one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool))
     return next((float(share) for share in shares if 0 <= share <= 1), None)
-
-
-def _rows(table: Path) -> list[Row]:
-    """Return the rows of a record of experiment 5, none if there is no such file."""
-    return _field(table, "rows") if table.exists() else []
-
-
-def _field(path: Path, name: str) -> Any:
-    """Return an entry of a record, or say which file has none."""
-    record = _read(path)
-    if name not in record:
-        raise refusal(f"bench: {path}", f"a record with {name!r}", "none", "Restore or remove it.")
-    return record[name]
-
-
-def _read(path: Path) -> Row:
-    try:
-        record: Row = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    except ValueError as error:
-        remedy = "Restore or remove it."
-        raise refusal(f"bench: {path}", "a record in JSON", f"no JSON ({error})", remedy) from error
-    return record

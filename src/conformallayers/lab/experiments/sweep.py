@@ -127,7 +127,10 @@ class _Search:
             **names,
             "options": kept,
             "images": {"train": images, "validation": len(self.held_out.test_labels)},
-            "space": {key: _shown(values) for key, values in self.space.items()},
+            "space": {
+                key: vars(values) if isinstance(values, Range) else list(values)
+                for key, values in self.space.items()
+            },
         }
 
     @property
@@ -166,10 +169,6 @@ class _Search:
             title = f"{self.config.network_name}, {self.config.dataset_name}"
             figures.save(parallel_coordinates(best, title, self.space), self.out, "figure")
         return record
-
-
-def _shown(values: Range | tuple[Any, ...]) -> Any:
-    return vars(values) if isinstance(values, Range) else list(values)
 
 
 def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str, Any]) -> Study:

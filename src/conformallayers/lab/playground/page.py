@@ -70,9 +70,8 @@ def render(folds: Sequence[Path]) -> str:
         "SCRIPTS": "\n".join(scripts),
     }
     page = (web / "page.html").read_text("utf-8")
-    return re.sub(
-        r"@([A-Z]+)@", lambda found: parts[found[1]], page
-    )  # in one pass: parts stay as they are
+    # In one pass: parts stay as they are.
+    return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], page)
 
 
 def network_entry(path: Path) -> dict[str, Any]:

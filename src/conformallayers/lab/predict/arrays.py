@@ -50,13 +50,7 @@ def open_rows(path: str, shape: tuple[int, ...]) -> Array:
 
 
 def piped_rows(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> tuple[int, Any]:
-    """Read the header of an array on a stream; return the number of its rows and their dtype.
-
-    Args:
-        head: the first twelve bytes, which were read already.
-        stream: the rest of the header, then the rows.
-        shape: of one sample.
-    """
+    """Read the header of an array behind its first twelve bytes; return the number of rows and their dtype."""
     found, fortran, dtype, _ = _read_header(head, stream)
     count = _count(found, dtype, shape)
     if fortran and len(found) > 1:

@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import refusal, shape_text
 from ...zoo.catalogue import network_files
 from ..checks import require_choice
-from ..training.saved_models import checked_labels, load_model, locate, read_labels, ready, white_of
+from ..training.saved_models import chosen_labels, load_model, locate, ready, white_of
 from .arrays import Array
 from .options import PredictOptions
 
@@ -63,10 +63,7 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     if len(output) != 1 or not network.input_shape:
         expected, got = "a network that gives scores (B, classes)", f"(B, {shape_text(output)[1:]}"
         raise refusal(where, expected, got, "Add a Flatten and a head.")
-    labels = network.labels
-    if options.labels is not None:
-        labels, where = read_labels(options.labels), f"predict --labels {options.labels}"
-    labels = checked_labels(labels, network.classes, where)
+    labels = chosen_labels(options.labels, network.labels, network.classes, "predict", where)
     path = os.fspath(model)
     shipped = path in network_files() and not os.path.exists(path)
     return replace(network, labels=labels, scales=network.pictures or shipped)

@@ -60,12 +60,7 @@ def find_samples(
     """Yield the samples of files, folders and standard input, in order.
 
     A folder is searched recursively for images and arrays, sorted by name. Hidden files and files
-    with other suffixes are skipped; links to folders are not followed.
-
-    Args:
-        paths: files, folders, or ``-`` for standard input.
-        shape: of one sample.
-        stream: standard input.
+    with other suffixes are skipped; links to folders are not followed. ``-`` stands for the stream.
     """
     for path in paths:
         if path == STANDARD_INPUT and stream is not None:
@@ -92,9 +87,8 @@ def _in_file(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
 
 
 def _in_folder(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    stack = [
-        (path, sorted_entries(path))
-    ]  # no recursion: paths may have more levels than Python allows
+    # No recursion: paths may have more levels than Python allows.
+    stack = [(path, sorted_entries(path))]
     while stack:
         folder, entries = stack[-1]
         try:

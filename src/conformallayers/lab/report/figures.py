@@ -75,8 +75,9 @@ def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
 
 
-def respro_surface(alpha: float = 3.0) -> Figure:
-    """Draw both coordinates of ``y = 2αx/(α² + ‖x‖²)`` over the disc ‖x‖ ≤ α."""
+def respro_surface() -> Figure:
+    """Draw both coordinates of ``y = 2αx/(α² + ‖x‖²)`` over the disc ‖x‖ ≤ α, for α = 3."""
+    alpha = 3.0
     radius, angle = np.meshgrid(np.linspace(0, alpha, 16), np.linspace(0, 2 * np.pi, 61))
     x1, x2 = radius * np.cos(angle), radius * np.sin(angle)
     points = torch.from_numpy(np.stack([x1.ravel(), x2.ravel()], axis=1))
@@ -94,9 +95,8 @@ def respro_surface(alpha: float = 3.0) -> Figure:
             axes.contour(x1, x2, height, 9, offset=_FLOOR, **colours)
             axes.set(xlabel="$x_1$", ylabel="$x_2$", xticks=ticks, yticks=ticks)
             axes.set(zlim=(_FLOOR, 1), zticks=[-1, -0.5, 0, 0.5, 1])
-            formula = r"$y_{0} = 2\alpha\,x_{0}\,/\,(\alpha^2 + \|x\|^2)$".replace(
-                "{0}", str(index + 1)
-            )
+            number = index + 1
+            formula = rf"$y_{number} = 2\alpha\,x_{number}\,/\,(\alpha^2 + \|x\|^2)$"
             figure.text(0.25 + 0.5 * index, 0.86, formula, ha="center", fontsize=11)
             axes.view_init(elev=22, azim=-128)
             axes.set_box_aspect((1, 1, 0.85), zoom=0.98)
@@ -104,11 +104,11 @@ def respro_surface(alpha: float = 3.0) -> Figure:
     return figure
 
 
-def respro_curve(alphas: Sequence[float] = (0.5, 1.0, 2.0)) -> Figure:
+def respro_curve() -> Figure:
     """Draw ``y = 2αx/(α² + x²)`` of points with one coordinate, for some α."""
     x = torch.linspace(-4, 4, 401, dtype=torch.float64)
     with styled(6.4, 3.6) as (figure, axes):
-        for alpha, colour in zip(alphas, COLOURS, strict=False):
+        for alpha, colour in zip((0.5, 1.0, 2.0), COLOURS, strict=False):
             y = ReSPro(alpha)(x[:, None])[:, 0]
             axes.plot(x, y, color=colour, label=f"α = {alpha:g}")
         axes.axhline(0, color="black", linewidth=0.6)

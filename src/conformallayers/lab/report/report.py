@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ import jinja2
 from ... import __version__
 from ...errors import refusal
 from ...utils.files import replace_file
+from ...utils.text import is_number
 from ..experiments import paper
+from ..experiments.records import read_record
 from ..training.runs import commit, git
 from . import sections
 from .sections import Context, Record
@@ -63,7 +64,10 @@ def template_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["numeric_columns"] = _numeric_columns
+    # Which columns have numbers, or nothing, in all cells.
+    environment.globals["numeric_columns"] = lambda rows: [
+        all(is_number(str(cell)) for cell in column) for column in zip(*rows, strict=True)
+    ]
     return environment
 
 
@@ -114,25 +118,8 @@ def _measured(path: Path, build: Callable[[Record, Path], Context]) -> Context |
 
 def read(path: Path, *required: str) -> Record:
     """Read a record and check its keys; if it names no commit, take the file's own."""
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except ValueError:  # not JSON, or not UTF-8
-        record = None
-    absent = [key for key in required if key not in record] if isinstance(record, dict) else []
-    if absent or not isinstance(record, dict):
-        expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
-        raise refusal(f"report, {path}", expected, "another file", _REMEDY)
+    record = read_record(path, f"report, {path}", "a record in JSON", _REMEDY, *required)
     if "commit" not in record:
         last = git(path.parent, "log", "-1", "--format=%H", "--", path.name)
         record["commit"] = last or None
     return record
-
-
-def _numeric_columns(rows: Sequence[Sequence[object]]) -> list[bool]:
-    """Tell for each column whether all its cells are numbers or empty."""
-    return [all(_is_number(cell) for cell in column) for column in zip(*rows, strict=True)]
-
-
-def _is_number(cell: object) -> bool:
-    text = str(cell).lstrip("+-−")
-    return not text or text[0].isdigit()

@@ -73,15 +73,7 @@ def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figur
 def mistakes_figure(
     images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
 ) -> Figure | None:
-    """Draw the mistakes of the largest probabilities; None if there is no mistake.
-
-    Args:
-        images: (N, C, H, W), unsigned bytes.
-        labels: (N,), the true classes.
-        probabilities: (N, classes).
-        names: of the classes.
-        title: of the figure.
-    """
+    """Draw the mistakes of the largest probabilities, (N, classes), of images in bytes; None if there is none."""
     likeliest = probabilities.max(1)
     sure = likeliest.values.where(likeliest.indices != labels, -1.0)
     order = sure.argsort(descending=True, stable=True)[:_MISTAKES]

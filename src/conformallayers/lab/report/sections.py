@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from ...utils.text import size
 from ..experiments import bench, cost, paper, robustness
-from ..experiments.records import mean_and_spread
+from ..experiments.records import mean_and_spread, read_rows
 
 Record = dict[str, Any]
 # What a section's part of the template reads.
@@ -120,8 +119,7 @@ def study_section(record: Record, folder: Path) -> Context:
 
 def cost_section(record: Record, folder: Path) -> Context:
     """List accuracies and costs of experiment 5, and the ablation."""
-    path = folder / "cifar10-times.json"
-    times = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
+    times = read_rows(folder / "cifar10-times.json", "report")
     parts = [[row for row in record["rows"] if row["ablation"] == one] for one in (False, True)]
     tables = [cost.cells(rows, times) if rows else None for rows in parts]
     return {"tables": tables, **_source(record, folder, "cifar10")}

@@ -106,21 +106,15 @@ def restore(
             parent, _, leaf = name.rpartition(".")
             model.get_submodule(parent)._buffers[leaf] = buffer.to(device)
         if optimizer is not None:
-            _restore_optimizer(checkpoint, model, optimizer)
+            positions = {name: index for index, (name, _) in enumerate(model.named_parameters())}
+            entries: dict[int, dict[str, Tensor]] = {}
+            for name, value in _with_prefix("optimizer.", checkpoint.tensors).items():
+                parameter, _, key = name.rpartition(":")
+                entries.setdefault(positions[parameter], {})[key] = value
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
     except (RuntimeError, AttributeError, KeyError, ValueError) as error:
         expected, reason = f"weights of {type(model).__name__}", " ".join(str(error).split())
         raise refusal(checkpoint.path, expected, reason, _REMEDY) from error
-
-
-def _restore_optimizer(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    positions = {name: index for index, (name, _) in enumerate(model.named_parameters())}
-    entries: dict[int, dict[str, Tensor]] = {}
-    for name, value in _with_prefix("optimizer.", checkpoint.tensors).items():
-        parameter, _, key = name.rpartition(":")
-        entries.setdefault(positions[parameter], {})[key] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

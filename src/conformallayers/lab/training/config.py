@@ -227,15 +227,12 @@ def make_config(**options: Any) -> TrainConfig:
     try:
         config = TrainConfig(**options)
         # Modules validate their own options, such as alpha. Code of the user may need numbers.
-        with torch.random.fork_rng(devices=[]), torch.device(_device_of(config)):
+        device = "cpu" if is_own(config.network) else "meta"
+        with torch.random.fork_rng(devices=[]), torch.device(device):
             config.build()
     except ValidationError as error:
         raise _one_line(error) from None
     return config
-
-
-def _device_of(config: TrainConfig) -> str:
-    return "cpu" if is_own(config.network) else "meta"
 
 
 def _one_line(error: ValidationError) -> ConformalError:
@@ -245,12 +242,8 @@ def _one_line(error: ValidationError) -> ConformalError:
         return cause
     name = str(first["loc"][0]) if first["loc"] else "options"
     if first["type"] == "extra_forbidden":
-        return _refused(
-            name,
-            "an option of train",
-            "another",
-            suggest(name, [n for n in DEFAULTS if n not in DERIVED]),
-        )
+        known = [name for name in DEFAULTS if name not in DERIVED]
+        return _refused(name, "an option of train", "another", suggest(name, known))
     expected = first["msg"].removeprefix("Input should be ")
     if expected.startswith("a "):  # such as: a valid integer, got a number with a fraction
         expected = expected.partition(",")[0]

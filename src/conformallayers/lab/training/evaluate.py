@@ -16,7 +16,7 @@ from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
 from ..data.batches import Batches
 from ..data.datasets import Dataset
-from ..data.sources import TrainingData, load_test
+from ..data.sources import load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
 from .saved_models import WHITE, Loaded, load_model, white_of
@@ -114,13 +114,7 @@ def evaluate(
     """
     model = load_model(run, "evaluate", device)
     if not isinstance(dataset, Dataset):
-        name = dataset or model.dataset
-        if name is None:
-            remedy = "Name one: --dataset mnist."
-            raise refusal("evaluate --dataset", "the set of the test images", "none", remedy)
-        shape = model.native_shape or model.shape or IMAGE_SHAPE
-        trained = TrainingData(model.dataset, model.labels, model.pictures, shape)
-        dataset = load_test(name, trained, data_root, verify=verify, where="evaluate")
+        dataset = load_test(dataset, model.training, data_root, verify=verify, where="evaluate")
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
@@ -158,10 +152,15 @@ def fold_accuracy(
         result: Tensor = folded((white * x).to(folded.dtype))
         return result
 
-    shape = tuple(dataset.test_images.shape[1:])
+    stored = takes_stored(folded, dataset.test_images, where)
+    return accuracy(run, dataset.test_images, dataset.test_labels, device, stored=stored)
+
+
+def takes_stored(folded: Folded, images: Tensor, where: str) -> bool:
+    """Return whether a fold takes images as they are stored, and not as 3×32×32; refuse one that takes neither."""
+    shape = tuple(images.shape[1:])
     if folded.input_shape not in (IMAGE_SHAPE, shape):
         expected = f"a fold for {shape_text(shape)} or {shape_text(IMAGE_SHAPE)}"
         got, remedy = shape_text(folded.input_shape), "Fold it for these images."
         raise refusal(where, expected, got, remedy)
-    stored = folded.input_shape == shape
-    return accuracy(run, dataset.test_images, dataset.test_labels, device, stored=stored)
+    return folded.input_shape == shape

@@ -45,14 +45,7 @@ def write_outcome(
     source: Dataset,
     scores: Tensor,
 ) -> str | None:
-    """Write the files from the scores of the test images; return why figures are missing, if they are.
-
-    Args:
-        folder: of the run.
-        config, history: of the run.
-        source: has the test images.
-        scores: of the test images, (N, classes).
-    """
+    """Write the files from the scores of the test images, (N, classes); return why figures are missing."""
     names, labels = class_names(config), source.test_labels.cpu()
     counts = confusion(labels, scores.argmax(1), config.classes)
     rows = [

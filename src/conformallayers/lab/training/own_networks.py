@@ -37,27 +37,26 @@ def absolute(network: str) -> str:
     return f"{Path(file).expanduser().absolute()}:{name}" if file else network
 
 
-def source_hash(network: str, where: str = "train") -> str | None:
+def source_hash(network: str) -> str | None:
     """Return the SHA-256 of the file of a network; None for a network of the package."""
-    return hashlib.sha256(_read(network, where)).hexdigest() if is_own(network) else None
+    return hashlib.sha256(_read(network)).hexdigest() if is_own(network) else None
 
 
-def find_network(network: str, source: str | None = None, where: str = "train") -> Build:
+def find_network(network: str, source: str | None = None) -> Build:
     """Return the class or function of a network.
 
     Args:
         network: a name of :mod:`conformallayers.networks`, or ``FILE.py:NAME``. The file is run.
         source: the SHA-256 that the file must have; None takes any.
-        where: the name for error messages.
     """
     from ... import networks
 
     if is_own(network):
-        return _from_file(network, source, where)
+        return _from_file(network, source)
     known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
     if network not in known:
         remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
-        raise refusal(where, f"a network of {', '.join(known)}", repr(network), remedy)
+        raise refusal("train", f"a network of {', '.join(known)}", repr(network), remedy)
     build: Build = getattr(networks, network)
     return build
 
@@ -108,47 +107,47 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
         model.train(was_training)
 
 
-def _read(network: str, where: str) -> bytes:
+def _read(network: str) -> bytes:
     file, _, name = network.rpartition(":")
     if not file or not name.isidentifier():
-        raise refusal(where, "a network as FILE.py:NAME", repr(network), _REMEDY)
+        raise refusal("train", "a network as FILE.py:NAME", repr(network), _REMEDY)
     try:
         return Path(file).read_bytes()
     except OSError as error:
         got = f"{error.strerror or error}"
         remedy = "Put the file there again, with its code as it was."
-        raise refusal(where, f"the code of {name} in {file}", got, remedy) from error
+        raise refusal("train", f"the code of {name} in {file}", got, remedy) from error
 
 
-def _from_file(network: str, source: str | None, where: str) -> Build:
-    code = _read(network, where)
+def _from_file(network: str, source: str | None) -> Build:
+    code = _read(network)
     found = hashlib.sha256(code).hexdigest()
     file, _, name = network.rpartition(":")
     if source is not None and found != source:
         expected, got = f"{file} with the SHA-256 {source[:12]}…", f"{found[:12]}…"
         remedy = "The code has changed since the training: restore it, or train again."
-        raise refusal(where, expected, got, remedy)
-    module = _import(file, code, where)
+        raise refusal("train", expected, got, remedy)
+    module = _import(file, code)
     build = getattr(module, name, None)
     if not callable(build):
-        own = [key for key, value in vars(module).items() if _is_own_callable(value, module)]
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        ]
         remedy = f"Name one of {', '.join(own)}.{suggest(name, own)}" if own else _NOTHING
-        raise refusal(f"{where} {network}", f"a class or function {name}", "none", remedy)
+        raise refusal(f"train {network}", f"a class or function {name}", "none", remedy)
     result: Build = build
     return result
 
 
-def _is_own_callable(value: object, module: ModuleType) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
-
-
 @lru_cache(maxsize=32)
-def _import(file: str, code: bytes, where: str) -> ModuleType:
+def _import(file: str, code: bytes) -> ModuleType:
     """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
     name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
-        raise refusal(where, "a file of Python code", file, _REMEDY)
+        raise refusal("train", "a file of Python code", file, _REMEDY)
     module = importlib.util.module_from_spec(spec)
     folder, before = Path(file).absolute().parent, set(sys.modules)
     sys.modules[name] = module  # which dataclasses and pickle look for
@@ -158,7 +157,7 @@ def _import(file: str, code: bytes, where: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # code of the user
         del sys.modules[name]
         got = f"{type(error).__name__}: {error}"
-        raise refusal(f"{where} {file}", "code that can be imported", got, "Correct it.") from error
+        raise refusal(f"train {file}", "code that can be imported", got, "Correct it.") from error
     finally:
         sys.path.remove(str(folder))
         new = set(sys.modules) - before - {name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor
 from ...errors import refusal
 from ...folding.folded import Folded
 from ...folding.quantize import quantize
-from ...networks import IMAGE_SHAPE
 from ..data.batches import Batches
 from ..data.datasets import Dataset
-from ..data.sources import TrainingData, load_test
-from .evaluate import fold_accuracy
+from ..data.sources import load_test
+from .evaluate import fold_accuracy, takes_stored
 from .saved_models import Loaded, white_of
 
 CALIBRATION = 512  # images
@@ -43,15 +43,9 @@ def quantize_fold(
     Returns:
         The fold; and dataset, images, calibration, and the accuracies ``float`` and ``int8`` on test images.
     """
-    name = images or model.dataset
-    if name is None:
-        remedy = "Name a data set or a folder of pictures: --images mnist."
-        raise refusal("quantize --images", "images to calibrate with", "none", remedy)
-    shape = model.native_shape or model.shape or IMAGE_SHAPE
-    trained = TrainingData(model.dataset, model.labels, model.pictures, shape)
-    data = load_test(
-        name, trained, data_root, verify=verify, where="quantize --images", only_test=False
-    )
+    how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
+    trained = replace(model.training, shape=folded.input_shape)
+    data = load_test(images, trained, data_root, **how)
     white = white_of(model.about, model.path)
     x = calibration_images(data, folded, white, count)
     quantized = quantize(folded, x)
@@ -70,6 +64,6 @@ def calibration_images(data: Dataset, folded: Folded, white: float, count: int) 
         raise refusal("quantize --images", "training images to calibrate with", "none", remedy)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
     chosen, labels = data.train_images[order], data.train_labels[order]
-    stored = folded.input_shape == tuple(chosen.shape[1:])
+    stored = takes_stored(folded, chosen, "quantize --images")
     ((x, _),) = Batches(chosen, labels, len(chosen), stored=stored)
     return (white * x).to(folded.dtype)

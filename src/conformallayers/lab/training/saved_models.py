@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ...folding.folded import Folded
+    from ..data.sources import TrainingData
 
 CHECKPOINT = "checkpoint.safetensors"
 WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
@@ -82,6 +83,15 @@ class Loaded:
         if noted is None:
             return native_shape(self.module)
         return checked_shape(noted, f"{self.path}, in_shape")
+
+    @property
+    def training(self) -> TrainingData:
+        """What is known of its training, to find images to test it on."""
+        from ...networks import IMAGE_SHAPE
+        from ..data.sources import TrainingData
+
+        shape = getattr(self.module, "input_shape", None) or self.native_shape or IMAGE_SHAPE
+        return TrainingData(self.dataset, self.labels, self.pictures, shape)
 
     @property
     def folds(self) -> bool:
@@ -180,20 +190,19 @@ def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> f
     return float(white)
 
 
-def checked_labels(
-    labels: tuple[str, ...] | None, outputs: int, where: str
+def chosen_labels(
+    file: Path | None, own: tuple[str, ...] | None, outputs: int, command: str, where: str
 ) -> tuple[str, ...] | None:
-    """Return the labels if there is one for every output, else raise an error."""
-    if labels is None or len(labels) == outputs:
-        return labels
-    remedy = "Give one name for every output, in their order."
-    raise refusal(where, f"{outputs} labels", f"{len(labels)}", remedy)
-
-
-def read_labels(path: Path) -> tuple[str, ...]:
-    """Read a text file with one label on each line."""
-    try:
-        return tuple(path.read_text("utf-8").rstrip("\n").split("\n"))
-    except UnicodeDecodeError as error:
-        expected, remedy = "a text file, one label a line", "Save it as UTF-8."
-        raise refusal(f"--labels {path}", expected, "bytes that are no UTF-8", remedy) from error
+    """Return the lines of a text file, or else a network's own labels; refuse another number than its outputs."""
+    labels = own
+    if file is not None:
+        where = f"{command} --labels {file}"
+        try:
+            labels = tuple(file.read_text("utf-8").rstrip("\n").split("\n"))
+        except UnicodeDecodeError as error:
+            expected, remedy = "a text file, one label a line", "Save it as UTF-8."
+            raise refusal(where, expected, "bytes that are no UTF-8", remedy) from error
+    if labels is not None and len(labels) != outputs:
+        remedy = "Give one name for every output, in their order."
+        raise refusal(where, f"{outputs} labels", f"{len(labels)}", remedy)
+    return labels

@@ -171,12 +171,7 @@ def epoch_rows(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
 ) -> LRScheduler:
-    """Return the learning rate schedule of a run.
-
-    Args:
-        config, optimizer: of the run.
-        steps: the optimizer steps of the whole run.
-        done: the steps that an earlier process has taken, with a schedule of the same optimizer.
+    """Return the schedule of a run of so many steps, of which an earlier process has ``done`` some.
 
     Examples:
         >>> config = make_config(
@@ -276,8 +271,14 @@ class _Run:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
         )
+        # Too few steps to learn and to settle the statistics of BatchNorms.
         if warn and self.total < _FEW and not self.done:
-            console.print(self.few_steps(), highlight=False, markup=False, soft_wrap=True)
+            images, size = len(self.batches.images), self.config.batch_size
+            note = (
+                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
+                "use a smaller --batch-size, such as 16, or more --epochs"
+            )
+            console.print(note, highlight=False, markup=False, soft_wrap=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             first = len(self.history)
             task = progress.add_task(
@@ -294,14 +295,6 @@ class _Run:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
                 for warning in self.health_warnings() if warn and epoch == 0 else ():
                     console.print(warning, highlight=False, markup=False, soft_wrap=True)
-
-    def few_steps(self) -> str:
-        """Return a line about a run that is too short to learn and to settle the statistics of BatchNorms."""
-        images, size = len(self.batches.images), self.config.batch_size
-        return (
-            f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
-            "use a smaller --batch-size, such as 16, or more --epochs"
-        )
 
     def health_warnings(self) -> Iterator[str]:
         """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
@@ -359,12 +352,7 @@ class _Run:
             runs.write_metrics(self.folder, history)
 
     def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
-        """Measure the trained network on the test images and write the result.
-
-        Args:
-            source: has the test images.
-            drawing: draw figures of the run, and say here if that is not possible.
-        """
+        """Measure the network on test images, write the result, and draw if there is a console to say why not."""
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
         shape, scores = config.input_shape, list[Tensor]()

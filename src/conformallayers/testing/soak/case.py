@@ -27,13 +27,7 @@ MEMORY = 6 * 2**30  # bytes that a case may ask for
 
 @dataclass
 class Case:
-    """A case and what came of it.
-
-    Args:
-        kind: what is attacked.
-        seed: of the whole run.
-        number: of the case; (seed, kind, number) determine all that is random in it.
-    """
+    """A case and what came of it: the seed of the run, the kind and the number determine all that is random."""
 
     kind: str
     seed: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from random import Random
 from typing import Any
@@ -31,7 +32,6 @@ _RANGES = {  # of sizes that are drawn anew, one for all axes or one each
     "output_size": (1, 6),
     "size": (1, 9),
 }
-UNITS = ("norm", "rms")
 _SCALES = (0.6, 1.0, 1.1, 1.5, 2.0, 2.7)
 
 
@@ -60,16 +60,10 @@ class TwoWays(nn.Module):
 
 
 class Generator:
-    """Draw models from a random number generator.
-
-    Args:
-        rng: of every choice; torch's own generator is seeded from it.
-        portable: leave out what only torch runs: an activation of the user.
-    """
+    """Draw models from a random number generator, which seeds torch's own; ``portable`` ones run in every runtime."""
 
     def __init__(self, rng: Random, portable: bool = False) -> None:
         self.rng, self.portable = rng, portable
-        self.refused = 0
         torch.manual_seed(rng.getrandbits(60))
 
     def network(self) -> tuple[nn.Module, Shape]:
@@ -136,21 +130,19 @@ class Generator:
             if rng.random() < 0.3 + bend:
                 parts.append(self._activation())
         offset = rng.choice((None, None, None, "learned", 0.5))
-        unit = rng.choice(UNITS)
+        unit = rng.choice(("norm", "rms"))
         return ConformalLayers(*parts, offset=offset, unit=unit), shape
 
     def _layer(self, shape: Shape, cases: tuple[Case, ...] = LINEAR_CASES) -> nn.Module:
         """Return a layer that takes the shape; torch and the library decide what fits."""
         while True:
-            try:
+            with suppress(ConformalError, *_TORCH_REFUSALS):
                 proposed = self._proposal(shape, _options_by_class(cases, len(shape) - 1))
                 ConformalLayers(proposed)
                 out = output_shape(proposed, shape)
                 if 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape):
                     ConformalLayers(proposed).trace(shape)
                     return proposed
-            except (ConformalError, *_TORCH_REFUSALS):
-                self.refused += 1
 
     def _proposal(self, shape: Shape, classes: dict[Any, list[dict[str, Any]]]) -> nn.Module:
         """Mix the options of two conformance cases of one class, and draw some sizes anew."""

@@ -24,14 +24,9 @@ class Reference:
 
     The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
     the oracle multiply every value of every feature map by 1 ± eps, and torch runs the layers around a
-    ConformalLayers in the dtype. Where layers cancel, no arithmetic in that dtype can do better. Not compared are samples of which rounding leaves no digit, and
-    those whose output, or the output of a part, has values that the dtype cannot hold, or whose t was cut at the
-    end of float64 in front of a published activation.
-
-    Args:
-        model: in the dtype that its weights are rounded to.
-        x: a batch (B, ...) in that dtype.
-        dtype: of the arithmetic.
+    ConformalLayers in the dtype. Where layers cancel, no arithmetic in that dtype can do better. Not compared
+    are samples of which rounding leaves no digit, and those whose output, or the output of a part, has values that the
+    dtype cannot hold, or whose t was cut at the end of float64 in front of a published activation.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, dtype: torch.dtype) -> None:
@@ -60,10 +55,7 @@ class Reference:
     def error(self, y: Tensor, extra: float = 0.0, noise: Tensor | float = 0.0) -> str | None:
         """Say how far a result is off, or None if it is right.
 
-        Args:
-            y: the result.
-            extra: adds to the relative tolerance.
-            noise: what rounding costs a fold; see :func:`noise_of`.
+        ``extra`` adds to the relative tolerance; ``noise`` is what rounding costs a fold, see :func:`noise_of`.
         """
         if tuple(y.shape) != tuple(self.y.shape):
             return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"

@@ -116,10 +116,6 @@ def _set_data(p: nn.Parameter) -> None:
     p.data = p.data * _FACTOR
 
 
-def _swap(p: nn.Parameter) -> None:
-    torch.utils.swap_tensors(p, nn.Parameter(p.detach() * _FACTOR))
-
-
 _each("mul_", lambda p: p.mul_(_FACTOR))
 _each("copy_", lambda p: p.copy_(p * _FACTOR))
 _each("data.mul_", lambda p: p.data.mul_(_FACTOR))
@@ -129,7 +125,7 @@ _each("numpy", lambda p: p.detach().numpy().__imul__(_FACTOR))
 _each("dlpack", lambda p: torch.utils.dlpack.from_dlpack(p.detach()).mul_(_FACTOR))
 _each("storage", lambda p: p.untyped_storage().copy_((p * _FACTOR).untyped_storage()))
 _each("set_", lambda p: p.set_((p * _FACTOR).untyped_storage(), 0, p.shape, p.stride()))
-_each("swap_tensors", _swap)
+_each("swap_tensors", lambda p: torch.utils.swap_tensors(p, nn.Parameter(p * _FACTOR)))
 _each("lerp_", lambda p: p.lerp_(torch.ones_like(p), 0.5))
 _each("nn.init", nn.init.ones_)
 _each("index", lambda p: p.view(-1)[:1].fill_(3.0))
@@ -191,12 +187,8 @@ def _inference_tensors(model: nn.Module, x: Tensor) -> None:
 
 def _weighted(model: nn.Module) -> list[nn.Module]:
     """Return the layers with a weight of at least two axes."""
-    found = []
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None and weight.dim() > 1:
-            found.append(module)
-    return found
+    weights = ((module, module._parameters.get("weight")) for module in model.modules())
+    return [module for module, weight in weights if weight is not None and weight.dim() > 1]
 
 
 class _Larger(nn.Module):
@@ -210,8 +202,7 @@ def _parametrisation(model: nn.Module, x: Tensor) -> None:
         parametrize.register_parametrization(layer, "weight", _Larger())
     with torch.no_grad():
         model(x)
-        for parameter in model.parameters():
-            parameter.mul_(_FACTOR)
+    WAYS["mul_"](model, x)
 
 
 @_way
@@ -222,8 +213,7 @@ def _weight_norm(model: nn.Module, x: Tensor) -> None:
             parametrizations.weight_norm(layer)
     with torch.no_grad():
         model(x)
-        for parameter in model.parameters():
-            parameter.data.mul_(_FACTOR)
+    WAYS["data.mul_"](model, x)
 
 
 @_way
