@@ -16,6 +16,7 @@ from conformallayers.lab.data import sources
 from conformallayers.lab.experiments import cost
 from conformallayers.lab.experiments.cost import cells, front_figure, run_cost
 from conformallayers.lab.training.evaluate import accuracy
+from conformallayers.lab.training.saved_models import load_model
 from runs import few_digits
 from support import run_command
 from training import QUIET
@@ -76,6 +77,9 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     shipped = cl.load(folder / "StageNet-micro-digits.safetensors")
     images, labels = few_digits().test_images, few_digits().test_labels
     assert accuracy(shipped, images, labels) == rows["StageNet-micro"]["accuracy"]
+    found = load_model(folder / "StageNet-micro-digits.safetensors", "test")
+    assert found.dataset == "digits"
+    assert found.labels is not None
 
 
 def test_other_options_than_before_are_refused(here: Path) -> None:

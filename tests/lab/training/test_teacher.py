@@ -77,7 +77,9 @@ def test_a_changed_teacher_is_refused_on_resume(tmp_path: Path) -> None:
     run = tmp_path / "run"
     pupil(run, teacher=str(path), epochs=1)
     cl.save(cl.networks.LeNetCL(), path)
-    with pytest.raises(cl.ConformalError, match=r"the file of the teacher as before, got a changed"):
+    with pytest.raises(
+        cl.ConformalError, match=r"the file of the teacher as before, got a changed"
+    ):
         pupil(run, teacher=str(path), resume=True)
 
 

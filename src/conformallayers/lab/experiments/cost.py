@@ -128,9 +128,9 @@ def _save_fold(one: Contestant, config: TrainConfig, chosen: CostOptions) -> Non
     folder = Runs(chosen.runs).find(config)
     if folder is None:  # its row is kept, its run is not
         return
-    model = load_model(folder, _WHERE).module
-    if has_conformal_layers(model):
-        save(deployed(model), path)
+    loaded = load_model(folder, _WHERE)
+    if has_conformal_layers(loaded.module):
+        save(deployed(loaded.module), path, labels=loaded.labels, about=loaded.about)
 
 
 def measured(
