@@ -144,11 +144,11 @@ def _rebase(
 def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) -> Array:
     alive = (tau != 0).astype(np.float64)
     gram = None if op.gram is None else net.constant(op.gram)
-    q: Array = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
+    q = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
     if op.rule != "published":
         return np.minimum(GROWTH[op.rule](q), LARGEST)
-    t: Array = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return np.minimum(1 + t * q, LARGEST)
+    t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
+    return np.asarray(np.minimum(1 + t * q, LARGEST))
 
 
 @RUN.runs(point.Combine)
