@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -113,7 +113,7 @@ def texts_of(
     folded: Folded,
     constants: Sequence[Constant],
     code: tuple[str, str],
-    test: Mapping[str, Any],
+    test: dict[str, Any],
     result: CExport,
 ) -> dict[Path, str]:
     """Return the text of every file.

@@ -148,7 +148,7 @@ def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) ->
     if op.rule != "published":
         return np.minimum(GROWTH[op.rule](q), LARGEST)
     t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return np.minimum(1 + t * q, LARGEST)
+    return np.asarray(np.minimum(1 + t * q, LARGEST))
 
 
 @RUN.runs(point.Combine)

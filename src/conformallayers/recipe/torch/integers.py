@@ -43,9 +43,10 @@ def _whole_root(n: Tensor) -> Tensor:
 
 def _products(op: layer.Matmul | layer.Conv, weight: Tensor, q: Tensor) -> Tensor:
     with full_precision(q):
-        matrix = isinstance(op, layer.Matmul)
-        sums = F.linear(q, weight) if matrix else convolved(op, q, weight, None)
-    return sums.round()  # a fast convolution may miss a whole number by a little
+        if isinstance(op, layer.Matmul):
+            return F.linear(q, weight).round()
+        # A fast convolution may miss a whole number by a little.
+        return convolved(op, q, weight, None).round()
 
 
 _ARITHMETIC = IntegerArithmetic(
