@@ -46,7 +46,7 @@ def test_broken_idx_files_are_refused(
     (mnist / file).write_bytes(change((mnist / file).read_bytes()))
     with pytest.raises(cl.ConformalError, match=message):
         load("mnist", mnist.parent, verify=False)
-    faults = [v.fault for v in check("mnist", mnist.parent, verify=False) if v.fault]
+    faults = [fault for _, fault in check("mnist", mnist.parent, verify=False) if fault]
     assert len(faults) == 1
 
 
