@@ -8,15 +8,13 @@ range of the dtype at any depth and input scale.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
 _LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
@@ -213,7 +211,7 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
     """
     if transformed() or not z.requires_grad:  # a custom function has no derivative in forward mode
         return z, squared_norm(z)
-    result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = apply(_Energy, z)
     return result
 
 
@@ -221,7 +219,7 @@ def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
     """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
     if isinstance(rho, Tensor) or transformed():
         return scale_samples(z, rho * guarded_inverse(tau))
-    result: Tensor = _Dehomogenize.apply(z, tau, rho)  # type: ignore[no-untyped-call]
+    result: Tensor = apply(_Dehomogenize, z, tau, rho)
     return result
 
 
@@ -235,7 +233,7 @@ def activate(
     if transformed():
         n = squared_norm(z)
         return z, _denominator(tau, gain, n, alpha), n
-    result: tuple[Tensor, Tensor, Tensor] = _Activate.apply(z, tau, gain, alpha)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = apply(_Activate, z, tau, gain, alpha)
     return result
 
 
@@ -251,7 +249,7 @@ def activate_and_dehomogenize(
     if transformed():
         n = squared_norm(z)
         return scale_samples(z, rho * guarded_inverse(_denominator(tau, gain, n, alpha))), n
-    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho, alpha)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = apply(_ActivateAndDehomogenize, z, tau, gain, rho, alpha)
     return result
 
 
@@ -337,10 +335,14 @@ def _per_sample(q: Tensor, z: Tensor) -> Tensor:
     return q.to(at_least_float32(z.dtype)).view(-1, *[1] * (z.dim() - 1))
 
 
-def signed(function: Callable[..., T]) -> Callable[..., T]:
-    """Store a function's signature, which ``Function.apply`` would compute at every call."""
-    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return function
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Apply a function of autograd, without the Python of ``Function.apply`` where nothing needs it.
+
+    It binds arguments to names, for transforms; that takes longer than a small operation.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)  # type: ignore[no-untyped-call]
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
 class _Energy(torch.autograd.Function):
@@ -349,7 +351,6 @@ class _Energy(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         return z.view_as(z), norm(z).square()
 
@@ -369,7 +370,6 @@ class _Activate(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
         z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -420,7 +420,6 @@ class _Dehomogenize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(z: Tensor, tau: Tensor, rho: float) -> Tensor:
         return scale_samples(z, rho * guarded_inverse(tau))
 
@@ -448,7 +447,6 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
         z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor, alpha: Tensor | None
     ) -> tuple[Tensor, Tensor]:
