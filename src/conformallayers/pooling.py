@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .functional import (
-    apply,
     at_least_float32,
     autocasts,
     guarded_inverse,
@@ -25,6 +24,7 @@ from .functional import (
     may_look,
     transformed,
 )
+from .utils.autograd import apply
 
 _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
@@ -33,7 +33,9 @@ _SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
 _SMALL = 10**4  # entries of a matrix whose product is cheaper than torch's kernels
 _SMALL_TILED = 10**3  # and cheaper than adding rows
 Sizes = tuple[int, ...]  # one number per axis
-Groups = tuple[tuple[slice, bool], ...]  # channels, and whether their norms are taken; in order, all channels
+Groups = tuple[
+    tuple[slice, bool], ...
+]  # channels, and whether their norms are taken; in order, all channels
 _ALL = slice(None)
 _AVERAGES: Groups = ((_ALL, False),)
 _NORMS: Groups = ((_ALL, True),)
@@ -198,7 +200,9 @@ class _Windows:
         wide = _repeat_columns(g, self.kernel[1])
         for channels, norms in groups:
             places = self._rows(_part(result, channels)[..., : covered[1]])
-            rows = self._rows(_part(x, channels)[..., : covered[1]]) if norms else [1.0] * len(places)
+            rows = (
+                self._rows(_part(x, channels)[..., : covered[1]]) if norms else [1.0] * len(places)
+            )
             for row, place in zip(rows, places, strict=True):
                 torch.mul(_part(wide, channels), row, out=place)
         return result
@@ -277,12 +281,15 @@ class _Pool(torch.autograd.Function):
             ratio = torch.empty_like(g, memory_format=torch.contiguous_format)
             for channels, norms in groups:
                 part, to = _part(g, channels), _part(ratio, channels)
-                torch.div(part, _part(y, channels), out=to) if norms else torch.mul(part, share, out=to)
+                torch.div(part, _part(y, channels), out=to) if norms else torch.mul(
+                    part, share, out=to
+                )
                 if norms and not ctx.positive:
                     to.masked_fill_(_part(y, channels) == 0, 0.0)
             return windows.spread_times(ratio, x, groups), None, None, None, None
         spread = [
-            windows.spread(_part(g, channels) * guarded_inverse(_part(y, channels))) * _part(x, channels)
+            windows.spread(_part(g, channels) * guarded_inverse(_part(y, channels)))
+            * _part(x, channels)
             if norms
             else windows.spread(_part(g, channels) * share)
             for channels, norms in groups

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import Scalar, apply, wide_dtype
+from ..functional import Scalar, wide_dtype
 from ..recipe.layer_operations import windows
+from ..utils.autograd import apply
 from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
