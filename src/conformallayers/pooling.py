@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -132,18 +132,18 @@ class _Windows:
     kernel: Sizes
     stride: Sizes
 
-    @property
+    @cached_property
     def counts(self) -> Sizes:
         """The number of windows along each axis."""
         axes = zip(self.sizes, self.kernel, self.stride, strict=True)
         return tuple((size - kernel) // stride + 1 for size, kernel, stride in axes)
 
-    @property
+    @cached_property
     def tile(self) -> bool:
         """Whether no two windows overlap or leave a gap."""
         return self.kernel == self.stride
 
-    @property
+    @cached_property
     def small(self) -> bool:
         """Whether a matrix product is cheaper than other ways."""
         entries = math.prod(self.sizes) * math.prod(self.counts)
@@ -243,9 +243,14 @@ def _fast_windows(x: Tensor, kernel: Sizes, stride: Sizes) -> _Windows | None:
         and x.stride()[1:] == (x.shape[2] * x.shape[3], x.shape[3], 1)  # or some of the channels
         and not autocasts(x)
     )
-    if not plain or any(k > size for k, size in zip(kernel, x.shape[2:], strict=True)):
+    return _windows(tuple(x.shape[2:]), kernel, stride) if plain else None
+
+
+@lru_cache(maxsize=128)
+def _windows(sizes: Sizes, kernel: Sizes, stride: Sizes) -> _Windows | None:
+    if any(length > size for length, size in zip(kernel, sizes, strict=True)):
         return None
-    windows = _Windows(tuple(x.shape[2:]), kernel, stride)
+    windows = _Windows(sizes, kernel, stride)
     return windows if windows.small or windows.tile else None
 
 

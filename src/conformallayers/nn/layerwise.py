@@ -136,8 +136,8 @@ class Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
         m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
         tau = self.tau.detach()
-        looks = may_look(tau) and tau.numel() > 0
-        nonzero = looks and tau.min().item() > 0  # False for NaN
+        looks = not self.alive and may_look(tau) and tau.numel() > 0
+        nonzero = self.alive or (looks and tau.min().item() > 0)  # False for NaN
         one = torch.ones_like(tau) if nonzero else tau.clamp_max(1).ceil()  # NaN stays
         flags = _RESCALE_EVERY, self.coordinate, nonzero, nonzero
         return Points(self.dehomogenize(), m, one, Scaling(), self.segment, *flags)
