@@ -8,6 +8,7 @@ channels that are pooled in different ways take one pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -200,9 +201,9 @@ class _Windows:
         wide = _repeat_columns(g, self.kernel[1])
         for channels, norms in groups:
             places = self._rows(_part(result, channels)[..., : covered[1]])
-            rows = (
-                self._rows(_part(x, channels)[..., : covered[1]]) if norms else [1.0] * len(places)
-            )
+            rows: Sequence[Tensor | float] = [1.0] * len(places)
+            if norms:
+                rows = self._rows(_part(x, channels)[..., : covered[1]])
             for row, place in zip(rows, places, strict=True):
                 torch.mul(_part(wide, channels), row, out=place)
         return result

@@ -300,10 +300,10 @@ def _pooled(module: Any, x: Tensor) -> Tensor | None:
 
 
 def pool_at_once(
-    modules: Sequence[nn.Module], channels: Sequence[slice], x: Tensor
+    modules: Iterable[nn.Module], channels: Sequence[slice], x: Tensor
 ) -> Tensor | None:
     """Pool each group of channels of x by its module, in one pass; None where they must run one by one."""
-    modules, groups, windows = list(modules), [], []
+    groups, windows = [], []
     if x.dim() != 4 or x.shape[1] != channels[-1].stop or has_global_hooks():
         return None
     for module, part in zip(modules, channels, strict=True):

@@ -13,5 +13,5 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     It binds arguments to names, for transforms; that takes longer than a small operation.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*args)  # type: ignore[no-untyped-call]
+        return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
