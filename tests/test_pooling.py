@@ -160,3 +160,52 @@ def test_only_training_on_plain_maps_leaves_the_kernels_of_torch() -> None:
         assert pooling.avg_pool(x, (2, 2), (2, 2)) is None
     with torch.autocast("cpu"):
         assert pooling.avg_pool(x, (2, 2), (2, 2)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("sizes", "kernel", "stride"), WINDOWS)
+def test_groups_of_channels_are_pooled_at_once(
+    sizes: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], dtype: torch.dtype
+) -> None:
+    groups = ((slice(0, 2), True), (slice(2, 3), False), (slice(3, 5), True))
+
+    def ours(x: Tensor) -> Tensor:
+        result = pooling.pool_groups(x, kernel, stride, groups)
+        assert result is not None
+        return result
+
+    def theirs(x: Tensor) -> Tensor:
+        squares = F.avg_pool2d(x.square(), kernel, stride) * math.prod(kernel)
+        norms = torch.where(squares > 0, squares.clamp_min(1e-300).sqrt(), 0.0)
+        return torch.cat([norms[:, :2], F.avg_pool2d(x[:, 2:3], kernel, stride), norms[:, 3:]], 1)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, *sizes, dtype=dtype)
+    for black in (False, True):
+        x[0, :, :4] *= not black  # windows of zeros
+        x.requires_grad_()
+        wide = x.detach().double().requires_grad_()
+        y, wanted = ours(x), theirs(wide)
+        rtol = 1e-12 if dtype == torch.float64 else 2e-6
+        torch.testing.assert_close(y.double(), wanted, rtol=rtol, atol=rtol)
+        weights = torch.randn_like(y)
+        (g,) = torch.autograd.grad((y * weights).sum(), x)
+        (expected,) = torch.autograd.grad((wanted * weights.double()).sum(), wide)
+        torch.testing.assert_close(g.double(), expected, rtol=rtol, atol=rtol)
+        (again,) = torch.autograd.grad((ours(x) * weights).sum(), x, create_graph=True)
+        torch.testing.assert_close(again, g, rtol=rtol, atol=rtol)
+        x = x.detach()
+    if dtype == torch.float64:
+        small = torch.rand(1, 5, *sizes, dtype=dtype, requires_grad=True)
+        assert torch.autograd.gradcheck(ours, small)
+        assert torch.autograd.gradgradcheck(ours, small)
+
+
+def test_groups_leave_norms_out_of_range_to_pools_of_their_own() -> None:
+    groups = ((slice(0, 2), False), (slice(2, 4), True))
+    x = torch.randn(2, 4, 6, 6)
+    x[0, 3] *= 1e30
+    assert pooling.pool_groups(x.clone().requires_grad_(), (2, 2), (2, 2), groups) is None
+    x[0, :2] *= 1e30  # averages have no squares
+    x[0, 3] *= 1e-30
+    assert pooling.pool_groups(x.requires_grad_(), (2, 2), (2, 2), groups) is not None

@@ -8,15 +8,15 @@ range of the dtype at any depth and input scale.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
+from .utils.autograd import apply
+
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
 _LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
@@ -80,14 +80,16 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def normalise(x: Tensor, offset: Scalar = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+def normalise(
+    x: Tensor, offset: Scalar = 0.0, limits: tuple[float, float] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Split x into ``m · x̂`` with ``m = max|x|``, and return ``τ = ‖x̂‖`` as well.
 
     With an offset c ≥ 0, m is ``max(max|x|, c)`` and τ is ``√(‖x̂‖² + (c/m)²)``, which is never 0.
 
     The split keeps squares within the range of float32 for inputs of any scale. The output of a
     network does not depend on m as long as every path uses the same m, so m carries no gradient. A
-    zero sample without an offset has m = 1 and τ = 0.
+    zero sample without an offset has m = 1 and τ = 0. With ``limits`` m is 1 too for norms between them.
 
     Returns:
         x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
@@ -101,6 +103,10 @@ def normalise(x: Tensor, offset: Scalar = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         largest = torch.finfo(x.dtype).max  # of an offset that the dtype of x cannot hold
         peak = torch.maximum(peak, offset.detach().clamp_max(largest).to(x.dtype))
     peak = peak + (peak == 0)
+    if limits is not None:
+        size = norm(fixed).view_as(peak)
+        keeps = (limits[0] < size) & (size < limits[1]) & (offset < limits[1])
+        peak = torch.where(keeps, 1.0, peak)
     unit, m = x / peak, peak.flatten().to(wide)
     if plain:
         return unit, m, norm(unit)
@@ -213,15 +219,15 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
     """
     if transformed() or not z.requires_grad:  # a custom function has no derivative in forward mode
         return z, squared_norm(z)
-    result: tuple[Tensor, Tensor] = _Energy.apply(z)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = apply(_Energy, z)
     return result
 
 
-def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor) -> Tensor:
-    """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0."""
+def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor, alive: bool = False) -> Tensor:
+    """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0; ``alive`` if no τ is."""
     if isinstance(rho, Tensor) or transformed():
-        return scale_samples(z, rho * guarded_inverse(tau))
-    result: Tensor = _Dehomogenize.apply(z, tau, rho)  # type: ignore[no-untyped-call]
+        return scale_samples(z, rho * guarded_inverse(tau, alive))
+    result: Tensor = apply(_Dehomogenize, z, tau, rho, alive)
     return result
 
 
@@ -235,23 +241,25 @@ def activate(
     if transformed():
         n = squared_norm(z)
         return z, _denominator(tau, gain, n, alpha), n
-    result: tuple[Tensor, Tensor, Tensor] = _Activate.apply(z, tau, gain, alpha)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor, Tensor] = apply(_Activate, z, tau, gain, alpha)
     return result
 
 
 def activate_and_dehomogenize(
-    z: Tensor, tau: Tensor, gain: Tensor, rho: Scalar, alpha: Tensor | None = None
+    z: Tensor,
+    tau: Tensor,
+    gain: Tensor,
+    rho: Scalar,
+    alpha: Tensor | None = None,
+    alive: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``: the last activation and the division at once.
-
-    The gradient of α is that of :func:`activate`.
-    """
+    """Apply :func:`activate` and :func:`dehomogenize` at once: ``ρ z / (τ + gain·‖z‖²)`` and ``‖z‖²``."""
     if not isinstance(rho, Tensor):
         rho = torch.full((), rho, dtype=tau.dtype, device=tau.device)
     if transformed():
         n = squared_norm(z)
         return scale_samples(z, rho * guarded_inverse(_denominator(tau, gain, n, alpha))), n
-    result: tuple[Tensor, Tensor] = _ActivateAndDehomogenize.apply(z, tau, gain, rho, alpha)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = apply(_ActivateAndDehomogenize, z, tau, gain, rho, alpha, alive)
     return result
 
 
@@ -319,8 +327,10 @@ def _features(z: Tensor) -> tuple[int, ...]:
     return tuple(range(1, z.dim()))
 
 
-def guarded_inverse(t: Tensor) -> Tensor:
-    """Return 1/t, and 0 with zero gradient where t = 0; NaN stays NaN."""
+def guarded_inverse(t: Tensor, alive: bool = False) -> Tensor:
+    """Return 1/t, and 0 with zero gradient where t = 0; NaN stays NaN. ``alive`` if no t is 0."""
+    if alive:
+        return t.reciprocal()
     zero = t == 0
     return ~zero / (t + zero)
 
@@ -337,19 +347,12 @@ def _per_sample(q: Tensor, z: Tensor) -> Tensor:
     return q.to(at_least_float32(z.dtype)).view(-1, *[1] * (z.dim() - 1))
 
 
-def signed(function: Callable[..., T]) -> Callable[..., T]:
-    """Store a function's signature, which ``Function.apply`` would compute at every call."""
-    function.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return function
-
-
 class _Energy(torch.autograd.Function):
     """z ↦ (z, ‖z‖²), with a backward of one pass over z where autograd makes three."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(z: Tensor) -> tuple[Tensor, Tensor]:
         return z.view_as(z), norm(z).square()
 
@@ -369,7 +372,6 @@ class _Activate(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
         z: Tensor, tau: Tensor, gain: Tensor, alpha: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -394,7 +396,7 @@ class _Activate(torch.autograd.Function):
         tau, gain = _scaled(tau, gain, alpha)
         g = torch.zeros_like(z) if g is None else g
         g_z = _combine(g, None, z, 2 * g_tau * gain)
-        return g_z, *_gradients(g_tau, tau, gain, n, alpha)
+        return g_z, *_gradients(g_tau, tau, gain, n, alpha, ctx.needs_input_grad[2])
 
 
 def _scaled(tau: Tensor, gain: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -405,13 +407,12 @@ def _scaled(tau: Tensor, gain: Tensor, alpha: Tensor | None) -> tuple[Tensor, Te
 
 
 def _gradients(
-    g: Tensor, tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    g: Tensor, tau: Tensor, gain: Tensor, n: Tensor, alpha: Tensor | None, of_gain: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the gradients of τ, gain and α in ``r·τ + gain·n/r``, given :func:`_scaled` τ and gain."""
-    if alpha is None:
-        return g, g * n, None
-    g_alpha = (g * torch.addcmul(tau, gain, n, value=-1)).sum() / alpha
-    return *_scaled(g, g * n, alpha), g_alpha
+    g_tau, g_gain = _scaled(g, g * n if of_gain else g, alpha)
+    g_alpha = None if alpha is None else (g * (tau - gain * n)).sum() / alpha
+    return g_tau, g_gain if of_gain else None, g_alpha
 
 
 class _Dehomogenize(torch.autograd.Function):
@@ -420,21 +421,20 @@ class _Dehomogenize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
-    def forward(z: Tensor, tau: Tensor, rho: float) -> Tensor:
-        return scale_samples(z, rho * guarded_inverse(tau))
+    def forward(z: Tensor, tau: Tensor, rho: float, alive: bool) -> Tensor:
+        return scale_samples(z, rho * guarded_inverse(tau, alive))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(output, inputs[1])
-        ctx.rho = inputs[2]
+        ctx.rho, ctx.alive = inputs[2:]
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         y, tau = ctx.saved_tensors
-        inverse = guarded_inverse(tau)
+        inverse = guarded_inverse(tau, ctx.alive)
         g_tau = -_inner(g, y).to(tau.dtype) * inverse if ctx.needs_input_grad[1] else None
-        return scale_samples(g, ctx.rho * inverse), g_tau, None
+        return scale_samples(g, ctx.rho * inverse), g_tau, None, None
 
 
 def _inner(g: Tensor, y: Tensor) -> Tensor:
@@ -448,23 +448,23 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(
-        z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor, alpha: Tensor | None
+        z: Tensor, tau: Tensor, gain: Tensor, rho: Tensor, alpha: Tensor | None, alive: bool
     ) -> tuple[Tensor, Tensor]:
         n = norm(z).square()
-        return scale_samples(z, rho * guarded_inverse(tau + gain * n)), n
+        return scale_samples(z, rho * guarded_inverse(torch.addcmul(tau, gain, n), alive)), n
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         # Save y instead of z: the next layer saves y anyway, so z can be freed.
-        ctx.save_for_backward(output[0], *inputs[1:], output[1])
+        ctx.save_for_backward(output[0], *inputs[1:5], output[1])
+        ctx.alive = inputs[5]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, g_n: Tensor) -> tuple[Tensor | None, ...]:
         y, tau, gain, rho, alpha, n = ctx.saved_tensors
         tau, gain = _scaled(tau, gain, alpha)
-        inverse = guarded_inverse(tau + gain * n)
+        inverse = guarded_inverse(tau + gain * n, ctx.alive)
         factor = rho * inverse  # y = factor · z
         # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
         back = guarded_inverse(factor)
@@ -477,8 +477,8 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
             g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
         g_rho = s.sum() * guarded_inverse(rho) if ctx.needs_input_grad[3] else None
-        g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha)
-        return g_z, g_tau, g_gain, g_rho, g_alpha
+        g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha, ctx.needs_input_grad[2])
+        return g_z, g_tau, g_gain, g_rho, g_alpha, None
 
 
 def _combine_in_chunks(

@@ -1,14 +1,16 @@
 """Pooling of windows: averages and Euclidean norms.
 
-In training on the CPU, windows are added up by a matrix product where maps are small, and by adding slices
-where windows tile a map. Both take a fraction of the time of torch's kernels, forward and backward.
+In training on the CPU, windows are added up by a matrix product where maps are small, and row by row where
+windows tile a map. Both take a fraction of the time of torch's kernels, forward and backward. Groups of
+channels that are pooled in different ways take one pass.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -23,22 +25,62 @@ from .functional import (
     may_look,
     transformed,
 )
+from .utils.autograd import apply
 
 _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
 # derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
 _SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
-_SMALL = 10**4  # entries of a matrix whose product is cheaper than adding slices
+_SMALL = 10**4  # entries of a matrix whose product is cheaper than torch's kernels
+_SMALL_TILED = 10**3  # and cheaper than adding rows
 Sizes = tuple[int, ...]  # one number per axis
+Groups = tuple[
+    tuple[slice, bool], ...
+]  # channels, and whether their norms are taken; in order, all channels
+_ALL = slice(None)
+_AVERAGES: Groups = ((_ALL, False),)
+_NORMS: Groups = ((_ALL, True),)
 
 
 def avg_pool(x: Tensor, kernel: Sizes, stride: Sizes) -> Tensor | None:
     """Return the average of every window of x (B, C, H, W), or None where torch's own pooling is to be used."""
+    return pool_groups(x, kernel, stride, _AVERAGES)
+
+
+def pool_groups(x: Tensor, kernel: Sizes, stride: Sizes, groups: Groups) -> Tensor | None:
+    """Return averages of windows of some channels of x (B, C, H, W) and norms of others.
+
+    None where torch's own pooling is to be used, or squares leave the range of the dtype.
+    """
     windows = _fast_windows(x, kernel, stride)
     if windows is None:
         return None
-    averages: Tensor = _AvgPool.apply(x, windows)  # type: ignore[no-untyped-call]
-    return averages
+    fixed, positive = x.detach(), True
+    sums = windows.add(fixed, groups)
+    for channels, norms in groups:
+        if norms:
+            fits = _squares_fit(_part(sums, channels), _part(fixed, channels))
+            if fits is None:
+                return None
+            positive = positive and fits
+    pooled: Tensor = apply(_Pool, x, sums, windows, groups, positive)
+    return pooled
+
+
+def _part(x: Tensor, channels: slice) -> Tensor:
+    return x if channels == _ALL else x[:, channels]
+
+
+def _squares_fit(total: Tensor, x: Tensor) -> bool | None:
+    """Check that sums of squares have all digits; False if some are exactly 0, None if some lack digits."""
+    limit = _SQUARES[total.dtype][0]
+    if not total.numel():
+        return True
+    least, most = (float(end) for end in torch.aminmax(total.detach()))
+    if 2.0**-limit < least and most < 2.0**limit:
+        return True
+    exact = most < 2.0**limit and not _any_within(x.detach(), 2.0 ** (-limit // 2))
+    return False if exact else None
 
 
 def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) -> Tensor:
@@ -52,6 +94,10 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
         >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
         tensor([[[5., 0.]]])
     """
+    if not ceil_mode:
+        pooled = pool_groups(x, kernel, stride, _NORMS)
+        if pooled is not None:
+            return pooled
     wide = x.to(at_least_float32(x.dtype))
     limit, *exponents = _SQUARES[wide.dtype]
     low, high = 2.0**-limit, 2.0**limit
@@ -60,18 +106,10 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
         mean: Tensor = _AVG_POOL[len(kernel)](scaled.square(), kernel, stride, 0, ceil_mode)
         return mean * math.prod(kernel)
 
-    windows = None if ceil_mode else _fast_windows(x, kernel, stride)
-    total = squares(wide) if windows is None else windows.add(x.detach().square())
-    if may_look(x) and total.numel():
-        least, most = (float(end) for end in torch.aminmax(total.detach()))
-        fits = low < least and most < high
-        if fits or (most < high and not _any_within(wide.detach(), 2.0 ** (-limit // 2))):
-            if windows is not None:
-                norms: Tensor = _NormPool.apply(x, total, windows, fits)  # type: ignore[no-untyped-call]
-                return norms
-            return (total.sqrt() if fits else guarded_root(total)).to(x.dtype)
-    if windows is not None:
-        total = squares(wide)  # the matrix of windows spreads an infinity
+    total = squares(wide)
+    fits = _squares_fit(total, wide) if may_look(x) else None
+    if fits is not None:
+        return (total.sqrt() if fits else guarded_root(total)).to(x.dtype)
     # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
     small, large, end = total < low, total > high, 2.0 ** (limit // 2)
     result = guarded_root(squares(wide.clamp(-end, end)), ~(small | large))
@@ -95,32 +133,48 @@ class _Windows:
     kernel: Sizes
     stride: Sizes
 
-    @property
+    @cached_property
     def counts(self) -> Sizes:
         """The number of windows along each axis."""
         axes = zip(self.sizes, self.kernel, self.stride, strict=True)
         return tuple((size - kernel) // stride + 1 for size, kernel, stride in axes)
 
-    @property
-    def small(self) -> bool:
-        """Whether a matrix product is cheaper than other ways."""
-        return math.prod(self.sizes) * math.prod(self.counts) <= _SMALL
-
-    @property
+    @cached_property
     def tile(self) -> bool:
         """Whether no two windows overlap or leave a gap."""
         return self.kernel == self.stride
 
-    def add(self, x: Tensor) -> Tensor:
-        """Return the sum of each window, (B, C, H, W) → (B, C, H', W')."""
+    @cached_property
+    def small(self) -> bool:
+        """Whether a matrix product is cheaper than other ways."""
+        entries = math.prod(self.sizes) * math.prod(self.counts)
+        return entries <= (_SMALL_TILED if self.tile else _SMALL)
+
+    def add(self, x: Tensor, groups: Groups) -> Tensor:
+        """Return the sum of each window, or of its squares, (B, C, H, W) → (B, C, H', W'); without a derivative."""
+        total = x.new_empty((*x.shape[:2], *self.counts))
         if self.small:
-            sums = x.reshape(-1, math.prod(self.sizes)) @ _matrix(self, x.dtype)
-            return sums.view(*x.shape[:2], *self.counts)
-        first, *others = self._slices(x)
-        total = first.clone(memory_format=torch.contiguous_format)
-        for other in others:
-            total += other
+            whole = torch.empty_like(x, memory_format=torch.contiguous_format)
+            for channels, squared in groups:  # a product copies faster than copy_
+                part = _part(x, channels)
+                torch.mul(part, part if squared else 1.0, out=_part(whole, channels))
+            maps = total.view(-1, math.prod(self.counts))
+            torch.mm(whole.view(-1, math.prod(self.sizes)), _matrix(self, x.dtype), out=maps)
+            return total
+        for channels, squared in groups:
+            self._add_tiles(_part(x, channels), squared, _part(total, channels))
         return total
+
+    def _add_tiles(self, x: Tensor, squared: bool, out: Tensor) -> None:
+        """Add up rows, whose numbers are neighbours in memory, and then columns."""
+        columns, width = self.counts[1], self.kernel[1]
+        first, *others = self._rows(x)
+        rows = first.square() if squared else first.clone(memory_format=torch.contiguous_format)
+        for other in others:
+            rows.addcmul_(other, other) if squared else rows.add_(other)
+        out.copy_(rows[..., : columns * width : width])
+        for start in range(1, width):
+            out += rows[..., start : columns * width : width]
 
     def spread(self, g: Tensor) -> Tensor:
         """Give each pixel the sum of its windows' numbers, (B, C, H', W') → (B, C, H, W)."""
@@ -133,29 +187,38 @@ class _Windows:
         bottom, right = self.sizes[0] - rows * height, self.sizes[1] - columns * width
         return F.pad(tiles, (0, right, 0, bottom)) if bottom or right else tiles
 
-    def spread_times(self, g: Tensor, factor: Tensor | None) -> Tensor:
-        """Return the same times a map of factors, in one pass and without a derivative."""
+    def spread_times(self, g: Tensor, x: Tensor, groups: Groups) -> Tensor:
+        """Return the same, times x in channels whose norms are taken, in one pass and without a derivative."""
         if self.small:
             whole = self.spread(g)
-            return whole if factor is None else whole.mul_(factor)
-        exact = all(
-            size % kernel == 0 for size, kernel in zip(self.sizes, self.kernel, strict=True)
-        )
-        shape = (*g.shape[:2], *self.sizes)
+            for channels, norms in groups:
+                if norms:
+                    _part(whole, channels).mul_(_part(x, channels))
+            return whole
+        covered = [count * kernel for count, kernel in zip(self.counts, self.kernel, strict=True)]
+        shape, exact = (*g.shape[:2], *self.sizes), tuple(covered) == self.sizes
         result = g.new_empty(shape) if exact else g.new_zeros(shape)
-        factors = [None] * math.prod(self.kernel) if factor is None else self._slices(factor)
-        for part, times in zip(self._slices(result), factors, strict=True):
-            part.copy_(g) if times is None else torch.mul(g, times, out=part)
+        wide = _repeat_columns(g, self.kernel[1])
+        for channels, norms in groups:
+            places = self._rows(_part(result, channels)[..., : covered[1]])
+            rows: Sequence[Tensor | float] = [1.0] * len(places)
+            if norms:
+                rows = self._rows(_part(x, channels)[..., : covered[1]])
+            for row, place in zip(rows, places, strict=True):
+                torch.mul(_part(wide, channels), row, out=place)
         return result
 
-    def _slices(self, x: Tensor) -> list[Tensor]:
-        """Return a view for each place in a window, of that place in all windows that tile the map."""
-        (rows, columns), (height, width) = self.counts, self.kernel
-        return [
-            x[..., i : rows * height : height, j : columns * width : width]
-            for i in range(height)
-            for j in range(width)
-        ]
+    def _rows(self, x: Tensor) -> list[Tensor]:
+        """Return a view for each row of a window, of that row in all windows that tile the map."""
+        rows, height = self.counts[0], self.kernel[0]
+        return [x[:, :, start : rows * height : height] for start in range(height)]
+
+
+def _repeat_columns(g: Tensor, times: int) -> Tensor:
+    """Return a map with every column repeated."""
+    if times == 2:  # the fastest way to write numbers in turn
+        return torch.view_as_real(torch.complex(g, g)).flatten(3)
+    return g.repeat_interleave(times, 3)
 
 
 @lru_cache(maxsize=128)
@@ -181,9 +244,14 @@ def _fast_windows(x: Tensor, kernel: Sizes, stride: Sizes) -> _Windows | None:
         and x.stride()[1:] == (x.shape[2] * x.shape[3], x.shape[3], 1)  # or some of the channels
         and not autocasts(x)
     )
-    if not plain or any(k > size for k, size in zip(kernel, x.shape[2:], strict=True)):
+    return _windows(tuple(x.shape[2:]), kernel, stride) if plain else None
+
+
+@lru_cache(maxsize=128)
+def _windows(sizes: Sizes, kernel: Sizes, stride: Sizes) -> _Windows | None:
+    if any(length > size for length, size in zip(kernel, sizes, strict=True)):
         return None
-    windows = _Windows(tuple(x.shape[2:]), kernel, stride)
+    windows = _Windows(sizes, kernel, stride)
     return windows if windows.small or windows.tile else None
 
 
@@ -192,35 +260,44 @@ def _is_plain(g: Tensor) -> bool:
     return not (torch.is_grad_enabled() or transformed(g))
 
 
-class _AvgPool(torch.autograd.Function):
-    """Average windows. Only for tensors that may be read, so that no transform sees it forward."""
+class _Pool(torch.autograd.Function):
+    """Turn sums of windows into averages, and sums of squares into norms, with a gradient of 0 at 0.
+
+    Only for tensors that may be read, so that no transform sees it forward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, windows: _Windows) -> Tensor:
-        ctx.windows = windows
-        return windows.add(x).mul_(1 / math.prod(windows.kernel))
+    def forward(
+        ctx: Any, x: Tensor, sums: Tensor, windows: _Windows, groups: Groups, positive: bool
+    ) -> Tensor:
+        for channels, norms in groups:
+            part = _part(sums, channels)
+            part.sqrt_() if norms else part.mul_(1 / math.prod(windows.kernel))
+        ctx.mark_dirty(sums)
+        if any(norms for _, norms in groups):
+            ctx.save_for_backward(x, sums)
+        ctx.windows, ctx.groups, ctx.positive = windows, groups, positive
+        return sums
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        share, windows = g * (1 / math.prod(ctx.windows.kernel)), ctx.windows
-        plain = _is_plain(g)
-        return windows.spread_times(share, None) if plain else windows.spread(share), None
-
-
-class _NormPool(torch.autograd.Function):
-    """Take the square roots of sums of squares, with a gradient of 0 where they are not positive."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, total: Tensor, windows: _Windows, positive: bool) -> Tensor:
-        y = total.sqrt()
-        ctx.save_for_backward(x, y)
-        ctx.windows, ctx.positive = windows, positive
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        x, y = ctx.saved_tensors
-        ratio = g / y if ctx.positive else g * guarded_inverse(y)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
+        windows, groups, share = ctx.windows, ctx.groups, 1 / math.prod(ctx.windows.kernel)
+        x, y = ctx.saved_tensors or (g, g)  # unused where all are averages
         if _is_plain(g):
-            return ctx.windows.spread_times(ratio, x), None, None, None
-        return ctx.windows.spread(ratio) * x, None, None, None
+            ratio = torch.empty_like(g, memory_format=torch.contiguous_format)
+            for channels, norms in groups:
+                part, to = _part(g, channels), _part(ratio, channels)
+                torch.div(part, _part(y, channels), out=to) if norms else torch.mul(
+                    part, share, out=to
+                )
+                if norms and not ctx.positive:
+                    to.masked_fill_(_part(y, channels) == 0, 0.0)
+            return windows.spread_times(ratio, x, groups), None, None, None, None
+        spread = [
+            windows.spread(_part(g, channels) * guarded_inverse(_part(y, channels)))
+            * _part(x, channels)
+            if norms
+            else windows.spread(_part(g, channels) * share)
+            for channels, norms in groups
+        ]
+        return spread[0] if len(spread) == 1 else torch.cat(spread, 1), None, None, None, None

@@ -113,6 +113,7 @@ def test_dead_channels_are_counted_behind_maps() -> None:
 
 
 def test_a_norm_that_has_seen_no_batch_uses_the_batch() -> None:
+    torch.manual_seed(0)
     norm = nn.BatchNorm2d(3)
     model = cl.ConformalLayers(cl.Conv2d(2, 3, 3), norm, nn.ReLU(), unit="rms")
     found = part_of(model, batch()).layers[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from cnns import embedded
+from conformallayers.nn import layerwise
+from conformallayers.registry.registry import pool_at_once
 from oracle import exact, oracle, relative_error
 from support import folds, samples
 
@@ -221,3 +224,75 @@ def test_a_trained_mean_without_a_number_of_batches_includes_the_bias(
         twin(x)
         found = dict(twin.features.named_children())["1"].running_mean
         assert torch.allclose(found, plain[1].running_mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [None, "learned", "spectral", 1.0])
+@pytest.mark.parametrize("norms", [False, True])
+def test_groups_pooled_at_once_are_those_of_branches(
+    alpha: str | float | None,
+    norms: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(
+        cl.Conv2d(2, 6, 3),
+        cl.ReSPro(alpha, projective=True),
+        cl.Split(
+            [2, 4], [nn.LPPool2d(2, 3, 2) if norms else cl.AvgPool2d(3, 2), nn.LPPool2d(2, 3, 2)]
+        ),
+        cl.Conv2d(6, 3, 2),
+        cl.ReSPro(alpha),
+        nn.BatchNorm2d(3),
+        offset="learned",
+        unit="rms",
+    ).double()
+    twin, x = copy.deepcopy(model), samples((2, 11, 9), torch.float64)
+    pooled = []
+
+    def noted(*arguments: Any) -> Tensor | None:
+        pooled.append(pool_at_once(*arguments))
+        return pooled[-1]
+
+    monkeypatch.setattr(layerwise, "pool_at_once", noted)
+    y = model(x)
+    assert pooled[0] is not None
+    monkeypatch.setattr(layerwise, "pool_at_once", lambda *_: None)
+    expected = twin(x)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(y)
+    grads = [
+        torch.autograd.grad((out * weights).sum(), list(net.parameters()))
+        for out, net in ((y, model), (expected, twin))
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
+
+
+def test_groups_with_hooks_or_other_windows_run_one_by_one() -> None:
+    pools = [cl.AvgPool2d(2), nn.LPPool2d(2, 2)]
+    model = cl.ConformalLayers(cl.Conv2d(2, 6, 3), cl.Split([2, 4], pools), cl.ReSPro(1.0))
+    calls = []
+    hook = pools[1].register_forward_hook(lambda *_: calls.append(1))
+    x = samples((2, 10, 10), torch.float32)
+    y = model(x)
+    assert len(calls) == 1
+    hook.remove()
+    torch.testing.assert_close(model(x), y, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 1
+    pools[1].stride = 1  # 7×7 windows beside 4×4
+    with pytest.raises(cl.ConformalError, match="a concatenation of branches"):
+        model(x)
+    with pytest.raises(cl.ConformalError, match="in_channels=2"):
+        model(x[:, :1])
+
+
+@pytest.mark.parametrize("offset", [None, 0.5, 1e30])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30, torch.inf])
+def test_samples_of_another_scale_leave_others_alone(scale: float, offset: float | None) -> None:
+    torch.manual_seed(0)
+    model = cl.ConformalLayers(cl.Conv2d(2, 4, 3), cl.ReSPro(), cl.Conv2d(4, 3, 3), offset=offset)
+    x = samples((2, 8, 8), torch.float32)
+    alone = model(x)
+    x[1] *= scale
+    mixed = model(x)
+    others = [index for index in range(len(x)) if index != 1]
+    assert torch.equal(mixed[others], alone[others])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from ..utils.axes import per_axis
 from . import layers
 
 Shape = tuple[int, ...]
+_Convolution = tuple[Shape, int | Shape, int | Shape]  # shape of the kernel, stride, padding
+_ONES = 1, (1,), (1, 1), (1, 1, 1)
+_ZEROS = 0, (0,), (0, 0), (0, 0, 0)
 _CONVOLUTIONS: dict[type[nn.Module], Any] = {
     nn.Conv1d: F.conv1d,
     nn.Conv2d: F.conv2d,
@@ -36,30 +40,38 @@ def may_collapse(module: nn.Module) -> bool:
 
 def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
     """Return the shapes of samples in front of the leading convolutions that are cheaper as one; empty if none are."""
-    batch, sample = x.shape[0], tuple(x.shape[1:])
-    if not modules or not _may_start(modules[0]) or has_global_hooks():
+    chain: list[_Convolution] = []
+    for module in modules:
+        if not (_may_follow(module) if chain else _may_start(module)):
+            break
+        chain.append((tuple(module.weight.shape), module.stride, module.padding))
+        if module.stride not in _ONES:
+            break
+    if len(chain) < 2 or has_global_hooks():
         return []
     if autocasts(x):  # kernels would be rounded before they are composed
         return []
-    shapes: list[Shape] = []
-    best: list[Shape] = []
+    return list(_cheapest(tuple(chain), tuple(x.shape)))
+
+
+@lru_cache(maxsize=256)
+def _cheapest(chain: tuple[_Convolution, ...], batch: Shape) -> tuple[Shape, ...]:
+    """Return the shapes of samples in front of the leading convolutions that are cheaper as one."""
+    sample, shapes, best = batch[1:], list[Shape](), 0
     apart = 0
-    for index, module in enumerate(modules):
-        if index and not _may_follow(module):
+    for index, (kernel, stride, padding) in enumerate(chain):
+        if len(sample) != len(kernel) - 1 or kernel[1] != sample[0]:
             break
-        if len(sample) != module.weight.dim() - 1 or module.weight.shape[1] != sample[0]:
-            break
-        output = _output(module, sample)
+        output = _output(kernel, stride, padding, sample)
         if min(output) < 1:
             break
-        apart += batch * math.prod(output[1:]) * module.weight.numel()
+        places = batch[0] * math.prod(output[1:])
+        apart += places * math.prod(kernel)
         shapes.append(sample)
-        if index and _composed_cost(modules[: index + 1], batch * math.prod(output[1:])) < apart:
-            best = list(shapes)
+        if index and _composed_cost([kernel for kernel, *_ in chain[: index + 1]], places) < apart:
+            best = index + 1
         sample = output
-        if set(_option(module, "stride")) != {1}:
-            break
-    return best
+    return tuple(shapes[:best])
 
 
 def run_collapsed(modules: Sequence[Any], x: Tensor, factor: Any = None) -> Tensor:
@@ -108,41 +120,33 @@ def _may_start(module: Any) -> bool:
         type(module) in _CONVOLUTIONS
         and module.bias is None
         and module.groups == 1
-        and set(_option(module, "dilation")) == {1}
+        and module.dilation in _ONES
         and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and not {"forward", "_conv_forward"} & set(vars(module))
+        and isinstance(module.padding, (int, tuple))
+        and isinstance(module.stride, (int, tuple))
+        and "forward" not in vars(module)
+        and "_conv_forward" not in vars(module)
         and not has_hooks(module)
     )
 
 
 def _may_follow(module: Any) -> bool:
-    return _may_start(module) and set(_option(module, "padding")) == {0}
+    return _may_start(module) and module.padding in _ZEROS
 
 
-def _option(module: Any, name: str) -> tuple[int, ...]:
-    """Return a number for each axis."""
-    return per_axis(getattr(module, name), module.weight.dim() - 2)
-
-
-def _output(module: Any, sample: Shape) -> Shape:
+def _output(kernel: Shape, stride: int | Shape, padding: int | Shape, sample: Shape) -> Shape:
+    axes = len(sample) - 1
     every = zip(
-        sample[1:],
-        _option(module, "padding"),
-        module.weight.shape[2:],
-        _option(module, "stride"),
-        strict=True,
+        sample[1:], per_axis(padding, axes), kernel[2:], per_axis(stride, axes), strict=True
     )
-    sides = [(size + 2 * padding - kernel) // stride + 1 for size, padding, kernel, stride in every]
-    return (len(module.weight), *sides)
+    sides = [(size + 2 * pad - length) // step + 1 for size, pad, length, step in every]
+    return (kernel[0], *sides)
 
 
-def _composed_cost(modules: Sequence[Any], places: int) -> int:
+def _composed_cost(kernels: Sequence[Shape], places: int) -> int:
     """Return the multiply-adds of composing kernels and of their convolution at some places."""
-    channels, total = modules[0].weight.shape[1], 0
-    sides = list(modules[0].weight.shape[2:])
-    for module in modules[1:]:
-        sides = [a + b - 1 for a, b in zip(sides, module.weight.shape[2:], strict=True)]
-        total += channels * math.prod(sides) * module.weight.numel()
-    kernel: int = len(modules[-1].weight) * channels * math.prod(sides)
-    return total + places * kernel
+    channels, total, sides = kernels[0][1], 0, list(kernels[0][2:])
+    for kernel in kernels[1:]:
+        sides = [a + b - 1 for a, b in zip(sides, kernel[2:], strict=True)]
+        total += channels * math.prod(sides) * math.prod(kernel)
+    return total + places * kernels[-1][0] * channels * math.prod(sides)

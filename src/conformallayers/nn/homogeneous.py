@@ -7,6 +7,7 @@ file has what torch.nn lacks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
 
@@ -95,9 +96,7 @@ class Split(Composite):
     @property
     def channels(self) -> list[Channels]:
         """The modules that take the groups out of the input."""
-        stops = list(accumulate(self.sizes))
-        ranges = zip([0, *stops], stops, strict=False)
-        return [Channels(start, stop, stops[-1]) for start, stop in ranges]
+        return list(_channels(self.sizes))
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Pass the groups through their modules and concatenate the results."""
@@ -111,3 +110,10 @@ class Split(Composite):
     def extra_repr(self) -> str:
         """Return the sizes of the groups."""
         return f"sizes={list(self.sizes)}"
+
+
+@lru_cache(maxsize=128)
+def _channels(sizes: tuple[int, ...]) -> tuple[Channels, ...]:
+    stops = list(accumulate(sizes))
+    ranges = zip([0, *stops], stops, strict=False)
+    return tuple(Channels(start, stop, stops[-1]) for start, stop in ranges)

@@ -9,7 +9,7 @@ evaluation, folds and checkpoints need no special case.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..functional import (
     energy,
     guarded_ratio,
     may_look,
+    moderate_norm,
     norm_unit,
     normalise,
     rescaled,
@@ -38,6 +39,7 @@ from ..registry.registry import (
     has_global_hooks,
     is_affine,
     modules_in,
+    pool_at_once,
     run,
     spec_of,
 )
@@ -45,10 +47,12 @@ from ..scaling import Scaling, constant, positive, product
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
 from .branches import Composite, Flow, Join, below, joined_bound
 from .collapse import collapsible, may_collapse, run_collapsed
+from .homogeneous import Split
 from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
+_MODERATE = 2.0**-20, 2.0**20  # norms of inputs that need no division by their peak
 
 
 @dataclass
@@ -66,6 +70,11 @@ class LinearSegment:
     map: Layer | None = None
     join: Join | None = None
     one_coordinate: bool = False
+
+    def fork(self) -> LinearSegment:
+        """Return a copy with a list of layers of its own."""
+        bounds = self.before, self.map, self.join, self.one_coordinate
+        return LinearSegment(self.entry, self.start, list(self.layers), *bounds)
 
     def base(self) -> Scalar:
         """Return the bound at the entry."""
@@ -104,34 +113,34 @@ class Points:
 
     ``age`` counts the activations since the norm of z was last known to be moderate. ``coordinate`` is equal
     for values that have passed the same activations, and so have the same t. With ``divided`` τ is known to
-    be 1 for all samples, and ρ is 1 until the next activation.
+    be 1 for all samples, and ρ is 1 until the next activation. With ``alive`` no τ is 0.
     """
 
     z: Tensor
-    m: Tensor
+    m: Scalar
     tau: Tensor
     scaling: Scaling
     segment: LinearSegment
     age: int = 0
     coordinate: int = 0
     divided: bool = False
+    alive: bool = False
 
     def fork(self) -> Points:
         """Return a copy for a branch; tensors are shared."""
-        segment = replace(self.segment, layers=list(self.segment.layers))
-        return replace(self, scaling=self.scaling.copy(), segment=segment)
+        scaling, segment = self.scaling.copy(), self.segment.fork()
+        flags = self.age, self.coordinate, self.divided, self.alive
+        return Points(self.z, self.m, self.tau, scaling, segment, *flags)
 
     def rebase(self) -> Points:
         """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
         m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
         tau = self.tau.detach()
-        looks = may_look(tau) and tau.numel() > 0
-        nonzero = looks and tau.min().item() > 0  # False for NaN
-        alive = torch.ones_like(tau) if nonzero else tau.clamp_max(1).ceil()  # NaN stays
-        z = self.dehomogenize()
-        return Points(
-            z, m, alive, Scaling(), self.segment, _RESCALE_EVERY, self.coordinate, nonzero
-        )
+        looks = not self.alive and may_look(tau) and tau.numel() > 0
+        nonzero = self.alive or (looks and tau.min().item() > 0)  # False for NaN
+        one = torch.ones_like(tau) if nonzero else tau.clamp_max(1).ceil()  # NaN stays
+        flags = _RESCALE_EVERY, self.coordinate, nonzero, nonzero
+        return Points(self.dehomogenize(), m, one, Scaling(), self.segment, *flags)
 
     def rescaled(self) -> Points:
         """Return the same points with norms of z near 1.
@@ -141,7 +150,8 @@ class Points:
         """
         z, factor = rescaled(self.z)
         m, tau = self.m / factor, self.tau * factor
-        return replace(self, z=z, m=m, tau=tau, age=-1, divided=False)
+        flags = -1, self.coordinate, False, self.alive
+        return Points(z, m, tau, self.scaling, self.segment, *flags)
 
     def fits(self, n: Tensor) -> bool:
         """Check that the squares of z, whose sums are n, are in the range of the dtype."""
@@ -153,7 +163,7 @@ class Points:
         """Return the points ``x / t``."""
         if self.divided:
             return self.z
-        return dehomogenize(self.z, self.scaling.rho, self.tau)
+        return dehomogenize(self.z, self.scaling.rho, self.tau, self.alive)
 
 
 @dataclass
@@ -176,8 +186,13 @@ class Activation:
     def gain(self, value: Points) -> Tensor:
         """Return the factors of ``‖z‖²`` in τ, one for each sample."""
         if self.rule == PUBLISHED:
-            return (value.m * self.weight).clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
-        return value.tau * self.weight if value.divided else guarded_ratio(self.weight, value.tau)
+            gain = value.m * self.weight
+            if isinstance(gain, Tensor):
+                return gain.clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
+            return value.tau.new_full((), min(gain, LARGEST))
+        if value.divided:
+            return value.tau * self.weight
+        return self.weight / value.tau if value.alive else guarded_ratio(self.weight, value.tau)
 
     def advance(self, value: Points) -> tuple[Tensor, Tensor, Tensor]:
         """Return z, to use afterwards, the next τ, and ``‖z‖²``."""
@@ -209,7 +224,9 @@ class LayerFlow(Flow[Points]):
         bias: Tensor | None = None  # left out of the layer before
         index = 0
         while index < len(pairs):
-            if self.collapse and may_collapse(pairs[index][1]):
+            if self.collapse and all(
+                may_collapse(module) for _, module in pairs[index : index + 2]
+            ):
                 many = self._run_collapsed([module for _, module in pairs[index:]], value)
                 if many:
                     index += many
@@ -270,9 +287,34 @@ class LayerFlow(Flow[Points]):
                 value.z = value.z if factor is None else value.z * factor
         z = join.merge([value.z for value in values])
         segment = LinearSegment(z, before=segments, join=join, one_coordinate=one_coordinate)
-        age = max(value.age for value in values)
-        coordinate = first.coordinate if one_coordinate else self._new_coordinate()
-        return replace(values[0], z=z, segment=segment, age=age, coordinate=coordinate)
+        joined, age = values[0], max(value.age for value in values)
+        if not one_coordinate:
+            joined.coordinate = self._new_coordinate()
+        joined.z, joined.segment, joined.age = z, segment, age
+        return joined
+
+    def _pool_at_once(self, split: Split, value: Points) -> bool:
+        """Pool the groups of channels of a split in one pass; False where they cannot be."""
+        channels, before = split.channels, value.segment
+        ranges = [slice(part.start, part.stop) for part in channels]
+        pooled = pool_at_once(split.groups, ranges, value.z)
+        if pooled is None:
+            return False
+        sample, segments = tuple(value.z.shape[1:]), []
+        for part, module in zip(channels, split.groups, strict=True):
+            segment, spec = before.fork(), spec_of("", module)
+            segment.layers.append((part, spec_of("", part), sample))
+            layer = module, spec, (part.stop - part.start, *sample[1:])
+            if spec.homogeneous:
+                segment = LinearSegment(pooled, before=(segment,), map=layer)
+            else:
+                segment.layers.append(layer)
+            segments.append(segment)
+        value.z = pooled
+        value.segment = LinearSegment(
+            pooled, before=tuple(segments), join=split.join, one_coordinate=True
+        )
+        return True
 
     def _new_coordinate(self) -> int:
         self.coordinates += 1
@@ -282,6 +324,8 @@ class LayerFlow(Flow[Points]):
         """Run a layer, an activation or a composite."""
         if isinstance(module, RadialActivation):
             return self._activate(self._activation(module, value), value)
+        if self.collapse and type(module) is Split and self._pool_at_once(module, value):
+            return value
         if isinstance(module, Composite) and branches(module):
             return module.flow(path, value, self)
         spec = spec_of(path, module)
@@ -315,17 +359,10 @@ class LayerFlow(Flow[Points]):
         if not value.fits(n):
             value = value.rescaled()
             z, tau, n = activation.advance(value)
-        segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
-        coordinate, age = self._new_coordinate(), value.age + 1
-        return replace(
-            value,
-            z=z,
-            tau=tau,
-            segment=segment,
-            coordinate=coordinate,
-            age=age,
-            divided=False,
-        )
+        value.segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
+        value.z, value.tau, value.divided = z, tau, False
+        value.coordinate, value.age = self._new_coordinate(), value.age + 1
+        return value
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
         """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
@@ -333,7 +370,7 @@ class LayerFlow(Flow[Points]):
         if activation.fuses and (may_look(value.z) or value.age < _RESCALE_EVERY):
             gain, alpha = activation.gain(value), activation.alpha
             rho = value.scaling.rho
-            y, n = activate_and_dehomogenize(value.z, value.tau, gain, rho, alpha)
+            y, n = activate_and_dehomogenize(value.z, value.tau, gain, rho, alpha, value.alive)
             if value.fits(n):
                 return y
         return self._activate(activation, value).dehomogenize()
@@ -350,8 +387,15 @@ class LayerFlow(Flow[Points]):
 def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
     """Embed a batch, (B, ...)."""
     unit = norm_unit(input.shape[1:], rms)
-    z, m, tau = normalise(input, offset * unit)
-    return Points(z, m, tau, Scaling(1 / unit), LinearSegment(z, unit))
+    scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
+    tau = moderate_norm(input, _MODERATE)
+    fixed = 0.0 if tau is None else constant(offset)
+    if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
+        z, m, tau = normalise(input, offset, _MODERATE)
+        return Points(z, m, tau, scaling, segment)
+    if fixed:
+        tau = (tau.square() + offset * offset).sqrt()
+    return Points(input, 1.0, tau, scaling, segment, alive=True)
 
 
 def run_layers(

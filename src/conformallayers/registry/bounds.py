@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..functional import Scalar, signed, wide_dtype
+from ..functional import Scalar, wide_dtype
 from ..recipe.layer_operations import windows
+from ..utils.autograd import apply
 from ..utils.axes import per_axis
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
@@ -43,7 +44,7 @@ def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
         >>> young(torch.ones(1, 3, 1, 1))  # three channels of ones into one: no column exceeds 1
         tensor(1.7321, dtype=torch.float64)
     """
-    bound: Tensor = _Young.apply(weight, groups, copies)[0]  # type: ignore[no-untyped-call]
+    bound: Tensor = apply(_Young, weight, groups, copies)[0]
     return bound
 
 
@@ -57,7 +58,6 @@ class _Young(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    @signed
     def forward(weight: Tensor, groups: int, copies: float) -> tuple[Tensor, Tensor, Tensor]:
         rows, columns = _sums(weight, groups)
         return _bound(rows, columns, copies), rows, columns

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..functional import Scalar
 from ..nn import layers
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from ..pooling import avg_pool, norm_pool
+from ..pooling import avg_pool, norm_pool, pool_groups
 from ..utils.axes import per_axis
 from .bounds import Shape, pool_axes
 from .specs import Bound, Check, scale_output
@@ -295,6 +295,25 @@ def _pooled(module: Any, x: Tensor) -> Tensor | None:
     sizes = pool_axes(module, x.dim() - 2)
     kernel, stride = sizes["kernel"], sizes["stride"]
     return norm_pool(x, kernel, stride, module.ceil_mode) if norms else avg_pool(x, kernel, stride)
+
+
+def pool_at_once(
+    modules: Iterable[nn.Module], channels: Sequence[slice], x: Tensor
+) -> Tensor | None:
+    """Pool each group of channels of x by its module, in one pass; None where they must run one by one."""
+    groups, windows = [], []
+    if x.dim() != 4 or x.shape[1] != channels[-1].stop or has_global_hooks():
+        return None
+    for module, part in zip(modules, channels, strict=True):
+        norms = type(module) is nn.LPPool2d and not module.ceil_mode
+        if has_hooks(module) or "forward" in vars(module):
+            return None
+        if not norms and not _is_plain_average(module):
+            return None
+        sizes = pool_axes(module, 2)
+        windows.append((sizes["kernel"], sizes["stride"]))
+        groups.append((part, norms))
+    return pool_groups(x, *windows[0], tuple(groups)) if len(set(windows)) == 1 else None
 
 
 def _is_plain_average(module: Any) -> bool:

@@ -29,6 +29,8 @@ _STEP_COLUMNS = {
     "ratio": "young_time_ratio",
     "spectral, ms": "spectral_ms",
     "spectral ratio": "spectral_time_ratio",
+    "α = 1, ms": "one_ms",
+    "α = 1 ratio": "one_time_ratio",
     "ReLU, MiB": "relu_mib",
     "Young, MiB": "young_mib",
 }
