@@ -5,7 +5,8 @@ This file imports nothing, so that the numpy runtime can use it without torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class ConformalError(ValueError):
@@ -39,6 +40,14 @@ def refusal(where: str, expected: str, got: str, remedy: str) -> ConformalError:
 def refusal_at(path: str, module: object, expected: str, got: str, remedy: str) -> ConformalError:
     """Build the error of a module at its position in a network."""
     return refusal(f"{type(module).__name__} at position {path}", expected, got, remedy)
+
+
+def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> None:
+    """Refuse bytes for a network whose notes say that white is another number than 255."""
+    white = (about or {}).get("white")
+    if dtype == "uint8" and isinstance(white, (int, float)) and white != 255:
+        expected, remedy = f"pixels from 0 to {white:g}", "Divide them by 255."
+        raise refusal(where, expected, "bytes", remedy if white == 1 else "Scale them first.")
 
 
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:

@@ -16,8 +16,9 @@ INNER = (
     "an activation between layers needs an energy of its own: at the end of the stage it is free"
 )
 IMAGE = "a bias before a padded convolution makes the bias an image: put it behind the convolution"
-BEHIND = "a bias behind an activation ends the stage there: without it the next one joins it"
-BEFORE = "an activation behind a bias ends the stage there: without it the next one joins it"
+_ONE = "without that bias this stage and the next are one"
+BEHIND = "a bias behind an activation ends the stage there: " + _ONE
+BEFORE = "an activation behind a bias ends the stage there: " + _ONE
 
 
 def conv(padding: int = 0, bias: bool = False) -> nn.Module:

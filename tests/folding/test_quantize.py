@@ -200,13 +200,27 @@ def test_tanh_and_cut_windows_are_refused() -> None:
         ([[0.0]], "images as a tensor"),
         (torch.full((1, 1, 8, 8), 1e300, dtype=torch.float64), "not finite in torch.float32"),
         (torch.zeros(3, 1, 8, 8), "zeros alone"),
-        (torch.rand(3, 1, 8, 8).to(torch.complex64), "a dense tensor of real numbers"),
-        (torch.rand(3, 1, 8, 8).to_sparse(), "a dense tensor of real numbers"),
+        (torch.rand(3, 1, 8, 8).to(torch.complex64), "a dense tensor of floats"),
+        (torch.rand(3, 1, 8, 8).to_sparse(), "a dense tensor of floats"),
+        (torch.ones(3, 1, 8, 8, dtype=torch.uint8), "such as x / 255 of bytes"),
     ],
 )
 def test_images_that_do_not_fit(x: torch.Tensor, words: str) -> None:
     folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
     assert_says(lambda: cl.quantize(folded, x), words)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 255), (-1, 1)])
+def test_pixels_beyond_those_of_the_notes_are_refused(low: float, high: float) -> None:
+    folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
+    x = torch.linspace(low, high, 128).view(2, 1, 8, 8)
+    cl.quantize(folded, x)
+    folded.about = {"white": 1.0}
+    words = f"images): expected pixels from 0 to 1, got {low} to {high}. Give"
+    assert_says(lambda: cl.quantize(folded, x), words)
+    folded.about = {"white": 255}
+    if low == 0:
+        cl.quantize(folded, x)
 
 
 def relative_error(quantized: cl.Folded, folded: cl.Folded, x: torch.Tensor) -> float:

@@ -266,6 +266,16 @@ def test_numbers_that_would_lose_something_are_refused(x: Any, message: str) -> 
         cl.Session(fold(), engine="torch")(x)
 
 
+def test_bytes_are_refused_where_the_notes_say_that_white_is_1() -> None:
+    folded, x = fold(), np.ones((1, 2, 10, 10), np.uint8)
+    cl.Session(folded, engine="numpy")(x)
+    folded.about = {"white": 1.0}
+    for engine in ("numpy", "torch"):
+        with pytest.raises(cl.ConformalError, match=r"from 0 to 1, got bytes\. Divide them"):
+            cl.Session(folded, engine=engine)(x)  # type: ignore[arg-type]
+    cl.Session(folded, engine="numpy")(x / 255)
+
+
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(cl.ConformalError, match="expected a C compiler, got no 'no-such-compiler'"):

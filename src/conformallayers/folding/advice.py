@@ -51,9 +51,9 @@ def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
         if readers[0].moves_only:
             return
         if readers[0].direct:
-            yield "a bias behind an activation ends the stage there: without it the next one joins it"
+            yield "a bias behind an activation ends the stage there: without that bias this stage and the next are one"
         elif stage.direct:
-            yield "an activation behind a bias ends the stage there: without it the next one joins it"
+            yield "an activation behind a bias ends the stage there: without that bias this stage and the next are one"
 
 
 def _inner_activations(stage: Stage) -> bool:

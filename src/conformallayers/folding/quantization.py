@@ -42,7 +42,7 @@ class Quantization(Printed):
             ],
         ]
         yield Table(["fold", "constants", "mean error", "largest error", "same class"], rows)
-        yield f"relative errors of the outputs of {self.images} images"
+        yield f"relative errors of the outputs of the {self.images} images that set the scales"
         if self.float_operations:
             yield f"in floats: {', '.join(self.float_operations)}"
 

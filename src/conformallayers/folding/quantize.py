@@ -87,9 +87,10 @@ def _checked(folded: Any, images: Any) -> Tensor:
         raise refusal(where, "constants with values", "some on meta", "Give them values first.")
     if not isinstance(images, Tensor):
         raise refusal(where, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
-    if images.is_complex() or images.layout != torch.strided:
+    if not images.is_floating_point() or images.layout != torch.strided:
         got = f"{images.dtype}, {images.layout}"
-        raise refusal(where, "a dense tensor of real numbers", got, "Convert it first.")
+        remedy = "Give images as the fold takes them, such as x / 255 of bytes."
+        raise refusal(where, "a dense tensor of floats", got, remedy)
     shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
     fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
     x = images.detach().to(device="cpu", dtype=folded.dtype)
@@ -97,6 +98,11 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if not fits or not bool(x.isfinite().all()):
         got = f"{tuple(images.shape)}" if not fits else f"some that are not finite in {x.dtype}"
         raise refusal(where, f"finite images of shape (N, {shape}", got, remedy)
+    white = (folded.about or {}).get("white")
+    if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
+        got = f"{float(x.min()):g} to {float(x.max()):g}"
+        remedy = "Give images as the fold takes them, such as x / 255 of bytes."
+        raise refusal(where, f"pixels from 0 to {white:g}", got, remedy)
     if not x.any():
         raise refusal(where, "images that set scales", "zeros alone", remedy)
     return x

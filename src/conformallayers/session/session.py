@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import refusal, shape_text
+from ..errors import refusal, refuse_bytes, shape_text
 from ..folding.files import load
 from ..folding.folded import Folded
 from ..functional import full_precision
@@ -163,6 +163,7 @@ class Session:
         if x.dtype.kind not in "fiub" or isinstance(x, np.ma.MaskedArray):
             got = "a masked array" if x.dtype.kind in "fiub" else f"an array of {x.dtype}"
             raise refusal("Session", "real numbers", got, "Convert them first.")
+        refuse_bytes("Session", x.dtype.name, self.folded.about)
         if x.ndim == 0 or x.shape[1:] != self.input_shape:
             unbatched = x.shape == self.input_shape
             remedy = "Add the batch axis with x[None]." if unbatched else "Fold for this shape."

@@ -40,9 +40,14 @@ def test_wrong_size_is_refused(size: Any, tmp_path: Path) -> None:
     assert_says(lambda: find_source(str(folder), size), "train --size: expected N or HEIGHTxWIDTH")
 
 
-def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:
+def test_known_set_has_no_size_and_large_images_keep_their_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_source("shapes").options == {"classes": 3}
     assert_says(lambda: find_source("shapes", "8"), "train --size: expected it for a folder")
+    (tmp_path / "shapes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert_says(lambda: find_source("shapes", "8"), "in that folder write ./shapes; shapes is a")
     images, labels = torch.zeros(2, 1, 40, 33, dtype=torch.uint8), torch.tensor([0, 1])
     data = Dataset("own", images, labels, images, labels, 2, ("a", "b"))
     expected = {"classes": 2, "labels": ["a", "b"], "in_shape": [1, 40, 33]}

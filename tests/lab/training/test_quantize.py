@@ -24,7 +24,7 @@ def test_the_command_prints_accuracy_and_bytes(
     words = "quantize", "digits-lenetcl", "--out", path, "--strategy", "layers"
     assert run_command(*words, "--calibration", "100") == 0
     shown = capsys.readouterr().out
-    assert "relative errors of the outputs of 100 images" in shown
+    assert "relative errors of the outputs of the 100 images that set the scales" in shown
     assert "accuracy on 450 test images of digits\nfloat 98." in shown
     quantized = cl.load(path)
     assert quantized.quantization is not None

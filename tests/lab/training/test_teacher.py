@@ -111,6 +111,14 @@ def test_networks_for_other_images_or_classes_cannot_teach(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_teacher_of_other_classes_is_refused_by_name(tmp_path: Path) -> None:
+    path, names = tmp_path / "teacher.safetensors", [f"kind {index}" for index in range(10)]
+    cl.save(cl.networks.LeNetCL(), path, labels=names)
+    with pytest.raises(cl.ConformalError, match=r"the classes 0, 1, .*, got kind 0, kind 1"):
+        pupil(tmp_path / "run", teacher=str(path))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_teacher_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(cl.ConformalError, match=r"train --teacher nobody: .*no such file"):
         pupil(tmp_path / "run", teacher="nobody")

@@ -65,6 +65,8 @@ def find_source(
     if size is not None:
         name = dataset if isinstance(dataset, str) else dataset.name
         remedy = "Leave it out: its images have a size."
+        if os.path.isdir(name):
+            remedy = f"For the pictures in that folder write ./{name}; {name} is a known data set."
         raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
     if isinstance(dataset, str):
         classes = len(LABELS.get(dataset, range(CLASSES)))

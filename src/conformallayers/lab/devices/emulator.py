@@ -16,6 +16,7 @@ import numpy as np
 from ...errors import ConformalError, refusal
 from ...recipe.c.files import CExport
 from ...recipe.places import Array
+from ...utils.text import size
 
 COMPILER, SIZE, EMULATOR = "arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"
 PACKAGES = "gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm"
@@ -27,6 +28,7 @@ _BOARD = ("-M", "mps2-an386", "-cpu", "cortex-m4", "-nographic", "-monitor", "no
 _HOST = ("-serial", "none", "-semihosting-config", "enable=on,target=native")
 # Of a tick of the timer: it has 25 MHz, and with -icount shift=0 an instruction takes 1 ns.
 INSTRUCTIONS = 40
+_MEMORY = 2**22  # bytes of flash, and of RAM, in board.ld
 _LONGEST = 3600  # seconds of a run
 
 
@@ -77,6 +79,10 @@ def versions() -> dict[str, str]:
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
     """Cross-compile what ``export_c`` wrote, with its self-test if asked to, and run images, (N, …), one by one."""
     require_tools("device")
+    for kind, needed in (("flash", made.constant_bytes), ("RAM", made.ram_bytes)):
+        if needed > _MEMORY:
+            expected, got = f"at most {size(_MEMORY)} of {kind}, which the board has", size(needed)
+            raise refusal("device", expected, got, "Try --dtype int8, or a smaller network.")
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
         folder = Path(name)
         np.ascontiguousarray(images, "<f4").tofile(folder / "images.bin")

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ...errors import refusal, shape_text
 from ...folding.folded import Folded
+from ..data.catalogue import LABELS
 from .config import TrainConfig
 from .saved_models import WHITE, load_model, locate, white_of
 
@@ -31,15 +32,23 @@ class Teacher:
         loaded = load_model(path, _OPTION, config.device)
         module = loaded.module
         shape = module.input_shape if isinstance(module, Folded) else loaded.native_shape
-        if shape != wanted or white_of(loaded.about, loaded.path) != WHITE:
+        if shape != wanted:
             got = shape_text(shape) if shape else "no known shape"
-            expected = f"a network for images of {shape_text(wanted)}, white {WHITE:g}"
-            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+            remedy = "Train on images of its size, or name a teacher for these."
+            raise refusal(where, f"a network for images of {shape_text(wanted)}", got, remedy)
+        white = white_of(loaded.about, loaded.path)
+        if white != WHITE:
+            remedy = "Train the teacher by conformallayers train."
+            raise refusal(where, f"a network with white {WHITE:g}", f"{white:g}", remedy)
         self._module = module.requires_grad_(False)
         classes = self(torch.zeros(1, *wanted, device=config.device)).shape[1]
         if classes != config.classes:
             expected, got = f"{config.classes} classes", str(classes)
             raise refusal(where, expected, got, "Train the teacher on the same data set.")
+        own = config.labels or LABELS.get(config.dataset)
+        if loaded.labels and own and tuple(own) != loaded.labels:
+            expected, got = f"the classes {', '.join(own)}", ", ".join(loaded.labels)
+            raise refusal(where, expected, got, "Name a teacher with the same, in this order.")
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the scores of images.

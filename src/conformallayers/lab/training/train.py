@@ -272,6 +272,9 @@ class _Run:
             TimeRemainingColumn(),
         )
         # Too few steps to learn and to settle the statistics of BatchNorms.
+        if self.teacher is not None:
+            line = f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if warn and self.total < _FEW and not self.done:
             images, size = len(self.batches.images), self.config.batch_size
             note = (

@@ -108,6 +108,7 @@ def export_c(
         dtype="int8" if integer.integer_values(recipe.operations) else dtype,
         arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
         work_bytes=4 * max(1, program.work_size),
+        caller_bytes=4 * (prod(folded.input_shape) + prod(folded.output_shape)),
         stack_bytes=stack_bytes(*code),
         multiply_adds=program.multiply_adds,
         samples=len(x),

@@ -34,6 +34,7 @@ class CExport:
         dtype: of the weights.
         arrays: name and bytes of every constant array.
         work_bytes: of work memory, the arena.
+        caller_bytes: of one image and its outputs in float32, which the caller has.
         stack_bytes: of the stack, estimated from above.
         multiply_adds: of one image.
         samples: that the errors were measured on.
@@ -51,6 +52,7 @@ class CExport:
     dtype: str
     arrays: tuple[tuple[str, int], ...]
     work_bytes: int
+    caller_bytes: int
     stack_bytes: int
     multiply_adds: int
     samples: int
@@ -65,6 +67,11 @@ class CExport:
     def constant_bytes(self) -> int:
         """The bytes of all constant arrays."""
         return sum(taken for _, taken in self.arrays)
+
+    @property
+    def ram_bytes(self) -> int:
+        """Work memory, one image and its outputs."""
+        return self.work_bytes + self.caller_bytes
 
     def __str__(self) -> str:
         files = (self.header, self.source, self.makefile, self.example)
@@ -83,8 +90,8 @@ class CExport:
             table(("array", "bytes"), rows),
             f"{self.dtype}: constants {size(self.constant_bytes)}, work memory "
             f"{size(self.work_bytes)}, {count(self.multiply_adds)} multiply-adds per image",
-            f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.work_bytes)}, the image and "
-            f"the outputs; stack: at most {size(self.stack_bytes)}",
+            f"flash: {size(self.constant_bytes)} and the code; RAM: {size(self.ram_bytes)}, of which "
+            f"{size(self.caller_bytes)} are the image and the outputs; stack: at most {size(self.stack_bytes)}",
             self.measured,
         ]
         if self.certificate is not None:
@@ -98,7 +105,7 @@ class CExport:
         if self.denominator_error is not None:
             denominator = f", of the denominator {self.denominator_error:.2g}"
         return (
-            f"measured on {self.samples} samples: largest relative error of the outputs "
+            f"measured against the fold on {self.samples} samples: largest relative error of the outputs "
             f"{self.output_error:.2g}{denominator}; same largest output in {self.agreement:.1%}"
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import refusal, shape_text
+from ...errors import refusal, refuse_bytes, shape_text
 from ..places import Array
 from ..recipe import INPUT, Recipe
 from .integers import RUN
@@ -63,6 +63,7 @@ class Network:
         x = np.asarray(x)
         if x.dtype.kind not in "fiub":
             raise refusal("Network", "an array of real numbers", str(x.dtype), "Convert it first.")
+        refuse_bytes("Network", x.dtype.name, self.about)
         if x.ndim == 0 or x.shape[1:] != self.input_shape:
             unbatched = x.shape == self.input_shape
             raise refusal(
