@@ -14,6 +14,7 @@ from .config import TrainConfig
 from .saved_models import WHITE, load_model, locate, white_of
 
 _OPTION = "train --teacher"
+_REMEDY = "Train the teacher on the same data set."
 _TEMPERATURE = 4.0  # by which scores are divided before the softmax
 _SHARE = 0.9  # of the teacher in the loss
 
@@ -31,15 +32,18 @@ class Teacher:
         loaded = load_model(path, _OPTION, config.device)
         module = loaded.module
         shape = module.input_shape if isinstance(module, Folded) else loaded.native_shape
-        if shape != wanted or white_of(loaded.about, loaded.path) != WHITE:
-            got = shape_text(shape) if shape else "no known shape"
+        white = white_of(loaded.about, loaded.path)
+        if shape != wanted or white != WHITE:
+            got = f"{shape_text(shape) if shape else 'no known shape'}, white {white:g}"
             expected = f"a network for images of {shape_text(wanted)}, white {WHITE:g}"
-            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+            raise refusal(where, expected, got, _REMEDY)
         self._module = module.requires_grad_(False)
-        classes = self(torch.zeros(1, *wanted, device=config.device)).shape[1]
-        if classes != config.classes:
-            expected, got = f"{config.classes} classes", str(classes)
-            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+        own = next((one.dtype for one in module.parameters()), torch.float32)
+        self._dtype = module.dtype if isinstance(module, Folded) else own
+        scores = self(torch.zeros(1, *wanted, device=config.device))
+        if scores.shape[1:] != (config.classes,):
+            got = "×".join(map(str, scores.shape[1:]))
+            raise refusal(where, f"{config.classes} classes", got, _REMEDY)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the scores of images.
@@ -48,13 +52,13 @@ class Teacher:
             (B, *input_shape) → (B, classes)
         """
         with torch.no_grad():
-            scores: Tensor = self._module(images)
+            scores: Tensor = self._module(images.to(self._dtype))
         return scores.float()
 
 
-def file_hash(path: str | None) -> str | None:
-    """Return the SHA-256 of the file of a teacher; None without one."""
-    if path is None:
+def file_hash(path: object) -> str | None:
+    """Return the SHA-256 of the file of a teacher; None without one, or if the option is no path."""
+    if not isinstance(path, str):
         return None
     return hashlib.sha256(locate(path, _OPTION).read_bytes()).hexdigest()
 
