@@ -132,8 +132,7 @@ def test_a_constant_that_is_shared_has_the_narrower_dtype() -> None:
 
 
 def test_a_bias_stays_whole_where_it_is_the_addend_of_a_number_too() -> None:
-    shared = {"weight": "weight", "bias": "bias", "scale": "scale"}
-    for addend, found in (("bias", {"bias": "int32"}), ("other", {"bias": "int32"}), (None, {})):
-        fields = {**shared, "addend": addend, "bias": "bias" if found else None}
-        product = integer.IntegerMatmul(("q",), ("y",), **fields)
-        assert product.integer_constants() == {"weight": "int8", **found}
+    for addend in ("bias", "addend", None):
+        constants: dict[str, Any] = {"weight": "weight", "bias": "bias", "scale": "scale"}
+        operation = integer.IntegerMatmul(("q",), ("y",), **constants, addend=addend)
+        assert operation.integer_constants() == {"weight": "int8", "bias": "int32"}
