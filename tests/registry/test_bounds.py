@@ -397,6 +397,14 @@ def test_adaptive_maxima(n, data):
     assert bound_of(module, (1, *shape)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_attributes_of_a_pooling_subclass_do_not_change_its_bound():
+    for pool in (nn.MaxPool2d(3, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)):
+        kind = type(f"Own{type(pool).__name__}", (type(pool),), {"output_size": 1})
+        own = kind(3, 1, pool.padding)
+        own.__dict__.update(vars(pool))
+        assert bound_of(own, (1, 7, 7)) == bound_of(pool, (1, 7, 7))
+
+
 def test_slopes_count_and_train():
     assert bound_of(nn.LeakyReLU(0.2), (3,)) == 1
     assert bound_of(nn.LeakyReLU(-1.5), (3,)) == 1.5

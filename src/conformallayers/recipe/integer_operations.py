@@ -141,7 +141,7 @@ class Accumulated(Operation):
 
     def integer_constants(self) -> dict[str, str]:
         found = super().integer_constants()
-        if self.multiplier is None:
+        if self.multiplier is None and self.addend not in (self.weight, self.bias):
             found.pop(self.addend or "", None)  # that of a number is float64
         return found
 

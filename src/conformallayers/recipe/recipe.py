@@ -80,9 +80,15 @@ class Recipe(Printed):
         return tuple(int(n) for n in self.constants[name].shape)
 
     def integer_constants(self) -> dict[str, str]:
-        """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold."""
-        found = (op.integer_constants().items() for op in self.operations)
-        return dict(pair for pairs in found for pair in pairs)
+        """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold.
+
+        A constant that is shared is "int8" if one of the operations that read it needs that.
+        """
+        found: dict[str, str] = {}
+        for operation in self.operations:
+            for name, dtype in operation.integer_constants().items():
+                found[name] = "int8" if found.get(name) == "int8" else dtype
+        return found
 
     def wide_values(self) -> frozenset[str]:
         """Return the features that are float64: those behind ``Cast("wide")``."""

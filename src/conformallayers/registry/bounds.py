@@ -29,6 +29,7 @@ _COPYING_PADS: tuple[tuple[type[nn.Module], str], ...] = (
     (nn.modules.padding._ReplicationPadNd, "replicate"),
     (nn.modules.padding._CircularPadNd, "circular"),
 )
+_ADAPTIVE_POOLS = nn.modules.pooling._AdaptiveAvgPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd
 
 
 def young(weight: Tensor, groups: int = 1, copies: float = 1.0) -> Tensor:
@@ -352,7 +353,7 @@ def pool_axes(module: Any, axes: int) -> dict[str, tuple[int, ...]]:
 
 def pool_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     """Return the windows of a pooling layer along each axis: the pixels of the image in each of them."""
-    if hasattr(module, "output_size"):
+    if isinstance(module, _ADAPTIVE_POOLS):
         return _adaptive_windows(module, shape)
     options = pool_axes(module, len(shape) - 1)
     found = []

@@ -72,9 +72,10 @@ def test_depths_are_written_one_by_one_and_kept(
         run_depth(depths=[0], **options)
 
 
-def test_record_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "times.json").write_text("[]")
-    with pytest.raises(cl.ConformalError, match="expected a record, got another file"):
+@pytest.mark.parametrize("text", ["[]", '{"rows": []}', '{"options": null, "rows": []}'])
+def test_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "times.json").write_text(text)
+    with pytest.raises(cl.ConformalError, match=r"expected a record.*, got another file"):
         run_depth(resume=True, out=tmp_path)
 
 

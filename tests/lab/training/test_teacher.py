@@ -98,8 +98,9 @@ def test_folds_teach_too(tmp_path: Path) -> None:
     [
         (cl.networks.LeNetCL(num_classes=7), (3, 32, 32), "expected 10 classes, got 7"),
         (nn.Sequential(cl.ConformalLayers(cl.Conv2d(1, 2, 3)), nn.Flatten()), (1, 8, 8), "images"),
+        (cl.ConformalLayers(cl.Conv2d(3, 10, 30)), (3, 32, 32), "10 classes, got 10×3×3"),
     ],
-    ids=["classes", "shape"],
+    ids=["classes", "shape", "maps"],
 )
 def test_networks_for_other_images_or_classes_cannot_teach(
     tmp_path: Path, model: nn.Module, shape: tuple[int, ...], message: str
@@ -117,6 +118,29 @@ def test_a_teacher_of_other_classes_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(cl.ConformalError, match=r"the classes 0, 1, .*, got kind 0, kind 1"):
         pupil(tmp_path / "run", teacher=str(path))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_with_another_white_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "teacher.safetensors"
+    cl.save(cl.networks.LeNetCL(), path, about={"white": 255})
+    with pytest.raises(cl.ConformalError, match="with white 1, got 255"):
+        Teacher(str(path), make_config(network="LeNetCL", dataset="digits"))
+
+
+@pytest.mark.parametrize("folded", [True, False], ids=["fold", "model"])
+def test_teachers_compute_in_their_own_dtype(tmp_path: Path, folded: bool) -> None:
+    model = cl.networks.LeNetCL(dtype=torch.float64).eval()
+    network = cl.fold(model, (3, 32, 32)) if folded else model
+    cl.save(network, tmp_path / "teacher.safetensors")
+    config = make_config(network="LeNetCL", dataset="digits")
+    images = torch.rand(3, 3, 32, 32)
+    taught = Teacher(str(tmp_path / "teacher.safetensors"), config)(images)
+    torch.testing.assert_close(taught, network(images.double()).float(), check_dtype=True)
+
+
+def test_a_teacher_is_named_by_a_word(tmp_path: Path) -> None:
+    with pytest.raises(cl.ConformalError, match=r"train --teacher: expected a valid string, got 5"):
+        pupil(tmp_path / "run", teacher=5)
 
 
 def test_a_teacher_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -42,6 +42,13 @@ def test_large_batches_run_in_chunks_with_the_same_numbers(
     assert bool((x.grad != 0).flatten(1).any(1).all())
 
 
+def test_shapes_cannot_be_set() -> None:
+    folded = cl.fold(conv_stack(2, channels=4), (3, 12, 12))
+    for name in ("input_shape", "output_shape"):
+        with pytest.raises(AttributeError):
+            setattr(folded, name, (3, 8, 8))
+
+
 @pytest.mark.parametrize("strategy", ["dense", "banded", "sparse", "layers"])
 def test_a_folded_state_carries_its_factors(strategy: str) -> None:
     first, second = conv_stack(2, channels=8, padding=1), conv_stack(2, channels=8, padding=1)

@@ -79,7 +79,9 @@ def kept(path: Path, options: Mapping[str, Any], resume: bool, where: str = "--r
         return {}
     remedy = f"Give the same options, or start again without {where.split()[-1]}."
     record = read_record(path, f"{where}, {path}", "a record", remedy, "options")
-    before = record["options"] if isinstance(record["options"], dict) else {}
+    before = record["options"]
+    if not isinstance(before, dict):
+        raise refusal(f"{where}, {path}", "a record", "another file", remedy)
     require_same(f"{where},", before, json.loads(json.dumps(dict(options))), remedy)
     return record
 

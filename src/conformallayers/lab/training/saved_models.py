@@ -87,10 +87,12 @@ class Loaded:
     @property
     def training(self) -> TrainingData:
         """What is known of its training, to find images to test it on."""
+        from ...folding.folded import Folded
         from ...networks import IMAGE_SHAPE
         from ..data.sources import TrainingData
 
-        shape = getattr(self.module, "input_shape", None) or self.native_shape or IMAGE_SHAPE
+        shape = self.module.input_shape if isinstance(self.module, Folded) else self.native_shape
+        shape = shape or IMAGE_SHAPE
         return TrainingData(self.dataset, self.labels, self.pictures, shape)
 
     @property

@@ -15,6 +15,7 @@ from .config import TrainConfig
 from .saved_models import WHITE, load_model, locate, white_of
 
 _OPTION = "train --teacher"
+_REMEDY = "Train the teacher on the same data set."
 _TEMPERATURE = 4.0  # by which scores are divided before the softmax
 _SHARE = 0.9  # of the teacher in the loss
 
@@ -41,10 +42,12 @@ class Teacher:
             remedy = "Train the teacher by conformallayers train."
             raise refusal(where, f"a network with white {WHITE:g}", f"{white:g}", remedy)
         self._module = module.requires_grad_(False)
-        classes = self(torch.zeros(1, *wanted, device=config.device)).shape[1]
-        if classes != config.classes:
-            expected, got = f"{config.classes} classes", str(classes)
-            raise refusal(where, expected, got, "Train the teacher on the same data set.")
+        dtype = next((one.dtype for one in module.parameters()), torch.float32)
+        self._dtype = module.dtype if isinstance(module, Folded) else dtype
+        scores = self(torch.zeros(1, *wanted, device=config.device))
+        if scores.shape[1:] != (config.classes,):
+            got = "×".join(map(str, scores.shape[1:]))
+            raise refusal(where, f"{config.classes} classes", got, _REMEDY)
         own = config.labels or LABELS.get(config.dataset)
         if loaded.labels and own and tuple(own) != loaded.labels:
             expected, got = f"the classes {', '.join(own)}", ", ".join(loaded.labels)
@@ -57,13 +60,13 @@ class Teacher:
             (B, *input_shape) → (B, classes)
         """
         with torch.no_grad():
-            scores: Tensor = self._module(images)
+            scores: Tensor = self._module(images.to(self._dtype))
         return scores.float()
 
 
-def file_hash(path: str | None) -> str | None:
-    """Return the SHA-256 of the file of a teacher; None without one."""
-    if path is None:
+def file_hash(path: object) -> str | None:
+    """Return the SHA-256 of the file of a teacher; None without one, or if the option is no path."""
+    if not isinstance(path, str):
         return None
     return hashlib.sha256(locate(path, _OPTION).read_bytes()).hexdigest()
 
