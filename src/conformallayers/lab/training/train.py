@@ -171,7 +171,7 @@ def epoch_rows(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
 ) -> LRScheduler:
-    """Return the schedule of a run of so many steps, of which an earlier process has ``done`` some.
+    """Return the schedule for all ``steps`` of a run, of which an earlier process has ``done`` some.
 
     Examples:
         >>> config = make_config(
@@ -355,7 +355,7 @@ class _Run:
             runs.write_metrics(self.folder, history)
 
     def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
-        """Measure the network on test images, write the result, and draw if there is a console to say why not."""
+        """Measure the network on the test images and write the result; draw figures if ``drawing`` is given."""
         config, last = self.config, self.history[-1]
         test = source.test_images, source.test_labels
         shape, scores = config.input_shape, list[Tensor]()
