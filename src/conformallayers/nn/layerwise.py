@@ -287,11 +287,10 @@ class LayerFlow(Flow[Points]):
                 value.z = value.z if factor is None else value.z * factor
         z = join.merge([value.z for value in values])
         segment = LinearSegment(z, before=segments, join=join, one_coordinate=one_coordinate)
-        joined, age = values[0], max(value.age for value in values)
-        if not one_coordinate:
-            joined.coordinate = self._new_coordinate()
-        joined.z, joined.segment, joined.age = z, segment, age
-        return joined
+        first, age = values[0], max(value.age for value in values)  # others may read it, too
+        coordinate = first.coordinate if one_coordinate else self._new_coordinate()
+        flags = age, coordinate, first.divided, first.alive
+        return Points(z, first.m, first.tau, first.scaling, segment, *flags)
 
     def _pool_at_once(self, split: Split, value: Points) -> bool:
         """Pool the groups of channels of a split in one pass; False where they cannot be."""
@@ -388,7 +387,8 @@ def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
     """Embed a batch, (B, ...)."""
     unit = norm_unit(input.shape[1:], rms)
     scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
-    tau = moderate_norm(input, _MODERATE)
+    # A layer may save its input for a gradient, which is no tensor of inference mode.
+    tau = None if input.is_inference() else moderate_norm(input, _MODERATE)
     fixed = 0.0 if tau is None else constant(offset)
     if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
         z, m, tau = normalise(input, offset, _MODERATE)
