@@ -387,8 +387,9 @@ def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
     """Embed a batch, (B, ...)."""
     unit = norm_unit(input.shape[1:], rms)
     scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
-    # A layer may save its input for a gradient, which is no tensor of inference mode.
-    tau = None if input.is_inference() else moderate_norm(input, _MODERATE)
+    tau = moderate_norm(input, _MODERATE)
+    if tau is not None and input.is_inference():  # which a layer could not save for its gradient
+        tau = None
     fixed = 0.0 if tau is None else constant(offset)
     if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
         z, m, tau = normalise(input, offset, _MODERATE)
