@@ -18,6 +18,7 @@ from .quantization import Quantization
 from .quantizer import Quantizer
 
 _DTYPES = torch.float32, torch.float64
+_SCALED = "Give images as the fold takes them, such as x / 255 of bytes."
 _WHERE = "quantize(folded, images)"
 
 
@@ -89,8 +90,7 @@ def _checked(folded: Any, images: Any) -> Tensor:
         raise refusal(where, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
     if not images.is_floating_point() or images.layout != torch.strided:
         got = f"{images.dtype}, {images.layout}"
-        remedy = "Give images as the fold takes them, such as x / 255 of bytes."
-        raise refusal(where, "a dense tensor of floats", got, remedy)
+        raise refusal(where, "a dense tensor of floats", got, _SCALED)
     shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
     fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
     x = images.detach().to(device="cpu", dtype=folded.dtype)
@@ -101,8 +101,7 @@ def _checked(folded: Any, images: Any) -> Tensor:
     white = (folded.about or {}).get("white")
     if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
         got = f"{float(x.min()):g} to {float(x.max()):g}"
-        remedy = "Give images as the fold takes them, such as x / 255 of bytes."
-        raise refusal(where, f"pixels from 0 to {white:g}", got, remedy)
+        raise refusal(where, f"pixels from 0 to {white:g}", got, _SCALED)
     if not x.any():
         raise refusal(where, "images that set scales", "zeros alone", remedy)
     return x
