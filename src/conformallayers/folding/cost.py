@@ -1,6 +1,7 @@
 """Predict the time of a recipe from counts of work and the measured rates of this machine.
 
-The rates are measured once, in about half a second, and kept in the user's cache folder.
+The rates are measured once, in about half a second, and kept in the user's cache folder. A machine that
+is busy with other programs would give rates a hundred times too low: typical ones are used until it is not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..utils.files import cache_folder, replace_file
 from ..utils.quiet import ignored_warnings
 
 _ROUNDS = 7  # the fastest round counts, since noise only adds time
+_BUSY = 0.8  # below this share of the time on a core, other programs have slowed the measurement
 BATCH = 64  # the batch size that costs are compared at
 
 
@@ -73,7 +75,7 @@ class Cost:
         return replace(self, **values)
 
 
-# Two cores of a server CPU; used where measuring is switched off.
+# Two cores of a server CPU; used where measuring is switched off or disturbed.
 TYPICAL = Machine(57e9, 60e9, 85e9, 8e9, 10e9, 14e9, 3e-6)
 
 
@@ -81,25 +83,36 @@ TYPICAL = Machine(57e9, 60e9, 85e9, 8e9, 10e9, 14e9, 3e-6)
 def machine() -> Machine:
     """Return this machine's rates: from the cache folder, or measured now in about half a second.
 
+    On a busy machine typical rates are returned and nothing is kept, so that the next process measures again.
+
     The folder is ``$CONFORMALLAYERS_CACHE`` or the user's cache folder. With
     ``CONFORMALLAYERS_CALIBRATE=0`` nothing is measured or written and typical rates are used.
     """
     if os.environ.get("CONFORMALLAYERS_CALIBRATE") == "0":
         return TYPICAL
     kind = f"{platform.machine()}-{os.cpu_count()}-{torch.get_num_threads()}-{torch.__version__}"
-    path = cache_folder() / f"machine-2-{kind}.json"  # 2: version of the set of rates
+    path = cache_folder() / f"machine-3-{kind}.json"  # 3: version of the set of rates
     with contextlib.suppress(OSError, ValueError, TypeError):
         kept = json.loads(path.read_text())
         return Machine(**{f.name: float(kept[f.name]) for f in fields(Machine)})
     measured = calibrate()
+    if measured is None:
+        return TYPICAL
     with contextlib.suppress(OSError):  # a read-only home costs half a second, not the fold
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, [json.dumps(asdict(measured)).encode()])
     return measured
 
 
-def calibrate() -> Machine:
-    """Measure the rates."""
+def calibrate() -> Machine | None:
+    """Measure the rates; None if this thread had to wait for other programs meanwhile."""
+    start, start_on_core = time.perf_counter(), time.thread_time()
+    measured = _rates()
+    on_core = (time.thread_time() - start_on_core) / (time.perf_counter() - start)
+    return measured if on_core > _BUSY else None
+
+
+def _rates() -> Machine:
     with torch.inference_mode():
         a, b = torch.rand(BATCH, 1024), torch.rand(1024, 1024)
         rows, blocks = torch.rand(32, BATCH, 288), torch.rand(32, 288, 96)
