@@ -21,7 +21,9 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert cost.machine.__wrapped__() == measured
 
 
-def test_rates_of_a_busy_machine_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_a_busy_machine_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CONFORMALLAYERS_CALIBRATE", raising=False)
     monkeypatch.setenv("CONFORMALLAYERS_CACHE", str(tmp_path))
     clock = time.perf_counter
