@@ -33,7 +33,7 @@ def share(network: str, experiment: int = 5) -> float:
         rows = json.loads((RESULTS / "experiment5" / "cifar10.json").read_text())["rows"]
         shares = [row["accuracy"] for row in rows if row["name"] == network]
         return float(sum(shares) / len(shares))
-    found = json.loads((RESULTS / "accuracy" / f"{network}-cifar10.json").read_text())
+    found = json.loads((RESULTS / "accuracy" / f"{network}-cifar10-modern.json").read_text())
     return float(found["accuracy"])
 
 
@@ -65,8 +65,9 @@ def test_accuracies_are_those_of_the_experiments(tmp_path: Path) -> None:
     fold, relu = (share(name) for name in twins)
     assert chosen("StageNet-micro").accuracy == {"fold": fold, "relu": relu}
     assert chosen("ResNet8").accuracy == {"relu": share("ResNet8")}
-    paper = {"fold": share("LeNetCL", 2), "relu": share("LeNet", 2)}
-    assert chosen("LeNet").accuracy == paper
+    assert chosen("LeNet").accuracy == {"fold": share("LeNetCL"), "relu": share("LeNet")}
+    base = {"fold": share("BaseReSProNet", 2), "relu": share("BaseReLUNet", 2)}
+    assert chosen("Base").accuracy == base
     assert chosen("DkNet 3").accuracy == {}
     assert chosen("LeNet", tmp_path).accuracy == {}
 

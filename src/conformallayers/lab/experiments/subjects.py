@@ -20,7 +20,7 @@ from ..checks import require_choice
 from ..data.image_adapter import from_images
 from ..training.runs import RESULT
 from ..training.saved_models import CHECKPOINT, Loaded, load_model
-from .contestants import CONTESTANTS
+from .contestants import CONTESTANTS, RECIPE
 from .deployed import merged
 from .records import read_record, read_rows
 
@@ -115,14 +115,15 @@ def _merged(network: Callable[..., nn.Module], *arguments: str) -> nn.Module:
 
 
 def _accuracies(results: Path) -> dict[str, float]:
-    """Return the accuracies on CIFAR-10: those of experiment 5, and of the paper's settings for its networks."""
+    """Return the accuracies on CIFAR-10 by the recipe of experiment 5, whose networks come first."""
     rows = read_rows(results / "experiment5" / f"{DATASET}.json", "bench")
     found = {
         name: fmean(row["accuracy"] for row in rows if row["name"] == name)
         for name in dict.fromkeys(row["name"] for row in rows)
     }
-    for path in (results / "accuracy").glob(f"*-{DATASET}.json"):
-        found[path.stem.removesuffix(f"-{DATASET}")] = _accuracy(path)
+    ending = f"-{DATASET}-{RECIPE}"
+    for path in (results / "accuracy").glob(f"*{ending}.json"):
+        found.setdefault(path.stem.removesuffix(ending), _accuracy(path))
     return found
 
 
