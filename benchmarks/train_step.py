@@ -95,7 +95,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     images, labels = batch_of(size)
     models = {kind: build(name, kind) for kind in PAIRS[name]}
     engines = {kind: partial(step, model, images, labels) for kind, model in models.items()}
-    times = interleave(engines, 3 * rounds)
+    times = interleave(engines, 3 * rounds, pause=0.0)  # all in torch: no threads to wait for
     memory = {kind: peak_memory(name, kind, size) for kind in engines}
     row: dict[str, object] = {"network": name, "batch": size}
     for kind, timing in times.items():
