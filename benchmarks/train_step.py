@@ -25,6 +25,7 @@ from conformallayers import networks
 from conformallayers.utils.timing import interleave
 
 ALPHAS = ("young", "spectral")
+BUDGET = 40.0  # seconds of one network and batch size; slow ones are called less often
 Builders = dict[str, Callable[[], nn.Module]]
 
 
@@ -95,7 +96,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, object]:
     images, labels = batch_of(size)
     models = {kind: build(name, kind) for kind in PAIRS[name]}
     engines = {kind: partial(step, model, images, labels) for kind, model in models.items()}
-    times = interleave(engines, 3 * rounds, pause=0.0)  # all in torch: no threads to wait for
+    times = interleave(engines, 3 * rounds, pause=0.0, budget=BUDGET)  # all in torch: no pause
     memory = {kind: peak_memory(name, kind, size) for kind in engines}
     row: dict[str, object] = {"network": name, "batch": size}
     for kind, timing in times.items():
@@ -134,16 +135,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks"))
     options = parser.parse_args()
     keep_memory()
-    rows = []
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    rows: list[dict[str, object]] = []
     for name in options.only:
         for size in options.batch:
             rows.append(measure(name, size, options.rounds))
             print(markdown(rows[-1:]).splitlines()[-1], flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    machine = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    result = {"machine": machine, "rounds": options.rounds, "rows": rows}
-    (options.out / "train_step.json").write_text(json.dumps(result, indent=1) + "\n")
-    (options.out / "train_step.md").write_text(markdown(rows))
+            result = {"machine": machine, "rounds": options.rounds, "rows": rows}
+            (options.out / "train_step.json").write_text(json.dumps(result, indent=1) + "\n")
+            (options.out / "train_step.md").write_text(markdown(rows))
 
 
 if __name__ == "__main__":
