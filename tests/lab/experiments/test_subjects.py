@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -32,7 +33,7 @@ def share(network: str, experiment: int = 5) -> float:
     if experiment == 5:
         rows = json.loads((RESULTS / "experiment5" / "cifar10.json").read_text())["rows"]
         shares = [row["accuracy"] for row in rows if row["name"] == network]
-        return float(sum(shares) / len(shares))
+        return fmean(shares)
     found = json.loads((RESULTS / "accuracy" / f"{network}-cifar10-modern.json").read_text())
     return float(found["accuracy"])
 
