@@ -66,7 +66,9 @@ class Banded(Strategy):
             widths = [_width(i, layout, problem)[0] for i in range(count)]
         else:
             # The terms of the first segments always count in float32.
-            least = min(-(-base.reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1)
+            least = min(
+                -(-base.first_reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1
+            )
             widths = [0 if problem.budget.requested else least] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)

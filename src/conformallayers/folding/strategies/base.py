@@ -381,14 +381,18 @@ def too_many_entries(problem: Problem) -> str | None:
     return f"M would have {size} entries" if stage.chain.trailing and size > _LARGEST else None
 
 
-def reach(chain: Chain, axis: int) -> int:
+def first_reach(chain: Chain, axis: int) -> int:
     """Return how far along an axis the first segments couple coefficients, in steps of the input."""
+    return reach((op for segment in chain.segments[:_FIRST] for op in segment.operators), axis)
+
+
+def reach(operators: Iterable[Operator], axis: int) -> int:
+    """Return the distance along an axis between the first and the last input that an output sees."""
     total, step = 0, 1
-    for segment in chain.segments[:_FIRST]:
-        for operator in segment.operators:
-            kernel, stride, dilation = window(operator, axis)
-            total += (kernel - 1) * dilation * step
-            step *= stride
+    for operator in operators:
+        kernel, stride, dilation = window(operator, axis)
+        total += (kernel - 1) * dilation * step
+        step *= stride
     return total
 
 

@@ -18,7 +18,6 @@ from .base import Evaluation, Strategy, Values
 from .dense import too_large
 
 _LARGEST_MATRIX = 2**24  # entries of M that are looked at to count those that are not zero
-_EXPECTED = 0.05  # density of M that is assumed before anything is built
 
 
 class Sparse(Strategy):
@@ -31,15 +30,14 @@ class Sparse(Strategy):
         return base.not_a_chain(problem) or too_large(problem) or base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
-        """Count the entries that are not zero, or assume few before they are known."""
+        """Count the entries that are not zero, or those inside windows before they are known."""
         chain, count = problem.stage.chain, problem.form_count
         d_in, d_out = math.prod(chain.input_shape), math.prod(chain.output_shape)
         if built and d_in * d_out <= _LARGEST_MATRIX:
             matrix = int(problem.matrix.count_nonzero())
             wide = sum(int(form.count_nonzero()) for form in _arrays(problem)[0])
         else:
-            dense = any(isinstance(op.module, nn.Linear) for op in chain.trailing)
-            matrix = int((1 if dense else _EXPECTED) * d_out * d_in)
+            matrix = int(_density(chain) * d_out * d_in)
             wide = count * _least_entries(chain)
         # Entries of forms are float64, twice as wide as those of most matrices.
         stream = 2 * d_in * (1 + 2 * count) + 2 * d_out + wide
@@ -96,11 +94,20 @@ def _add_product(values: Values, x: str, name: str, matrix: Tensor, *, wide: boo
     return values.builder.add(layer.SparseMatmul, x, name="image", **arrays)
 
 
+def _density(chain: Chain) -> float:
+    """Return the share of the inputs that lie in the window of an output."""
+    operators = [op for segment in chain.segments for op in segment.operators] + [*chain.trailing]
+    if any(isinstance(op.module, nn.Linear) for op in operators):
+        return 1.0
+    spatial = enumerate(chain.input_shape[1:])
+    return math.prod(min(1.0, (base.reach(operators, axis) + 1) / n) for axis, n in spatial)
+
+
 def _least_entries(chain: Chain) -> int:
     """Return the upper half of the pairs of coefficients that the first windows have in common."""
     channels, *spatial = chain.input_shape
     pairs = channels**2
     for axis, n in enumerate(spatial):
-        far = min(base.reach(chain, axis), n - 1)
+        far = min(base.first_reach(chain, axis), n - 1)
         pairs *= n * (2 * far + 1) - far * (far + 1)
     return pairs // 2
