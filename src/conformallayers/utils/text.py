@@ -98,8 +98,13 @@ def call_text(node: fx.Node) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell of a table looks like a number; an empty one does."""
-    return not cell or cell[0].isdigit() or cell[0] in "-+."
+    """Tell whether a cell of a table begins as a number does; an empty one counts as one.
+
+    Examples:
+        >>> [is_number(cell) for cell in ("-1.5 ms", ".5", "", "-", "-abc", "inf")]
+        [True, True, True, False, False, False]
+    """
+    return not cell or cell.lstrip("-+.")[:1].isdigit()
 
 
 def _comparable(word: str) -> str:
