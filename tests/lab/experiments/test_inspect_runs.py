@@ -208,9 +208,8 @@ def test_legends_are_beside_the_curves_and_inside_the_figure(depth: int) -> None
     assert abs(sum(bar.get_width() for bar in bars) - 100) < 1e-4
 
 
-def test_networks_of_the_zoo_are_inspected_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow  # the eigenvalues of a form of 3072 rows
+def test_networks_of_the_zoo_are_inspected_by_name(tmp_path: Path) -> None:
     out = tmp_path / "seen"
     assert run_command("inspect", "digits-lenetcl", "--samples", "20", "--out", out) == 0
     record = json.loads((out / "inspect.json").read_text())
@@ -219,6 +218,9 @@ def test_networks_of_the_zoo_are_inspected_by_name(
     assert record["untrained"] == []
     assert record["parts"][0]["accuracy"]["network"] > 0.8
     assert {f"{name}.png" for name in FIGURES} <= {path.name for path in out.iterdir()}
+
+
+def test_folds_are_not_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fold = tmp_path / "fold.safetensors"
     cl.save(cl.zoo.load("digits-micro"), fold)
     assert run_command("inspect", fold) == 1
