@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
 
-.PHONY: demo quick test test-slow test-browser test-device soak lint types package format docs bench clean
+.PHONY: demo quick test unit test-slow test-browser test-device soak lint types package format docs bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,9 +37,12 @@ quick: lint
 
 # A minute of random attacks follows the tests; the seed of the day is printed.
 test: $(READY)
-	$(MAKE) --no-print-directory -j 3 lint types package
-	$(BIN)/python -m pytest -q -n 2
+	$(MAKE) --no-print-directory -j 2 lint package
+	$(MAKE) --no-print-directory -j 2 types unit
 	$(BIN)/python -m conformallayers.testing.soak --minutes 1 --jobs 2
+
+unit: $(READY)
+	$(BIN)/python -m pytest -q -n 2
 
 MINUTES ?= 120
 soak: $(READY)
