@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _FEWEST = 3  # rounds, however long they take
-_WARM = (
-    0.005  # seconds of untimed calls: after a pause, caches and clocks take that long to come up
-)
+_WARM = 0.005  # seconds of untimed calls: a pause lets caches and clocks go cold
 
 
 @dataclass(frozen=True)

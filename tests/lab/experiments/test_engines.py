@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.lab.experiments.engines import OnnxFile, open_sessions, relu_engines
+from conformallayers.lab.experiments.engines import (
+    OnnxFile,
+    fold_engines,
+    open_sessions,
+    relu_engines,
+)
 from support import assert_says
 
 
@@ -100,3 +105,12 @@ def test_missing_onnx_runtime_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "net.onnx").write_bytes(b"")
     with pytest.raises(cl.MissingExtra, match=r"--against .*net.onnx needs onnxruntime: pip inst"):
         OnnxFile.open(tmp_path / "net.onnx")
+
+
+def test_a_fold_that_no_session_takes_runs_in_torch() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+    folded = cl.fold(model, (1, 8, 8), dtype=torch.bfloat16)
+    sessions, notes = open_sessions(folded, ("numpy", "c"))
+    assert (sessions, list(notes)) == ({}, ["session-numpy", "session-c"])
+    (run,) = fold_engines({"folded": folded}, sessions, torch.rand(2, 1, 8, 8).bfloat16()).values()
+    assert run().shape == (2, 144)

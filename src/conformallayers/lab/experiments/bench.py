@@ -47,8 +47,8 @@ from .subjects import FOLD, RELU, Subject, chosen_subjects
 
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
 _NOTE = """Times are medians in milliseconds (ms) per batch. The speed-up is the time of the fastest other over that
-of the fastest fold without a tolerance. Accuracies are those of networks trained by the recipe of
-experiment 5, on CIFAR-10.
+of the fastest fold without a tolerance. Accuracies are those of the recipe of experiment 5 on
+CIFAR-10, for files those of their notes.
 
 """
 

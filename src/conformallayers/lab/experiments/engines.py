@@ -148,8 +148,8 @@ def fold_engines(
 ) -> dict[str, Engine]:
     """Return the engines of a conformal network: modules in torch, layer by layer unless folded, and sessions."""
     engines: dict[str, Engine] = {key: partial(run_module, one, x) for key, one in modules.items()}
-    array = x.numpy()  # as ONNX Runtime gets it for the plain network
-    return engines | {key: partial(session, array) for key, session in sessions.items()}
+    # Arrays, as ONNX Runtime gets for the plain network.
+    return engines | {key: partial(session, x.numpy()) for key, session in sessions.items()}
 
 
 # -- an ONNX file -----------------------------------------------------------------------------------
