@@ -257,10 +257,7 @@ def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
         return None
     factor = cast(ChannelScale, after.module).factor
     module.weight = module.weight * factor.view(-1, *[1] * (module.weight.dim() - 1))
-    bias = after.bias
-    if before.bias is not None:
-        pushed = after.apply(before.bias.unsqueeze(0))[0]
-        bias = pushed if bias is None else pushed + bias
+    bias = push_constant((after,), before.bias)
     return Operator(module, before.input_shape, before.output_shape, bias)
 
 
@@ -284,6 +281,17 @@ def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
     for operator in operators:
         x = operator.apply(x)
     return x
+
+
+def push_constant(operators: Iterable[Operator], constant: Tensor | None = None) -> Tensor | None:
+    """Return the image of a constant sample under operators and their biases; None stands for zeros."""
+    with torch.no_grad():
+        for operator in operators:
+            if constant is not None:
+                constant = operator.apply(constant.unsqueeze(0))[0]
+            if operator.bias is not None:
+                constant = operator.bias if constant is None else constant + operator.bias
+    return constant
 
 
 def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
@@ -354,9 +362,9 @@ def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]
     """Yield the identity in float64 as batches of at most ``chunk`` samples of the given shape."""
     size = math.prod(shape)
     for start in range(0, size, chunk):
-        rows = torch.arange(start, min(start + chunk, size), device=device)
-        identity = torch.zeros(len(rows), size, dtype=torch.float64, device=device)
-        identity[torch.arange(len(rows), device=device), rows] = 1
+        rows = min(chunk, size - start)
+        identity = torch.zeros(rows, size, dtype=torch.float64, device=device)
+        identity.diagonal(start).fill_(1)
         yield identity.view(-1, *shape)
 
 

@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import mul
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
 from ..registry.bounds import Shape
 from ..scaling import Scaling
-from .operators import Operator, apply_all, device_of, same_in_channels
+from .operators import Operator, apply_all, device_of, push_constant, same_in_channels
 
 _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 
@@ -161,7 +162,7 @@ class Stage:
     @cached_property
     def constant(self) -> Tensor | None:
         """The biases of a direct stage, pushed through the operators behind them; float64."""
-        return _constant_behind(self.operators)
+        return push_constant(self.operators)
 
     @cached_property
     def entry_bias(self) -> tuple[Tensor, Tensor | None] | None:
@@ -174,7 +175,7 @@ class Stage:
         if first is None or not isinstance(first.module, ChannelScale) or first.bias is None:
             return None
         factor = first.module.factor.view(-1, *[1] * (first.bias.dim() - 1))
-        shift, rest = first.bias / factor, _constant_behind(others)
+        shift, rest = first.bias / factor, push_constant(others)
         short = same_in_channels(shift) and (rest is None or same_in_channels(rest))
         if not short or self.constant is None or same_in_channels(self.constant):
             return None
@@ -193,7 +194,7 @@ class Stage:
             return Chain(*shapes, (), bare, Scaling())
         segments: list[Segment] = []
         pending: tuple[Operator, ...] = ()
-        scaling = self.start.copy()
+        group, scaling = -1, self.start.copy()
         for node in self.nodes:
             action = node.action
             if isinstance(action, Operator):
@@ -205,9 +206,15 @@ class Stage:
                 # the weight of ‖z‖² is divided by factor².
                 weight = action.activate(scaling)
                 factor = float(scaling.take() or 1.0)
-                segments.append(Segment(pending, factor, weight / (factor * factor), action))
+                weight /= factor * factor
+                # Consecutive activations of a rule that collapses share a form. A bias ends it: it needs
+                # the coordinate, and so the sum of all energies before it.
+                alike = bool(segments) and segments[-1].site.rule == action.rule
+                biased = any(op.bias is not None for op in pending)
+                group += not (alike and action.rule.collapses and not biased)
+                segments.append(Segment(pending, factor, weight, action, group))
                 pending = ()
-        return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
+        return Chain(*shapes, tuple(segments), pending, scaling)
 
     @property
     def bound(self) -> float:
@@ -256,18 +263,6 @@ class Stage:
     __repr__ = __str__
 
 
-def _constant_behind(operators: Sequence[Operator]) -> Tensor | None:
-    """Return what operators give for 0: their biases, pushed through those behind them."""
-    total: Tensor | None = None
-    with torch.no_grad():
-        for operator in operators:
-            if total is not None:
-                total = operator.apply(total.unsqueeze(0))[0]
-            if operator.bias is not None:
-                total = operator.bias if total is None else total + operator.bias
-    return total
-
-
 @dataclass(frozen=True)
 class Segment:
     """The operators up to one activation, ``z ← factor·U z``, and the weight of ``‖z‖²`` in τ.
@@ -279,7 +274,7 @@ class Segment:
     factor: float
     weight: float
     site: ActivationSite
-    group: int = 0
+    group: int
 
     def apply(self, z: Tensor) -> Tensor:
         """Return ``factor·U z``."""
@@ -320,11 +315,10 @@ class Chain:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The segments of each quadratic form."""
-        count = 1 + max((segment.group for segment in self.segments), default=-1)
-        found: list[list[int]] = [[] for _ in range(count)]
-        for index, segment in enumerate(self.segments):
-            found[segment.group].append(index)
-        return tuple(tuple(group) for group in found)
+        numbers = range(len(self.segments))
+        return tuple(
+            tuple(members) for _, members in groupby(numbers, lambda i: self.segments[i].group)
+        )
 
     @property
     def sites(self) -> tuple[ActivationSite, ...]:
@@ -356,19 +350,4 @@ class Chain:
     def bounds(self) -> tuple[float, ...]:
         """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
         steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
-        return tuple(accumulate(steps, lambda a, b: a * b))
-
-
-def _grouped(chain: Chain) -> Chain:
-    """Number the quadratic forms: consecutive activations of a rule that collapses share one.
-
-    A bias ends a form: it needs the coordinate, and so the sum of all energies before it.
-    """
-    segments: list[Segment] = []
-    for index, segment in enumerate(chain.segments):
-        group, rule = segments[-1].group + 1 if segments else 0, segment.site.rule
-        joins = index > 0 and rule == segments[-1].site.rule and rule.collapses
-        if joins and index not in chain.bias_segments:
-            group -= 1
-        segments.append(replace(segment, group=group))
-    return replace(chain, segments=tuple(segments))
+        return tuple(accumulate(steps, mul))
