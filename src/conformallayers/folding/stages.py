@@ -37,18 +37,13 @@ _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 class ActivationSite:
     """An activation with its α resolved.
 
-    Args:
-        module: the activation.
-        alpha: in units of the Euclidean norm.
-        number: the activations before it in its stage.
-        path: of the module.
-        unit: √d where norms are root mean squares over the d coefficients here, else 1. Then q is
-            ``‖p‖²/(α·unit)²``, which is an activation of radius α·unit and slope·unit.
+    ``unit`` is √d where norms are root mean squares over the d coefficients here, else 1. Then q is
+    ``‖p‖²/(α·unit)²``, which is an activation of radius α·unit and slope·unit.
     """
 
     module: RadialActivation
-    alpha: float
-    number: int
+    alpha: float  # in units of the Euclidean norm
+    number: int  # of activations before it in its stage
     path: str
     unit: float = 1.0
 
@@ -66,10 +61,10 @@ class ActivationSite:
         """Pass the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
         return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
 
-    @property
-    def bounded(self) -> float:
-        """A bound of the norm of a point behind the activation; may be infinite."""
-        return self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
+    def bound_behind(self, size: float) -> float:
+        """Bound the norm of a point behind the activation, given a bound of its norm before."""
+        limit = self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
+        return min(limit, size * self.slope / self.alpha)
 
 
 Action = TypeVar("Action", covariant=True)
@@ -102,21 +97,16 @@ def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Sha
 class Stage:
     """Linear operators, activations and joins from an input to an output; the last node is the output.
 
-    Args:
-        input_shape, output_shape: of one sample.
-        nodes: in an order in which every source comes first.
-        direct: a chain with biases whose only activation, if any, is its last node. It starts from points,
-            and the energy is that of its own output.
-        start: the scalars of the points that enter.
-        entry: a bound of the norm of the z that enters, in units of the input of the network.
+    A ``direct`` stage is a chain with biases whose only activation, if any, is its last node. It starts from
+    points, and the energy is that of its own output.
     """
 
-    input_shape: Shape
+    input_shape: Shape  # of one sample
     output_shape: Shape
-    nodes: tuple[StageNode, ...]
+    nodes: tuple[StageNode, ...]  # every source comes first
     direct: bool = False
-    start: Scaling = field(default_factory=Scaling)
-    entry: float = 1.0
+    start: Scaling = field(default_factory=Scaling)  # of the points that enter
+    entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
 
     @property
     def branched(self) -> bool:
@@ -156,8 +146,8 @@ class Stage:
     @property
     def moves_only(self) -> bool:
         """Whether it has neither weights nor activations: slices, averages and changes of shape."""
-        weights = (b for operator in self.operators for b in operator.module.buffers())
-        return not self.sites and not self.biased and next(weights, None) is None
+        plain = not any(operator.has_tensors for operator in self.operators)
+        return plain and not self.sites and not self.biased
 
     @cached_property
     def constant(self) -> Tensor | None:
@@ -166,10 +156,11 @@ class Stage:
 
     @cached_property
     def entry_bias(self) -> tuple[Tensor, Tensor | None] | None:
-        """One number for each channel of the input of a direct stage, and what remains of its constant.
+        """A shift of the input of a direct stage, (C, 1, …), and the constant of the layers behind it.
 
-        The shift of a BatchNorm before a padded convolution: behind the convolution it is one number for each
-        place, as zeros around the map are not shifted. None where this saves nothing.
+        The shift of a BatchNorm before a padded convolution is one number for each channel. Behind the
+        convolution it is one for each place, as zeros around the map are not shifted. None where a shift of
+        the input saves nothing.
         """
         first, *others = self.operators or (None,)
         if first is None or not isinstance(first.module, ChannelScale) or first.bias is None:
@@ -228,6 +219,7 @@ class Stage:
 
     @cached_property
     def _bounds(self) -> tuple[float, ...]:
+        """A bound of the norm of z behind each segment, or behind each node of any other stage."""
         if not self.branched and not self.direct:
             chain = self.chain
             last = chain.bounds[-1] if chain.bounds else 1.0
