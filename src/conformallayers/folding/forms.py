@@ -86,26 +86,25 @@ def _forms(
 ) -> tuple[Tensor, float]:
     """Return the forms of all segments, and a bound of ``‖Z‖²`` of the last one."""
     d_in = math.prod(input_shape)
-    groups = 1 + max((segment.group for segment in segments), default=-1)
+    groups = 1 + segments[-1].group
     chunk = _chunk(input_shape, [op for segment in segments for op in segment.operators])
     forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=device)
     frobenius = columns = 0.0
-    rows: Tensor | float = 0.0
+    rows = torch.zeros(1, dtype=torch.float64, device=device)  # absolute row sums of Z so far
     start = 0
     for batch in progress(impulses(input_shape, chunk, device), -(-d_in // chunk), "folding Q"):
         x = batch.requires_grad_()
-        energies: list[Tensor | None] = [None] * groups
+        energies = [x.new_zeros(())] * groups
         with torch.enable_grad():
             z = x
             for segment in segments:
                 z = segment.apply(z)
                 n = segment.weight / 2 * z.square().sum()
-                energies[segment.group] = n if (e := energies[segment.group]) is None else e + n
+                energies[segment.group] = energies[segment.group] + n
         stop = start + len(batch)
         for group, value in enumerate(energies):
-            if value is not None:
-                (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
-                forms[group, start:stop] = part.flatten(1)
+            (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
+            forms[group, start:stop] = part.flatten(1)
         absolute = z.detach().flatten(1).abs()
         frobenius += float(absolute.square().sum())
         columns = max(columns, float(absolute.sum(1).max()))
@@ -113,7 +112,7 @@ def _forms(
         start = stop
     # ‖Z‖² ≤ ‖Z‖_F², and ‖Z‖² ≤ ‖Z‖_1·‖Z‖_∞, the largest column sum times the largest row sum.
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
-    last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if segments else 0.0
+    last = min(frobenius, columns * float(rows.max()))
     return (forms + forms.transpose(1, 2)) / 2, last
 
 

@@ -59,7 +59,7 @@ def forms_by_row(
     """Return the forms, (groups, d_in, d_in), a bound of the terms left out, and the depth kept."""
     height = input_shape[1]
     size = math.prod(input_shape) // height
-    groups = 1 + max(segment.group for segment in segments)
+    groups = 1 + segments[-1].group
     blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
     narrow = (1, input_shape[0], *input_shape[2:])  # an image row
     responses = {0: Response(0, next(impulses(narrow, size, device)))}
@@ -155,6 +155,7 @@ def _step(segment: Segment, response: Response, height: int) -> Response:
         up, down = _reach(operator) or (0, 0)
         top = min(up, first)
         bottom = min(down, height - first - z.shape[2])
+        # Rows of zeros make room for the rows that the response reaches next, up to the border.
         pads = [0, 0] * (z.dim() - 3) + [top, bottom]
         z = operator.apply(F.pad(z, pads))
         first -= top

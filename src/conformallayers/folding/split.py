@@ -1,7 +1,7 @@
 """Trace → StageGraph: cut a ConformalLayers into stages at its homogeneous maps.
 
-A homogeneous map acts on x and leaves t alone, so a point passes it as it is. What stands between two maps
-is a stage: it folds into one linear map and a recurrence of quadratic forms.
+A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two maps are
+a stage: they fold into one linear map and a recurrence of quadratic forms.
 """
 
 from __future__ import annotations
@@ -52,19 +52,13 @@ class StageGraph:
     """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
 
     A network without maps is one stage, with its branches inside. With maps, every stage is a chain.
-
-    Args:
-        input_shape, output_shape: of one sample.
-        nodes: in an order in which every source comes first.
-        embedding: of the input.
-        bias: float64, of the output's shape; the bias of an absorbed head, added after the division.
     """
 
-    input_shape: Shape
+    input_shape: Shape  # of one sample
     output_shape: Shape
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[GraphNode, ...]  # every source comes first
     embedding: Embedding = field(default_factory=Embedding)
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # float64 (*output_shape), of a head; added after the division
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -167,7 +161,7 @@ _Action = Operator | ActivationSite
 
 
 def _split(steps: Sequence[Node[Any]], input_shape: Shape) -> tuple[GraphNode, ...]:
-    """Collect the longest chains of operators and activations; maps and joins stand between them."""
+    """Collect the longest chains of operators and activations between maps and joins, as stages."""
     users = Counter(source for step in steps for source in step.sources)
     chains: list[list[_Action] | HomogeneousMap | Join] = []
     sources: list[tuple[int, ...]] = []
@@ -186,6 +180,7 @@ def _split(steps: Sequence[Node[Any]], input_shape: Shape) -> tuple[GraphNode, .
             chains.append([action])
         sources.append(feeds)
         place[index] = len(chains) - 1
+    # A chain with biases becomes several stages, so chains and nodes are numbered differently.
     nodes: list[GraphNode] = []
     ends = {-1: -1}  # chain → the last of its nodes
     for index, (chain, feeds) in enumerate(zip(chains, sources, strict=True)):
@@ -204,7 +199,7 @@ def _split(steps: Sequence[Node[Any]], input_shape: Shape) -> tuple[GraphNode, .
 def _direct_parts(chain: list[_Action]) -> Iterator[list[_Action]]:
     """Cut a chain so that a part with biases has at most one activation, at its end.
 
-    A bias needs the coordinate, and with it the energies of all activations before it.
+    A bias is multiplied by the coordinate, which needs the energies of all activations before it.
     """
     part: list[_Action] = []
     biased = False
