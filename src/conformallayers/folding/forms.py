@@ -28,14 +28,10 @@ _SAMPLE = 48  # columns from which the decay of the terms is estimated
 
 @dataclass(frozen=True)
 class Forms:
-    """Quadratic forms in float64, (groups, d_in, d_in), and a bound of the terms left out.
+    """Quadratic forms, and a bound of the terms left out."""
 
-    ``missing`` bounds the spectral norm of the terms left out; ``depth`` counts those kept.
-    """
-
-    values: Tensor
-    missing: float
-    depth: int
+    values: Tensor  # float64 (groups, d_in, d_in)
+    missing: float = 0.0  # a bound of the spectral norm of the terms left out
 
     @cached_property
     def smallest(self) -> float:
@@ -67,16 +63,16 @@ def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
     input_shape, segments = chain.input_shape, chain.segments
     if not segments:
         size = math.prod(input_shape)
-        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device), 0.0, 0)
+        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device))
     if len(segments) > 2 and applies(input_shape, segments):
         return Forms(*forms_by_row(input_shape, segments, device, budget))
     depth = _guess_depth(input_shape, segments, device, budget)
     while True:
         values, last = _forms(input_shape, segments[:depth], device)
         if depth == len(segments):
-            return Forms(values, 0.0, depth)
-        forms = Forms(values, tail(segments, depth) * last, depth)
-        if forms.missing <= budget.epsilon / 4 * (forms.smallest + 1 / budget.radius):
+            return Forms(values)
+        forms = Forms(values, tail(segments, depth) * last)
+        if forms.missing <= budget.epsilon / 4 * (forms.smallest + budget.inverse_radius):
             return forms
         depth = min(len(segments), depth + 3)
 
@@ -155,7 +151,7 @@ def _guess_depth(
             total += segment.weight * mean
             # ‖Z‖² is at most d_in times the mean of its squared columns; λ_min(Q) is guessed as 1/100 of
             # the mean diagonal. A wrong guess costs time, not correctness.
-            small = budget.epsilon / 4 * (total / 100 + 1 / budget.radius)
+            small = budget.epsilon / 4 * (total / 100 + budget.inverse_radius)
             if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
                 return depth
     return len(segments)

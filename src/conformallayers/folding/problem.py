@@ -121,7 +121,7 @@ class Problem:
     def forms(self) -> Forms:
         """Every Q in float64; built at first use."""
         if self.stage.branched:
-            return Forms(self.path_arrays.forms, 0.0, 0)
+            return Forms(self.path_arrays.forms)
         chain, device = self.stage.chain, self.stage.device
         return self.once("forms", lambda: forms_of(chain, device, self.budget))
 
