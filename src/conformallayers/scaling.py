@@ -1,4 +1,4 @@
-"""The scalars between a point and the numbers that stand for it, which keep these in range."""
+"""Scalars that keep the numbers of a point in the range of floats."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ class Scaling:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Scaling) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def pending(self) -> bool:
         """Whether a factor of z is still to be taken."""
@@ -71,8 +69,9 @@ class Scaling:
         """Return the pending factor of z, or None."""
         if self._last is None:
             return None
-        (double, on_points), self._last = self._last, None
-        balance, rho = product(self._balance, double), product(self._rho, double)
+        (ratio, on_points), self._last = self._last, None
+        balance, rho = product(self._balance, ratio), product(self._rho, ratio)
+        # z ← factor·z divides κ by the factor, so κ/σ by it and κ²/σ by its square.
         factor = rho if on_points else balance**0.5
         if on_points:
             self._balance, self._rho = balance / factor**2, 1.0

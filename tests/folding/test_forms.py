@@ -23,8 +23,6 @@ def test_what_a_truncated_form_lacks_is_below_its_bound() -> None:
     chain = chain_of(model, (3, 12, 12))
     exact = forms_of(chain, CPU, ErrorBudget(0.0))
     short = forms_of(chain, CPU, ErrorBudget(1e-3, radius=20.0))
-    assert exact.depth == 8
     assert exact.missing == 0
-    assert short.depth < 8
     lacking = torch.linalg.matrix_norm(exact.values[0] - short.values[0], 2)
     assert 0 < float(lacking) <= short.missing

@@ -91,6 +91,15 @@ def test_branches_across_maps_are_joined_between_stages() -> None:
     assert isinstance(graph.nodes[5].action, Join)
 
 
+@pytest.mark.parametrize("strategy", ["layers", "dense"])
+def test_layers_that_two_branches_read_are_not_merged_into_one_of_them(strategy: str) -> None:
+    normalised = nn.Sequential(cl.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), cl.ReSPro())
+    model = randomised(
+        cl.ConformalLayers(nn.ZeroPad2d(1), cl.Parallel(normalised, cl.Conv2d(2, 2, 1)))
+    )
+    cl.testing.assert_folds(model, (2, 5, 4), strategy=strategy)
+
+
 def test_a_head_joins_the_last_stage_or_follows_it() -> None:
     features = cl.ConformalLayers(
         cl.Conv1d(1, 2, 3), nn.ReLU(), cl.Conv1d(2, 2, 3, bias=True), cl.ReSPro()

@@ -28,8 +28,6 @@ from conformallayers.folding.strategies.base import (
     Evaluation,
     Strategy,
     Values,
-    add_reshape,
-    image_shape,
     matrix_cost,
     normalised,
     out_of_range,
@@ -284,9 +282,9 @@ class Halves(Strategy):
             weight_of = {"weight": values.constant("half", half)}
             images.append(builder.add(layer.Matmul, values.flat, name="half", **weight_of))
         image = builder.add(layer.Concatenate, *images, name="image", axis=0)
-        image = add_reshape(builder, image, image_shape(problem))
-        rounding = problem.rounding(math.prod(problem.stage.input_shape), squares=False)
-        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
+        size = math.prod(problem.stage.input_shape)
+        certificate = problem.certificate(size, squares=False)
+        return Evaluation(image, tuple(energies), gain, certificate)
 
 
 @pytest.fixture

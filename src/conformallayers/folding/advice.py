@@ -1,8 +1,9 @@
-"""What would make a stage cheaper, in sentences for ``explain()``."""
+"""Advice for ``explain()``: changes of a model that make a stage cheaper."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
 from torch import nn
 
@@ -15,7 +16,7 @@ _MATRICES = "dense", "banded", "sparse"  # strategies that write a stage out, wh
 
 
 def advice_for(graph: StageGraph, index: int, strategy: str) -> tuple[str, ...]:
-    """Return what would make the stage at a node cheaper, given the strategy that was chosen for it."""
+    """Return advice on the stage at a node, given the strategy that was chosen for it."""
     stage = graph.nodes[index].action
     if not isinstance(stage, Stage):
         return ()
@@ -42,9 +43,9 @@ def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
 
 
 def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
-    """Without a map in between, only a bias makes the next stage another one.
+    """Advise against a bias that separates this stage from the next.
 
-    A next stage without weights and activations costs nothing, wherever it stands.
+    Without a map between them, only a bias does. A next stage without weights and activations is free.
     """
     readers = [node.action for node in graph.nodes if index in node.sources]
     if len(readers) == 1 and isinstance(readers[0], Stage) and stage.sites:
@@ -58,15 +59,9 @@ def _of_end(graph: StageGraph, index: int, stage: Stage) -> Iterator[str]:
 
 def _inner_activations(stage: Stage) -> bool:
     """Tell whether a layer with weights follows an activation."""
-    actions = [node.action for node in stage.nodes]
-    sites = [i for i, action in enumerate(actions) if isinstance(action, ActivationSite)]
-    behind = actions[sites[0] :] if sites else []
-    weighted = (
-        op
-        for op in behind
-        if isinstance(op, Operator) and next(op.module.buffers(), None) is not None
-    )
-    return next(weighted, None) is not None
+    actions = (node.action for node in stage.nodes)
+    behind = dropwhile(lambda action: not isinstance(action, ActivationSite), actions)
+    return any(isinstance(action, Operator) and action.has_tensors for action in behind)
 
 
 def _bias_is_image(stage: Stage) -> bool:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,42 +35,25 @@ Parts = dict[Key, Tensor]  # the parts of a value, (B, *shape), by the sites the
 
 @dataclass(frozen=True)
 class SiteTerms:
-    """The terms of the energy of a point at one activation, or at several that collapse.
-
-    Args:
-        site: the activation.
-        linear: the keys of the linear parts; the forms of pairs (a, b ≥ a) come in this order.
-        constant: the keys of the constant parts.
-        rows: float64 (linear · constant, d_in): dot products that mix a linear and a constant part.
-        gram: float64 (constant, constant): inner products of the constant parts.
-        coordinate: the sites that the coordinate has passed.
-        factor: a constant that multiplies the coordinate beside the growths.
-    """
+    """The terms of the energy of a point at one activation, or at several that collapse; float64."""
 
     site: ActivationSite
-    linear: tuple[Key, ...]
-    constant: tuple[Key, ...]
-    rows: Tensor
-    gram: Tensor
-    coordinate: Key
-    factor: float = 1.0
+    linear: tuple[Key, ...]  # of the linear parts; the forms of pairs (a, b ≥ a) come in this order
+    constant: tuple[Key, ...]  # of the constant parts
+    rows: Tensor  # (linear · constant, d_in): A_aᵀ v_c
+    gram: Tensor  # (constant, constant): v_c·v_d
+    coordinate: Key  # the sites that the coordinate has passed
+    factor: float = 1.0  # of the coordinate, beside the growths
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The activations in order, and the parts of the output.
-
-    Args:
-        sites: one for each activation, or for several that collapse.
-        linear: the keys of the linear parts of the output.
-        constant: the keys of its constant parts.
-        vectors: float64 (constant, *output_shape): the constant parts.
-    """
+    """The activations in order, and the parts of the output."""
 
     sites: tuple[SiteTerms, ...]
-    linear: tuple[Key, ...]
-    constant: tuple[Key, ...]
-    vectors: Tensor
+    linear: tuple[Key, ...]  # of the linear parts of the output
+    constant: tuple[Key, ...]  # of its constant parts
+    vectors: Tensor  # float64 (constant, *output_shape): the constant parts
 
     @property
     def dots(self) -> int:
@@ -77,18 +61,11 @@ class Recurrence:
         return sum(len(terms.rows) for terms in self.sites)
 
 
-@dataclass(frozen=True)
-class PathArrays:
-    """A branched stage written out, in float64.
+class PathArrays(NamedTuple):
+    """A branched stage written out, in float64."""
 
-    Args:
-        matrix: (linear parts of the output · d_out, d_in).
-        forms: (forms, d_in, d_in), in the order of the recurrence.
-        recurrence: the scalars.
-    """
-
-    matrix: Tensor
-    forms: Tensor
+    matrix: Tensor  # (linear parts of the output · d_out, d_in)
+    forms: Tensor  # (forms, d_in, d_in), in the order of the recurrence
     recurrence: Recurrence
 
 

@@ -58,7 +58,7 @@ class Certificate(Printed):
 
 
 def weakest(proofs: Sequence[Certificate]) -> Certificate | None:
-    """Return what several proofs prove together; None without any."""
+    """Return the certificate that holds for all parts with a proof; None without any."""
     if not proofs:
         return None
     return Certificate(
@@ -114,11 +114,13 @@ def rounding_of_sum(terms: float, dtype: torch.dtype) -> float:
 def triangular_factor(form: Tensor) -> tuple[Tensor, float]:
     """Return L, upper triangular, with ``LᵀL = Q + shift·I`` to a few roundings of float64, and the shift.
 
-    It is 0, or for a singular form the smallest multiple of I that lets the factorisation succeed.
+    The shift is 0, or for a singular form the first of a few multiples of I with which the factorisation
+    succeeds.
     """
     size, peak = len(form), float(form.diagonal().abs().max())
     if peak == 0:
         return torch.zeros_like(form), 0.0
+    # Rounding makes zero eigenvalues negative by a few roundings of the largest entry, by n(n + 1) at worst.
     for roundings in (0, 1, 30, 1000, size * (size + 1)):
         shift = roundings * torch.finfo(form.dtype).eps * peak
         shifted = form

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from ..utils.files import cache_folder, replace_file
 from ..utils.quiet import ignored_warnings
+from ..utils.timing import call_seconds
 
 _ROUNDS = 7  # the fastest round counts, since noise only adds time
 _BUSY = 0.8  # below this share of the time on a core, other programs have slowed the measurement
@@ -136,10 +137,5 @@ def _rates() -> Machine:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    run()
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return best
+    run()  # the first call pays for caches and threads
+    return min(call_seconds(run) for _ in range(_ROUNDS))

@@ -28,14 +28,10 @@ _SAMPLE = 48  # columns from which the decay of the terms is estimated
 
 @dataclass(frozen=True)
 class Forms:
-    """Quadratic forms in float64, (groups, d_in, d_in), and a bound of the terms left out.
+    """Quadratic forms, and a bound of the terms left out."""
 
-    ``missing`` bounds the spectral norm of the terms left out; ``depth`` counts those kept.
-    """
-
-    values: Tensor
-    missing: float
-    depth: int
+    values: Tensor  # float64 (groups, d_in, d_in)
+    missing: float = 0.0  # a bound of the spectral norm of the terms left out
 
     @cached_property
     def smallest(self) -> float:
@@ -67,16 +63,16 @@ def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
     input_shape, segments = chain.input_shape, chain.segments
     if not segments:
         size = math.prod(input_shape)
-        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device), 0.0, 0)
+        return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device))
     if len(segments) > 2 and applies(input_shape, segments):
         return Forms(*forms_by_row(input_shape, segments, device, budget))
     depth = _guess_depth(input_shape, segments, device, budget)
     while True:
         values, last = _forms(input_shape, segments[:depth], device)
         if depth == len(segments):
-            return Forms(values, 0.0, depth)
-        forms = Forms(values, tail(segments, depth) * last, depth)
-        if forms.missing <= budget.epsilon / 4 * (forms.smallest + 1 / budget.radius):
+            return Forms(values)
+        forms = Forms(values, tail(segments, depth) * last)
+        if forms.missing <= budget.epsilon / 4 * (forms.smallest + budget.inverse_radius):
             return forms
         depth = min(len(segments), depth + 3)
 
@@ -86,26 +82,25 @@ def _forms(
 ) -> tuple[Tensor, float]:
     """Return the forms of all segments, and a bound of ``‖Z‖²`` of the last one."""
     d_in = math.prod(input_shape)
-    groups = 1 + max((segment.group for segment in segments), default=-1)
+    groups = 1 + segments[-1].group
     chunk = _chunk(input_shape, [op for segment in segments for op in segment.operators])
     forms = torch.zeros(groups, d_in, d_in, dtype=torch.float64, device=device)
     frobenius = columns = 0.0
-    rows: Tensor | float = 0.0
+    rows = torch.zeros(1, dtype=torch.float64, device=device)  # absolute row sums of Z so far
     start = 0
     for batch in progress(impulses(input_shape, chunk, device), -(-d_in // chunk), "folding Q"):
         x = batch.requires_grad_()
-        energies: list[Tensor | None] = [None] * groups
+        energies = [x.new_zeros(())] * groups
         with torch.enable_grad():
             z = x
             for segment in segments:
                 z = segment.apply(z)
                 n = segment.weight / 2 * z.square().sum()
-                energies[segment.group] = n if (e := energies[segment.group]) is None else e + n
+                energies[segment.group] = energies[segment.group] + n
         stop = start + len(batch)
         for group, value in enumerate(energies):
-            if value is not None:
-                (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
-                forms[group, start:stop] = part.flatten(1)
+            (part,) = torch.autograd.grad(value, x, retain_graph=group + 1 < groups)
+            forms[group, start:stop] = part.flatten(1)
         absolute = z.detach().flatten(1).abs()
         frobenius += float(absolute.square().sum())
         columns = max(columns, float(absolute.sum(1).max()))
@@ -113,7 +108,7 @@ def _forms(
         start = stop
     # ‖Z‖² ≤ ‖Z‖_F², and ‖Z‖² ≤ ‖Z‖_1·‖Z‖_∞, the largest column sum times the largest row sum.
     # Rounding leaves Q a few ulps from symmetric; the mean of both halves is the better value.
-    last = min(frobenius, columns * float(torch.as_tensor(rows).max())) if segments else 0.0
+    last = min(frobenius, columns * float(rows.max()))
     return (forms + forms.transpose(1, 2)) / 2, last
 
 
@@ -156,7 +151,7 @@ def _guess_depth(
             total += segment.weight * mean
             # ‖Z‖² is at most d_in times the mean of its squared columns; λ_min(Q) is guessed as 1/100 of
             # the mean diagonal. A wrong guess costs time, not correctness.
-            small = budget.epsilon / 4 * (total / 100 + 1 / budget.radius)
+            small = budget.epsilon / 4 * (total / 100 + budget.inverse_radius)
             if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
                 return depth
     return len(segments)

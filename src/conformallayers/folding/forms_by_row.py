@@ -55,11 +55,11 @@ def applies(input_shape: Shape, segments: Sequence[Segment]) -> bool:
 
 def forms_by_row(
     input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
-) -> tuple[Tensor, float, int]:
-    """Return the forms, (groups, d_in, d_in), a bound of the terms left out, and the depth kept."""
+) -> tuple[Tensor, float]:
+    """Return the forms, (groups, d_in, d_in), and a bound of the norm of the terms left out."""
     height = input_shape[1]
     size = math.prod(input_shape) // height
-    groups = 1 + max(segment.group for segment in segments)
+    groups = 1 + segments[-1].group
     blocks = torch.zeros(groups, height, size, height, size, dtype=torch.float64, device=device)
     narrow = (1, input_shape[0], *input_shape[2:])  # an image row
     responses = {0: Response(0, next(impulses(narrow, size, device)))}
@@ -75,18 +75,16 @@ def forms_by_row(
         }
         level = after_segment
         norm = _add_products(blocks[segment.group], responses, level, segment.weight)
-        if depth == len(segments):
-            break
-        if truncates and depth >= 2:
+        if truncates and 2 <= depth < len(segments):
             # Later terms only add to Q, so an eigenvalue proven early stays a lower bound.
             missing = tail(segments, depth) * norm
             allowed = budget.epsilon / 4
             mean = blocks[0].reshape(height * size, -1).diagonal().mean()
-            if not smallest and missing <= allowed * (float(mean) + 1 / budget.radius):
+            if not smallest and missing <= allowed * (float(mean) + budget.inverse_radius):
                 smallest = smallest_eigenvalue(_in_input_order(blocks, input_shape)[0])
-            if missing <= allowed * (smallest + 1 / budget.radius):
-                return _in_input_order(blocks, input_shape), missing, depth
-    return _in_input_order(blocks, input_shape), 0.0, len(segments)
+            if missing <= allowed * (smallest + budget.inverse_radius):
+                return _in_input_order(blocks, input_shape), missing
+    return _in_input_order(blocks, input_shape), 0.0
 
 
 def _distinct_rows(height: int, before: int, after: int) -> list[int]:
@@ -155,6 +153,7 @@ def _step(segment: Segment, response: Response, height: int) -> Response:
         up, down = _reach(operator) or (0, 0)
         top = min(up, first)
         bottom = min(down, height - first - z.shape[2])
+        # Rows of zeros make room for the rows that the response reaches next, up to the border.
         pads = [0, 0] * (z.dim() - 3) + [top, bottom]
         z = operator.apply(F.pad(z, pads))
         first -= top

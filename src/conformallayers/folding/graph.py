@@ -33,19 +33,12 @@ _ONE_BY_ONE = "Fold its ConformalLayers one by one: model.part = cl.fold(model.p
 
 @dataclass(frozen=True)
 class Graph:
-    """A frozen model as a graph of torch.fx.
-
-    Attributes:
-        module: the graph with its modules.
-        shapes: of a sample at each node whose first axis is that of the batch.
-        rows: the shape of one row of every tensor, whatever its first axis is.
-        traces: the steps of each ConformalLayers.
-    """
+    """A frozen model as a graph of torch.fx."""
 
     module: fx.GraphModule
-    shapes: dict[fx.Node, Shape]
-    rows: dict[fx.Node, Shape]
-    traces: dict[fx.Node, Trace]
+    shapes: dict[fx.Node, Shape]  # of a sample, at each node whose first axis is that of the batch
+    rows: dict[fx.Node, Shape]  # of one row of every tensor, whatever its first axis is
+    traces: dict[fx.Node, Trace]  # of each ConformalLayers
 
     def labels(self) -> dict[fx.Node, str]:
         """Return a name for each call of a ConformalLayers: its path, with the node for a second call."""
@@ -78,16 +71,11 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
             _ONE_BY_ONE,
         ) from error
-    parameter = next(model.parameters(), None)
-    zeros = torch.zeros(
-        _SAMPLES,
-        *shape,
-        dtype=None if parameter is None else parameter.dtype,
-        device=None if parameter is None else parameter.device,
-    )
-    follower = _ShapeFollower(module)
+    like = next(model.parameters(), torch.empty(0))
+    zeros = torch.zeros(_SAMPLES, *shape, dtype=like.dtype, device=like.device)
+    recorder = _ShapeRecorder(module)
     try:
-        follower.run(zeros)
+        recorder.run(zeros)
     except ConformalError:
         raise
     except Exception as error:
@@ -97,7 +85,7 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
             "Check input_shape, and that model(x) runs.",
         ) from error
-    return Graph(module, follower.shapes, follower.rows, follower.traces)
+    return Graph(module, recorder.shapes, recorder.rows, recorder.traces)
 
 
 def _check_model(model: nn.Module, keep_hooks: bool) -> None:
@@ -131,7 +119,7 @@ class _Tracer(fx.Tracer):
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
-class _ShapeFollower(fx.Interpreter):
+class _ShapeRecorder(fx.Interpreter):
     """Run zeros through the graph to record shapes; ConformalLayers are traced, not run."""
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -182,12 +170,12 @@ def stages_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stag
         shapes = graph.shapes[before], graph.shapes[first]
         operators.insert(0, operator_of(frozen_wide(module), *shapes))
         norm_factor, first = norm_factor * factor, before
-    if not operators or not _begins(graph, first):  # behind another part, that part absorbs them
+    if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them
         return stages, feed
     return with_prefix(stages, tuple(operators), norm_factor), first
 
 
-def _begins(graph: Graph, node: fx.Node) -> bool:
+def _is_input(graph: Graph, node: fx.Node) -> bool:
     """Tell whether a node is the input of the model, possibly minus a mean image."""
     while node.op == "call_module" and len(node.all_input_nodes) == 1:
         if not is_plain(graph.module.get_submodule(str(node.target)), (Centre,)):
@@ -224,12 +212,5 @@ def flattens(node: fx.Node) -> bool:
     """Tell whether a node flattens all axes but the first."""
     is_flatten = node.op == "call_function" and node.target is torch.flatten
     is_flatten = is_flatten or (node.op == "call_method" and node.target == "flatten")
-    return is_flatten and (node.args[1:], dict(node.kwargs)) in _FROM_AXIS_1
-
-
-_FROM_AXIS_1: tuple[tuple[tuple[int, ...], dict[str, int]], ...] = (
-    ((1,), {}),
-    ((1, -1), {}),
-    ((), {"start_dim": 1}),
-    ((), {"start_dim": 1, "end_dim": -1}),
-)
+    given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
+    return is_flatten and given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})

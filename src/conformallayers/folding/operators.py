@@ -43,7 +43,7 @@ def freeze(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         frozen = copy.deepcopy(module, memo).eval()  # some computed weights differ in training
         for child in list(frozen.modules()):
-            _resolve(child)
+            _store_weights(child)
         for child in frozen.modules():
             for name, parameter in list(child._parameters.items()):
                 if parameter is not None:
@@ -93,8 +93,8 @@ def _computes_weight(hook: Any) -> bool:
     return isinstance(hook, BasePruningMethod) or type(hook).__name__ in _WEIGHT_HOOKS
 
 
-def _resolve(module: nn.Module) -> None:
-    """Turn computed weights into plain ones, and drop the hooks."""
+def _store_weights(module: nn.Module) -> None:
+    """Replace parametrised and hooked weights by buffers, and drop all hooks."""
     if parametrize.is_parametrized(module):
         # Not remove_parametrizations: it deletes properties of the class, which the copy shares
         # with the model itself.
@@ -123,18 +123,12 @@ def _run_weight_hook(module: nn.Module, hook: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One linear map between samples of fixed shapes, made from a frozen module.
+    """One linear map U between samples of fixed shapes, made from a frozen module."""
 
-    Args:
-        module: the frozen module, without a bias.
-        input_shape, output_shape: of one sample.
-        bias: float64, of the output's shape; the constant that is added to U x at t = 1.
-    """
-
-    module: nn.Module
-    input_shape: Shape
+    module: nn.Module  # without a bias
+    input_shape: Shape  # of one sample
     output_shape: Shape
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # float64 (*output_shape), added to U x at t = 1
 
     def apply(self, x: Tensor) -> Tensor:
         """Return U x for a batch of samples, (B, *input_shape) → (B, *output_shape)."""
@@ -164,8 +158,38 @@ class Operator:
 
     @cached_property
     def norm(self) -> float:
-        """A proven upper bound of the operator norm."""
-        return _operator_norm(self)
+        """A proven upper bound of the operator norm.
+
+        A convolution that pads with zeros is a part of one on the infinite plane, whose norm is the
+        largest norm of its transfer matrix over all frequencies. A trigonometric polynomial of degree
+        d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
+        """
+        module: Any = self.module
+        bound = self.simple_bound
+        convolves = is_plain(module, CONVOLUTIONS)
+        if not convolves or module.padding_mode != "zeros" or module.groups != 1:
+            return bound
+        weight = module.weight.detach().double()
+        sizes = [1 if n == 1 else 8 * n for n in weight.shape[2:]]
+        transfer = torch.fft.rfftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
+        transfer = transfer.flatten(2).permute(2, 0, 1)  # (frequencies, C_out, C_in)
+        rows, columns = weight.shape[:2]
+        gram = transfer.mH @ transfer if rows >= columns else transfer @ transfer.mH
+        power = 1
+        scale = torch.ones(len(gram), dtype=torch.float64, device=weight.device)
+        # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring. Dividing by the trace keeps the powers of G in
+        # range; ``scale`` collects the roots of the traces.
+        for _ in range(5):
+            trace = gram.diagonal(dim1=1, dim2=2).real.sum(1).clamp_min(1e-300)
+            gram = gram / trace[:, None, None]
+            scale = scale * trace ** (1 / power)
+            gram, power = gram @ gram, 2 * power
+        trace = gram.diagonal(dim1=1, dim2=2).real.sum(1)
+        largest = float((scale * trace ** (1 / power)).max()) ** 0.5
+        # Centred, a kernel of k taps is a trigonometric polynomial of degree (k − 1)/2 along its axis.
+        for size, kernel in zip(sizes, weight.shape[2:], strict=True):
+            largest /= math.cos(math.pi * (kernel - 1) / 2 / size)
+        return float(min(bound, largest * (1 + 1e-9)))
 
     @cached_property
     def simple_bound(self) -> float:
@@ -178,6 +202,11 @@ class Operator:
         """Whether it multiplies the whole sample by one number."""
         kind = find_spec(self.module)
         return kind is not None and kind.multiple
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether the module holds weights or other tensors."""
+        return next(self.module.buffers(), None) is not None
 
     def multiply_adds(self) -> int:
         """Count the multiply-adds of one sample, from the sizes of the weight and the output."""
@@ -257,10 +286,7 @@ def _scaled_channels(before: Operator, after: Operator) -> Operator | None:
         return None
     factor = cast(ChannelScale, after.module).factor
     module.weight = module.weight * factor.view(-1, *[1] * (module.weight.dim() - 1))
-    bias = after.bias
-    if before.bias is not None:
-        pushed = after.apply(before.bias.unsqueeze(0))[0]
-        bias = pushed if bias is None else pushed + bias
+    bias = push_constant((after,), before.bias)
     return Operator(module, before.input_shape, before.output_shape, bias)
 
 
@@ -286,6 +312,17 @@ def apply_all(operators: Iterable[Operator], x: Tensor) -> Tensor:
     return x
 
 
+def push_constant(operators: Iterable[Operator], constant: Tensor | None = None) -> Tensor | None:
+    """Return the image of a constant sample under operators and their biases; None stands for zeros."""
+    with torch.no_grad():
+        for operator in operators:
+            if constant is not None:
+                constant = operator.apply(constant.unsqueeze(0))[0]
+            if operator.bias is not None:
+                constant = operator.bias if constant is None else constant + operator.bias
+    return constant
+
+
 def adjoint(operators: Sequence[Operator], g: Tensor) -> Tensor:
     """Return Uᵀ g of the chain: (B, *output_shape) → (B, *input_shape)."""
     if not operators:
@@ -306,6 +343,26 @@ def is_plain(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
     return any(isinstance(module, kind) and computes_like(type(module), kind) for kind in kinds)
 
 
+def receptive_field(operators: Iterable[Operator], axis: int) -> tuple[int, int]:
+    """Return the size and the stride, along a spatial axis, of the window that an output of a chain sees.
+
+    A kernel of k taps with dilation d and stride s, behind a window of size w and stride S, has a window of
+    size w + (k − 1)·d·S and stride S·s.
+    """
+    size = step = 1
+    for operator in operators:
+        kernel, stride, dilation = window(operator, axis)
+        size += (kernel - 1) * dilation * step
+        step *= stride
+    return size, step
+
+
+def products_per_output(operators: Sequence[Operator]) -> float:
+    """Count the products behind one output of a chain, times its layers: each adds the errors of its sums."""
+    sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
+    return len(sums) * sum(sums)
+
+
 def window(operator: Operator, axis: int) -> tuple[int, int, int]:
     """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
     found = []
@@ -316,47 +373,13 @@ def window(operator: Operator, axis: int) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
-def _operator_norm(operator: Operator) -> float:
-    """Return a proven upper bound of an operator's norm.
-
-    A convolution that pads with zeros is a part of one on the infinite plane, whose norm is the
-    largest norm of its transfer matrix over all frequencies. A trigonometric polynomial of degree
-    d exceeds its largest value on N equal steps by at most 1/cos(πd/N).
-    """
-    module: Any = operator.module
-    bound = operator.simple_bound
-    convolves = is_plain(module, CONVOLUTIONS)
-    if not convolves or module.padding_mode != "zeros" or module.groups != 1:
-        return bound
-    weight = module.weight.detach().double()
-    sizes = [1 if n == 1 else 8 * n for n in weight.shape[2:]]
-    transfer = torch.fft.rfftn(weight, s=sizes, dim=tuple(range(2, weight.dim())))
-    transfer = transfer.flatten(2).permute(2, 0, 1)  # (frequencies, C_out, C_in)
-    gram = transfer.mH @ transfer if weight.shape[0] >= weight.shape[1] else transfer @ transfer.mH
-    power = 1
-    scale = torch.ones(len(gram), dtype=torch.float64, device=weight.device)
-    # ‖G‖ ≤ tr(G^p)^(1/p), closer with every squaring. Dividing by the trace keeps the powers of G in
-    # range; ``scale`` collects the roots of the traces.
-    for _ in range(5):
-        trace = gram.diagonal(dim1=1, dim2=2).real.sum(1).clamp_min(1e-300)
-        gram = gram / trace[:, None, None]
-        scale = scale * trace ** (1 / power)
-        gram, power = gram @ gram, 2 * power
-    trace = gram.diagonal(dim1=1, dim2=2).real.sum(1)
-    largest = float((scale * trace ** (1 / power)).max()) ** 0.5
-    # Centred, a kernel of k taps is a trigonometric polynomial of degree (k − 1)/2 along its axis.
-    for size, kernel in zip(sizes, weight.shape[2:], strict=True):
-        largest /= math.cos(math.pi * (kernel - 1) / 2 / size)
-    return float(min(bound, largest * (1 + 1e-9)))
-
-
 def impulses(shape: Shape, chunk: int, device: torch.device) -> Iterator[Tensor]:
     """Yield the identity in float64 as batches of at most ``chunk`` samples of the given shape."""
     size = math.prod(shape)
     for start in range(0, size, chunk):
-        rows = torch.arange(start, min(start + chunk, size), device=device)
-        identity = torch.zeros(len(rows), size, dtype=torch.float64, device=device)
-        identity[torch.arange(len(rows), device=device), rows] = 1
+        rows = min(chunk, size - start)
+        identity = torch.zeros(rows, size, dtype=torch.float64, device=device)
+        identity.diagonal(start).fill_(1)
         yield identity.view(-1, *shape)
 
 

@@ -15,7 +15,7 @@ from .problem import Problem
 from .strategies import STRATEGIES, Strategy
 
 MEMORY_LIMIT = 2**30  # bytes of constants that "auto" will not exceed
-_FEW = 1e5  # multiply-adds of a stage that are no matter
+_FEW = 1e5  # multiply-adds of a stage that do not matter
 _WORTH_IT = 0.9  # a fold must promise to take less than this share of the layers' time
 
 
@@ -70,7 +70,7 @@ class Plan(Printed):
     @property
     def chosen(self) -> Candidate:
         """The candidate of the chosen strategy."""
-        return _named_in(self.candidates, self.strategy)
+        return _find(self.candidates, self.strategy)
 
     def moved(self, count: int) -> Plan:
         """Return the plan for a recipe with ``count`` more operations before its own."""
@@ -107,7 +107,8 @@ def make_plan(problem: Problem) -> Plan:
 
     Arrays are built only if the optimistic cost of some fold is below that of the layers.
     """
-    plan = _choice(problem) if problem.conditions.strategy == "auto" else _named(problem)
+    automatic = problem.conditions.strategy == "auto"
+    plan = _automatic_plan(problem) if automatic else _requested_plan(problem)
     return replace(plan, parts=_parts(problem))
 
 
@@ -123,7 +124,7 @@ def _parts(problem: Problem) -> str:
     return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
 
 
-def _named(problem: Problem) -> Plan:
+def _requested_plan(problem: Problem) -> Plan:
     strategy = problem.conditions.strategy
     reason = STRATEGIES[strategy].refuses(problem)
     if reason is not None and problem.conditions.staged:
@@ -141,9 +142,9 @@ def _named(problem: Problem) -> Plan:
     return Plan(strategy, "asked for by name", _candidates(problem, built=False))
 
 
-def _choice(problem: Problem) -> Plan:
+def _automatic_plan(problem: Problem) -> Plan:
     candidates = _candidates(problem, built=False)
-    layers, best = _named_in(candidates, "layers"), _best(candidates)
+    layers, best = _find(candidates, "layers"), _best(candidates)
     if best.seconds >= _WORTH_IT * layers.seconds:
         return Plan("layers", "no folded form would be faster by a tenth", candidates)
     chosen = STRATEGIES[best.name]
@@ -151,8 +152,8 @@ def _choice(problem: Problem) -> Plan:
         work = count(chosen.effort(problem))
         reason = f"a fold would take {work} multiply-adds to build; call cl.fold"
         return Plan("layers", reason, candidates)
-    # A foreseen cost is exact, and all others are optimistic: building could not change the choice.
-    if not chosen.foreseen:
+    # If its cost is exact while all others are optimistic, building could not change the choice.
+    if not chosen.exact_cost:
         candidates = _candidates(problem, built=True)
         best = _best(candidates)
         if best.seconds >= _WORTH_IT * layers.seconds:
@@ -172,8 +173,8 @@ def outlook(problem: Problem) -> float:
     """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
     candidates, strategy = _candidates(problem, built=False), problem.conditions.strategy
     if strategy == "auto":
-        return min(_best(candidates).seconds, _named_in(candidates, "layers").seconds)
-    return _named_in(candidates, strategy).seconds
+        return min(_best(candidates).seconds, _find(candidates, "layers").seconds)
+    return _find(candidates, strategy).seconds
 
 
 def checked_strategy(strategy: object) -> str:
@@ -186,19 +187,21 @@ def checked_strategy(strategy: object) -> str:
 
 
 def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
-    """Return all strategies; a problem is asked twice, for its outlook and for its plan."""
-    key = "candidates", built, problem.stage.output_shape, len(problem.stage.nodes), machine()
-    if key not in problem.memo:
+    """Return every strategy with its cost or refusal; kept, as the outlook and the plan both need them."""
+
+    def build() -> tuple[Candidate, ...]:
         found = [_candidate(strategy, problem, built) for strategy in STRATEGIES.values()]
-        problem.memo[key] = tuple(_lean(found) if problem.conditions.staged else found)
-    candidates: tuple[Candidate, ...] = problem.memo[key]
-    return candidates
+        return tuple(_lean(found) if problem.conditions.staged else found)
+
+    stage = problem.stage
+    key = "candidates", built, stage.output_shape, len(stage.nodes), machine()
+    return problem.once(key, build)
 
 
 def _lean(candidates: list[Candidate]) -> list[Candidate]:
-    """Leave out what takes more work or memory than convolutions: matrices, but for small ones.
+    """Leave out strategies that take more work than convolutions: matrices, except small ones.
 
-    They may be faster here. But a network of stages is chosen for devices where work and memory count.
+    Matrices may be faster on this machine, but networks of several stages are made for small devices.
     """
     counts = {c.name: c.multiply_adds for c in candidates if c.multiply_adds is not None}
     least = max(_FEW, min(counts[name] for name in ("conv", "layers") if name in counts))
@@ -223,10 +226,10 @@ def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, seconds, note)
 
 
-def _named_in(candidates: Sequence[Candidate], name: str) -> Candidate:
+def _find(candidates: Sequence[Candidate], name: str) -> Candidate:
     return next(c for c in candidates if c.name == name)
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
     allowed = [c for c in candidates if c.applies and not c.note and c.name != "layers"]
-    return min(allowed or [_named_in(candidates, "layers")], key=lambda c: c.seconds)
+    return min(allowed or [_find(candidates, "layers")], key=lambda c: c.seconds)

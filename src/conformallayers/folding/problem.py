@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from .certificate import Certificate, ErrorBudget, Rounding, rounding_of_sum
 from .forms import Forms, forms_of, matrix_of, stacked_layers
 from .stages import Stage
 
+T = TypeVar("T")
 MAX_PATHS = 16
 _FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
 SQUARED = 1e15  # numbers whose square fits into float32 with room
@@ -25,25 +27,15 @@ LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a fold has to keep to.
+    """The settings of a fold."""
 
-    Args:
-        budget: the allowed error of the denominator.
-        dtype, device: of the result.
-        strategy: "auto", or the one to use wherever it applies.
-        max_paths: the largest number of paths of a stage with branches that may be written out.
-        effort: the multiply-adds that "auto" may spend on building a stage.
-        staged: whether there are several stages. A stage that the strategy does not express then keeps
-            its layers.
-    """
-
-    budget: ErrorBudget
-    dtype: torch.dtype
+    budget: ErrorBudget  # of the denominator
+    dtype: torch.dtype  # of the result
     device: torch.device
-    strategy: str = "auto"
-    max_paths: int = MAX_PATHS
-    effort: float = math.inf
-    staged: bool = False
+    strategy: str = "auto"  # or the name of the strategy to use wherever it applies
+    max_paths: int = MAX_PATHS  # of a stage with branches that may be written out
+    effort: float = math.inf  # multiply-adds that "auto" may spend on building a stage
+    staged: bool = False  # several stages: those that a named strategy refuses keep their layers
 
 
 class Problem:
@@ -74,8 +66,7 @@ class Problem:
         share = 0.5 if budget.requested else 1.0
         epsilon = share * budget.epsilon if self.provable else 0.0
         self.budget = replace(budget, radius=radius, epsilon=epsilon)
-        self._forms: list[Forms] = []
-        self.memo: dict[Any, Any] = {}  # results that strategies keep: routes, widths of bands
+        self._built: dict[object, Any] = {}
 
     def with_stage(self, stage: Stage, last: bool) -> Problem:
         """Return the problem of a stage that differs behind the last activation only.
@@ -83,18 +74,22 @@ class Problem:
         The quadratic forms are the same, so both problems share them.
         """
         other = Problem(stage, self.conditions, embedded=self.embedded, last=last)
-        other._forms, other.memo = self._forms, self.memo
+        other._built = self._built
         return other
 
-    @property
-    def array_dtype(self) -> torch.dtype:
-        """The dtype of matrices and forms: with several parts, energies are small differences."""
-        return wide_dtype(self.device) if self.stage.affine else self.dtype
+    def once(self, key: object, build: Callable[[], T]) -> T:
+        """Return the value of a key, built at first use: forms, factors, routes, widths of bands.
+
+        Problems by :meth:`with_stage` share it; a key names the stage where its value depends on the end.
+        """
+        if key not in self._built:
+            self._built[key] = build()
+        return cast(T, self._built[key])
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one entry of a matrix or a form."""
-        return self.array_dtype.itemsize
+        """The bytes of one entry of M or Q; several parts need float64, as energies are small differences."""
+        return (wide_dtype(self.device) if self.stage.affine else self.dtype).itemsize
 
     @cached_property
     def paths(self) -> Paths:
@@ -125,30 +120,27 @@ class Problem:
     @property
     def forms(self) -> Forms:
         """Every Q in float64; built at first use."""
-        if not self._forms:
-            if self.stage.branched:
-                self._forms.append(Forms(self.path_arrays.forms, 0.0, 0))
-            else:
-                self._forms.append(forms_of(self.stage.chain, self.stage.device, self.budget))
-        return self._forms[0]
+        if self.stage.branched:
+            return Forms(self.path_arrays.forms)
+        chain, device = self.stage.chain, self.stage.device
+        return self.once("forms", lambda: forms_of(chain, device, self.budget))
 
     def factor(self, group: int) -> Tensor | None:
         """Return L with ``LᵀL = Q`` of a chain from the rows of its layers; None where Q must be summed up.
 
-        A form that is summed up first loses the square of what its rows lose. They are few, or no terms may
-        be left out and they can be brought into triangular form in a moment.
+        Q has the square of the condition number of the rows, so summing it up loses digits. Rows are stacked
+        where they are few, or where no terms may be left out and a QR factorisation is quick.
         """
         rows, columns = self.stage.chain.rows_of(group), math.prod(self.stage.input_shape)
         exact = self.dtype == torch.float64 and self.budget.epsilon == 0
         if rows > columns and not (exact and rows * columns * columns <= _FACTOR_EFFORT):
             return None
-        key = "factor", group
-        if key not in self.memo:
+
+        def build() -> Tensor:
             stack = stacked_layers(self.stage.chain, group, self.stage.device)
-            few = rows <= columns
-            self.memo[key] = stack if few else torch.linalg.qr(stack, mode="r").R
-        factor: Tensor = self.memo[key]
-        return factor
+            return stack if rows <= columns else torch.linalg.qr(stack, mode="r").R
+
+        return self.once(("factor", group), build)
 
     @property
     def form_count(self) -> int:
@@ -160,24 +152,38 @@ class Problem:
         """The number of linear parts of the output."""
         return len(self.paths.output) if self.stage.branched else 1
 
-    def certificate(self, rounding: Rounding, margin: float | None = None) -> Certificate | None:
+    def certificate(
+        self,
+        terms: float,
+        *,
+        squares: bool = True,
+        dtype: torch.dtype | None = None,
+        shift: float | None = None,
+        margin: float | None = None,
+    ) -> Certificate | None:
         """Return the proof of the denominator; refuse a tolerance that rounding does not keep.
 
         None where nothing can be proven, and without a tolerance where nothing was left out.
 
         Args:
-            rounding: a bound of the rounding errors of all energies.
-            margin: the share of the budget that is left, where more was left out than deep terms.
+            terms: the number of products that are summed up for one entry.
+            squares: whether each energy is the sum of the squares of a linear image, or a form.
+            dtype: of the computation; by default that of the fold.
+            shift: the multiples of I that factorisations of the forms have added; None without any.
+            margin: the share of the budget that is left; by default all but the deep terms left out.
         """
-        epsilon, missing = self.budget.epsilon, self._forms[0].missing if self._forms else 0.0
+        epsilon = self.budget.epsilon
         if margin is None:
             margin = 1.0
-            if missing:
-                margin -= missing / (epsilon * (self.forms.smallest + self.budget.inverse_radius))
+            if "forms" in self._built and self.forms.missing:
+                allowed = epsilon * (self.forms.smallest + self.budget.inverse_radius)
+                margin -= self.forms.missing / allowed
         if not self.budget.requested:
             lossless = margin == 1.0
             return None if lossless or not epsilon else Certificate(epsilon, self.max_norm, margin)
-        return self._proof(rounding, margin) if self.provable else None
+        if not self.provable:
+            return None
+        return self._proof(self._rounding(terms, squares, dtype or self.dtype, shift), margin)
 
     def _proof(self, rounding: Rounding, margin: float) -> Certificate:
         requested, epsilon = self.requested.epsilon, self.budget.epsilon
@@ -186,10 +192,12 @@ class Problem:
         allowed = epsilon * (1 - requested) ** self.form_count - scalars
         needed = rounding.least_floor(allowed) if allowed > 0 else math.inf
         smallest = 0.0
-        if needed > self.budget.inverse_radius and self._forms and self.form_count == 1:
+        built = "forms" in self._built and self.form_count == 1
+        if needed > self.budget.inverse_radius and built:
             smallest = self.forms.smallest
         floor, max_norm = self.budget.inverse_radius + smallest, self.max_norm
         if needed > floor:
+            # Without a max_norm, the proof holds up to the norm at which rounding uses up its half.
             largest = 1 / (needed - smallest)
             if self.budget.inverse_radius > 0 or largest == 0:
                 raise refusal(
@@ -202,29 +210,15 @@ class Problem:
         used = (1 - margin) * epsilon + rounding.share(floor) + scalars
         return Certificate(requested, max_norm, 1 - used / requested)
 
-    def rounding(
-        self,
-        terms: float,
-        *,
-        squares: bool = True,
-        dtype: torch.dtype | None = None,
-        shift: float | None = None,
+    def _rounding(
+        self, terms: float, squares: bool, dtype: torch.dtype, shift: float | None
     ) -> Rounding:
-        """Bound the rounding errors of energies.
-
-        Args:
-            terms: the number of products that are summed up for one entry.
-            squares: whether each energy is the sum of the squares of a linear image, or a form.
-            dtype: of the computation; by default that of matrices and forms.
-            shift: the multiples of I that factorisations of the forms have added; None without any.
-        """
-        if not (self.budget.requested and self.provable):
-            return Rounding()  # nothing is proven
+        """Bound the rounding errors of all energies; see :meth:`certificate`."""
         chain = self.stage.chain
         norms = [0.0] * len(chain.groups)  # of the forms
         for segment, bound in zip(chain.segments, chain.bounds, strict=True):
             norms[segment.group] += segment.weight * bound * bound
-        relative = rounding_of_sum(terms, dtype or self.array_dtype)
+        relative = rounding_of_sum(terms, dtype)
         if not squares:
             return Rounding(form=relative * sum(norms))
         # Forms are built and factored in float64, which loses digits near their null space.

@@ -1,17 +1,16 @@
 """Trace → StageGraph: cut a ConformalLayers into stages at its homogeneous maps.
 
-A homogeneous map acts on x and leaves t alone, so a point passes it as it is. What stands between two maps
-is a stage: it folds into one linear map and a recurrence of quadratic forms.
+A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two maps are
+a stage: they fold into one linear map and a recurrence of quadratic forms.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import shape_text
@@ -21,8 +20,8 @@ from ..nn.branches import Join
 from ..registry.bounds import Shape
 from ..registry.registry import is_homogeneous
 from ..scaling import Scaling
-from .operators import Operator, merged, operator_of
-from .stages import ActivationSite, Node, Stage, StageNode, shape_at
+from .operators import Operator, merged, operator_of, push_constant
+from .stages import ActivationSite, Node, Stage, shape_at
 from .trace import Step, Trace
 
 
@@ -53,19 +52,13 @@ class StageGraph:
     """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
 
     A network without maps is one stage, with its branches inside. With maps, every stage is a chain.
-
-    Args:
-        input_shape, output_shape: of one sample.
-        nodes: in an order in which every source comes first.
-        embedding: of the input.
-        bias: float64, of the output's shape; the bias of an absorbed head, added after the division.
     """
 
-    input_shape: Shape
+    input_shape: Shape  # of one sample
     output_shape: Shape
-    nodes: tuple[GraphNode, ...]
+    nodes: tuple[GraphNode, ...]  # every source comes first
     embedding: Embedding = field(default_factory=Embedding)
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # float64 (*output_shape), of a head; added after the division
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -109,38 +102,29 @@ def stages_of(trace: Trace) -> StageGraph:
     steps = _steps(trace)
     if any(isinstance(step.action, HomogeneousMap) for step in steps):
         return StageGraph(*shapes, _split(steps, trace.input_shape), embedding)
-    stage = Stage(*shapes, _nodes(steps), start=Scaling(factor))
+    stage = Stage(*shapes, tuple(steps), start=Scaling(factor))
     return StageGraph(*shapes, (GraphNode(stage, (-1,)),), embedding)
 
 
-_Step = Node[Operator | ActivationSite | Join | HomogeneousMap]
-
-
-def _steps(trace: Trace) -> list[_Step]:
+def _steps(trace: Trace) -> list[Node[Any]]:
     """Return the operators, activations, joins and maps of a trace.
 
     Consecutive operators are merged where one torch layer computes both: a batch normalisation and a
     margin of zeros go into the convolution beside them.
     """
     users = Counter(source for step in trace.steps for source in step.sources)
-    steps: list[_Step] = []
-    place = {-1: -1}
+    steps: list[Node[Any]] = []
+    place = {-1: -1}  # step of the trace → node
+    shared: set[int] = set()  # nodes that several branches read
     sites = 0
     for index, step in enumerate(trace.steps):
-        sources = tuple(place[source] for source in step.sources)
-        action = _action(trace, step, sites)
+        action, sources = _action(trace, step, sites), tuple(place[s] for s in step.sources)
         sites += isinstance(action, ActivationSite)
-        alone = len(sources) == 1 and users[step.sources[0]] == 1
-        if isinstance(action, Operator) and alone and sources[0] == len(steps) - 1:
-            action, sources = _merge_into(steps, action, sources)
-        steps.append(_Step(action, sources))
+        _append_merged(steps, action, sources, shared)
         place[index] = len(steps) - 1
+        if users[index] > 1:
+            shared.add(place[index])
     return steps
-
-
-def _nodes(steps: Sequence[_Step]) -> tuple[StageNode, ...]:
-    """Return steps without maps as the nodes of a stage."""
-    return cast(tuple[StageNode, ...], tuple(steps))
 
 
 def _action(
@@ -157,18 +141,18 @@ def _action(
     return operator_of(module, *shapes)
 
 
-def _merge_into(
-    steps: list[_Step], operator: Operator, sources: tuple[int, ...]
-) -> tuple[Operator, tuple[int, ...]]:
-    """Merge an operator with the operators at the end of ``steps``, and remove these."""
-    while (
-        steps and sources == (len(steps) - 1,) and isinstance(before := steps[-1].action, Operator)
-    ):
-        one = merged(before, operator)
+def _append_merged(
+    steps: list[Node[Any]], action: Any, sources: tuple[int, ...], shared: Collection[int] = ()
+) -> None:
+    """Append an action; operators at the end of ``steps`` that merge with it are removed."""
+    while steps and sources == (len(steps) - 1,) and sources[0] not in shared:
+        before = steps[-1].action
+        both = isinstance(before, Operator) and isinstance(action, Operator)
+        one = merged(before, action) if both else None
         if one is None:
             break
-        operator, sources = one, steps.pop().sources
-    return operator, sources
+        action, sources = one, steps.pop().sources
+    steps.append(Node(action, sources))
 
 
 # -- stages between maps ----------------------------------------------------------------------------
@@ -176,8 +160,8 @@ def _merge_into(
 _Action = Operator | ActivationSite
 
 
-def _split(steps: Sequence[_Step], input_shape: Shape) -> tuple[GraphNode, ...]:
-    """Collect the longest chains of operators and activations; maps and joins stand between them."""
+def _split(steps: Sequence[Node[Any]], input_shape: Shape) -> tuple[GraphNode, ...]:
+    """Collect the longest chains of operators and activations between maps and joins, as stages."""
     users = Counter(source for step in steps for source in step.sources)
     chains: list[list[_Action] | HomogeneousMap | Join] = []
     sources: list[tuple[int, ...]] = []
@@ -196,6 +180,7 @@ def _split(steps: Sequence[_Step], input_shape: Shape) -> tuple[GraphNode, ...]:
             chains.append([action])
         sources.append(feeds)
         place[index] = len(chains) - 1
+    # A chain with biases becomes several stages, so chains and nodes are numbered differently.
     nodes: list[GraphNode] = []
     ends = {-1: -1}  # chain → the last of its nodes
     for index, (chain, feeds) in enumerate(zip(chains, sources, strict=True)):
@@ -214,7 +199,7 @@ def _split(steps: Sequence[_Step], input_shape: Shape) -> tuple[GraphNode, ...]:
 def _direct_parts(chain: list[_Action]) -> Iterator[list[_Action]]:
     """Cut a chain so that a part with biases has at most one activation, at its end.
 
-    A bias needs the coordinate, and with it the energies of all activations before it.
+    A bias is multiplied by the coordinate, which needs the energies of all activations before it.
     """
     part: list[_Action] = []
     biased = False
@@ -255,14 +240,11 @@ def with_prefix(
     first = graph.nodes[0].action
     if not isinstance(first, Stage):
         raise TypeError("a network that does not start with a stage takes no prefix")
-    steps: list[_Step] = []
+    steps: list[Node[Any]] = []
     for action in (*operators, *(node.action for node in first.nodes)):
-        sources: tuple[int, ...] = (len(steps) - 1,)
-        if isinstance(action, Operator):
-            action, sources = _merge_into(steps, action, sources)
-        steps.append(_Step(action, sources))
+        _append_merged(steps, action, (len(steps) - 1,))
     shape, factor = operators[0].input_shape, graph.embedding.norm_factor * norm_factor
-    stage = replace(first, input_shape=shape, nodes=_nodes(steps))
+    stage = replace(first, input_shape=shape, nodes=tuple(steps))
     if graph.single is not None:
         stage = replace(stage, start=Scaling(factor))
     return replace(
@@ -283,11 +265,7 @@ def takes_prefix(graph: StageGraph) -> bool:
 def with_head(graph: StageGraph, module: nn.Module, output_shape: Shape) -> StageGraph:
     """Append an affine module in float64: its bias is added after the division, also where x = 0."""
     operator = operator_of(module, graph.output_shape, output_shape)
-    bias = operator.bias
-    if graph.bias is not None:
-        with torch.no_grad():
-            pushed = operator.apply(graph.bias.unsqueeze(0))[0]
-        bias = pushed if bias is None else pushed + bias
+    bias = push_constant((operator,), graph.bias)
     if bias is not None and not bool(bias.any()):
         bias = None
     operator = replace(operator, bias=None)

@@ -15,7 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import mul
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
 from ..registry.bounds import Shape
 from ..scaling import Scaling
-from .operators import Operator, apply_all, device_of, same_in_channels
+from .operators import Operator, apply_all, device_of, push_constant, same_in_channels
 
 _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 
@@ -36,18 +37,13 @@ _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 class ActivationSite:
     """An activation with its α resolved.
 
-    Args:
-        module: the activation.
-        alpha: in units of the Euclidean norm.
-        number: the activations before it in its stage.
-        path: of the module.
-        unit: √d where norms are root mean squares over the d coefficients here, else 1. Then q is
-            ``‖p‖²/(α·unit)²``, which is an activation of radius α·unit and slope·unit.
+    ``unit`` is √d where norms are root mean squares over the d coefficients here, else 1. Then q is
+    ``‖p‖²/(α·unit)²``, which is an activation of radius α·unit and slope·unit.
     """
 
     module: RadialActivation
-    alpha: float
-    number: int
+    alpha: float  # in units of the Euclidean norm
+    number: int  # of activations before it in its stage
     path: str
     unit: float = 1.0
 
@@ -65,10 +61,10 @@ class ActivationSite:
         """Pass the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
         return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
 
-    @property
-    def bounded(self) -> float:
-        """A bound of the norm of a point behind the activation; may be infinite."""
-        return self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
+    def bound_behind(self, size: float) -> float:
+        """Bound the norm of a point behind the activation, given a bound of its norm before."""
+        limit = self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
+        return min(limit, size * self.slope / self.alpha)
 
 
 Action = TypeVar("Action", covariant=True)
@@ -101,21 +97,16 @@ def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Sha
 class Stage:
     """Linear operators, activations and joins from an input to an output; the last node is the output.
 
-    Args:
-        input_shape, output_shape: of one sample.
-        nodes: in an order in which every source comes first.
-        direct: a chain with biases whose only activation, if any, is its last node. It starts from points,
-            and the energy is that of its own output.
-        start: the scalars of the points that enter.
-        entry: a bound of the norm of the z that enters, in units of the input of the network.
+    A ``direct`` stage is a chain with biases whose only activation, if any, is its last node. It starts from
+    points, and the energy is that of its own output.
     """
 
-    input_shape: Shape
+    input_shape: Shape  # of one sample
     output_shape: Shape
-    nodes: tuple[StageNode, ...]
+    nodes: tuple[StageNode, ...]  # every source comes first
     direct: bool = False
-    start: Scaling = field(default_factory=Scaling)
-    entry: float = 1.0
+    start: Scaling = field(default_factory=Scaling)  # of the points that enter
+    entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
 
     @property
     def branched(self) -> bool:
@@ -155,26 +146,27 @@ class Stage:
     @property
     def moves_only(self) -> bool:
         """Whether it has neither weights nor activations: slices, averages and changes of shape."""
-        weights = (b for operator in self.operators for b in operator.module.buffers())
-        return not self.sites and not self.biased and next(weights, None) is None
+        plain = not any(operator.has_tensors for operator in self.operators)
+        return plain and not self.sites and not self.biased
 
     @cached_property
     def constant(self) -> Tensor | None:
         """The biases of a direct stage, pushed through the operators behind them; float64."""
-        return _constant_behind(self.operators)
+        return push_constant(self.operators)
 
     @cached_property
     def entry_bias(self) -> tuple[Tensor, Tensor | None] | None:
-        """One number for each channel of the input of a direct stage, and what remains of its constant.
+        """A shift of the input of a direct stage, (C, 1, …), and the constant of the layers behind it.
 
-        The shift of a BatchNorm before a padded convolution: behind the convolution it is one number for each
-        place, as zeros around the map are not shifted. None where this saves nothing.
+        The shift of a BatchNorm before a padded convolution is one number for each channel. Behind the
+        convolution it is one for each place, as zeros around the map are not shifted. None where a shift of
+        the input saves nothing.
         """
         first, *others = self.operators or (None,)
         if first is None or not isinstance(first.module, ChannelScale) or first.bias is None:
             return None
         factor = first.module.factor.view(-1, *[1] * (first.bias.dim() - 1))
-        shift, rest = first.bias / factor, _constant_behind(others)
+        shift, rest = first.bias / factor, push_constant(others)
         short = same_in_channels(shift) and (rest is None or same_in_channels(rest))
         if not short or self.constant is None or same_in_channels(self.constant):
             return None
@@ -193,7 +185,7 @@ class Stage:
             return Chain(*shapes, (), bare, Scaling())
         segments: list[Segment] = []
         pending: tuple[Operator, ...] = ()
-        scaling = self.start.copy()
+        group, scaling = -1, self.start.copy()
         for node in self.nodes:
             action = node.action
             if isinstance(action, Operator):
@@ -205,9 +197,15 @@ class Stage:
                 # the weight of ‖z‖² is divided by factor².
                 weight = action.activate(scaling)
                 factor = float(scaling.take() or 1.0)
-                segments.append(Segment(pending, factor, weight / (factor * factor), action))
+                weight /= factor * factor
+                # Consecutive activations of a rule that collapses share a form. A bias ends it: it needs
+                # the coordinate, and so the sum of all energies before it.
+                alike = bool(segments) and segments[-1].site.rule == action.rule
+                biased = any(op.bias is not None for op in pending)
+                group += not (alike and action.rule.collapses and not biased)
+                segments.append(Segment(pending, factor, weight, action, group))
                 pending = ()
-        return _grouped(Chain(*shapes, tuple(segments), pending, scaling))
+        return Chain(*shapes, tuple(segments), pending, scaling)
 
     @property
     def bound(self) -> float:
@@ -221,6 +219,7 @@ class Stage:
 
     @cached_property
     def _bounds(self) -> tuple[float, ...]:
+        """A bound of the norm of z behind each segment, or behind each node of any other stage."""
         if not self.branched and not self.direct:
             chain = self.chain
             last = chain.bounds[-1] if chain.bounds else 1.0
@@ -256,18 +255,6 @@ class Stage:
     __repr__ = __str__
 
 
-def _constant_behind(operators: Sequence[Operator]) -> Tensor | None:
-    """Return what operators give for 0: their biases, pushed through those behind them."""
-    total: Tensor | None = None
-    with torch.no_grad():
-        for operator in operators:
-            if total is not None:
-                total = operator.apply(total.unsqueeze(0))[0]
-            if operator.bias is not None:
-                total = operator.bias if total is None else total + operator.bias
-    return total
-
-
 @dataclass(frozen=True)
 class Segment:
     """The operators up to one activation, ``z ← factor·U z``, and the weight of ``‖z‖²`` in τ.
@@ -279,7 +266,7 @@ class Segment:
     factor: float
     weight: float
     site: ActivationSite
-    group: int = 0
+    group: int
 
     def apply(self, z: Tensor) -> Tensor:
         """Return ``factor·U z``."""
@@ -320,11 +307,10 @@ class Chain:
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The segments of each quadratic form."""
-        count = 1 + max((segment.group for segment in self.segments), default=-1)
-        found: list[list[int]] = [[] for _ in range(count)]
-        for index, segment in enumerate(self.segments):
-            found[segment.group].append(index)
-        return tuple(tuple(group) for group in found)
+        numbers = range(len(self.segments))
+        return tuple(
+            tuple(members) for _, members in groupby(numbers, lambda i: self.segments[i].group)
+        )
 
     @property
     def sites(self) -> tuple[ActivationSite, ...]:
@@ -356,19 +342,4 @@ class Chain:
     def bounds(self) -> tuple[float, ...]:
         """A bound of ``‖z_l‖/‖x̂‖`` at each activation; may be infinite."""
         steps = (s.factor * math.prod(op.norm for op in s.operators) for s in self.segments)
-        return tuple(accumulate(steps, lambda a, b: a * b))
-
-
-def _grouped(chain: Chain) -> Chain:
-    """Number the quadratic forms: consecutive activations of a rule that collapses share one.
-
-    A bias ends a form: it needs the coordinate, and so the sum of all energies before it.
-    """
-    segments: list[Segment] = []
-    for index, segment in enumerate(chain.segments):
-        group, rule = segments[-1].group + 1 if segments else 0, segment.site.rule
-        joins = index > 0 and rule == segments[-1].site.rule and rule.collapses
-        if joins and index not in chain.bias_segments:
-            group -= 1
-        segments.append(replace(segment, group=group))
-    return replace(chain, segments=tuple(segments))
+        return tuple(accumulate(steps, mul))

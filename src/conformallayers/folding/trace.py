@@ -128,18 +128,16 @@ class _Tracing(Flow[_Place]):
         if len(values) == 1:
             return values[0]
         try:
-            merged = join.shape([value.shape for value in values])
+            shape = join.shape([value.shape for value in values])
         except ConformalError as error:
             raise ConformalError(f"{path}: {error}") from error
         coordinates = {value.coordinate for value in values}
         bound = float(joined_bound([v.bound for v in values], join, len(coordinates) == 1))
-        sources = tuple(value.step for value in values)
-        shapes_in = values[0].shape
-        own = bound / norm_unit(merged, self.rms)
-        self.steps.append(Step(path, join, shapes_in, merged, own, None, sources))
-        last = len(self.steps) - 1
-        coordinate = coordinates.pop() if len(coordinates) == 1 else last
-        return _Place(last, merged, bound, bound, coordinate)
+        own, sources = bound / norm_unit(shape, self.rms), tuple(value.step for value in values)
+        number = len(self.steps)
+        self.steps.append(Step(path, join, values[0].shape, shape, own, None, sources))
+        coordinate = coordinates.pop() if len(coordinates) == 1 else number
+        return _Place(number, shape, bound, bound, coordinate)
 
     def step(self, path: str, module: nn.Module, value: _Place) -> _Place:
         """Record a layer, an activation, or the steps inside a composite."""

@@ -96,12 +96,15 @@ def test_every_route_gives_the_layers_numbers(
 
 def test_every_kind_of_step_is_taken_somewhere() -> None:
     found = {
-        move.how
+        move
         for model, shape in NETWORKS.values()
         for machine in MACHINES.values()
         for move in route(model, shape, machine)
     }
-    assert found == {"layers", "conv", "patches", "pooled", "matrix", "matrix of x"}
+    assert {move.how for move in found} == {"layers", "conv", "pooled", "matrix"}
+    assert any(move.how == "conv" and move.phase > 1 for move in found)
+    # of the input, and of a later map
+    assert {move.start > 0 for move in found if move.how == "matrix"} == {False, True}
 
 
 def route(model: nn.Module, shape: tuple[int, ...], machine: Machine) -> tuple[Move, ...]:
@@ -114,7 +117,7 @@ def test_patches_have_the_energy_of_the_map() -> None:
     plain = Move("conv", 0, 1, (0, 1), 0)
     expected = nn.functional.conv2d(x, kernel_of(places, plain))
     pool = nn.functional.avg_pool2d(expected, 2)
-    for how, phase in (("patches", 2), ("patches", 3), ("patches", 4), ("pooled", 2)):
+    for how, phase in (("conv", 2), ("conv", 3), ("conv", 4), ("pooled", 2)):
         move = replace(plain, how=how, phase=phase)
         kernel = kernel_of(places, move)
         assert len(kernel) == places.patches(move)

@@ -97,8 +97,8 @@ class Banded(Strategy):
             shifts += shift
         image, gain = base.add_matrix(problem, values)
         proven = [margin for margin in margins if margin is not None]
-        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=shifts)
-        certificate = problem.certificate(rounding, min(proven, default=None))
+        size, margin = math.prod(problem.stage.input_shape), min(proven, default=None)
+        certificate = problem.certificate(size, shift=shifts, margin=margin)
         return Evaluation(image, tuple(energies), gain, certificate)
 
 
@@ -168,11 +168,8 @@ def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, floa
 
     The margin is None where all blocks that are not zero are kept.
     """
-    key = "width", index, layout
-    if key not in problem.memo:
-        problem.memo[key] = _prove_width(problem.forms.values[index], layout, problem)
-    width: tuple[int, float | None] = problem.memo[key]
-    return width
+    form = problem.forms.values[index]
+    return problem.once(("width", index), lambda: _prove_width(form, layout, problem))
 
 
 def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:

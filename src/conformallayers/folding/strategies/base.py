@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...nn.activations import Rule
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
@@ -23,11 +23,10 @@ from ...scaling import Scaling
 from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost
-from ..operators import Operator, window
+from ..operators import Operator, receptive_field
 from ..problem import LARGEST_SQUARED, SQUARED, Problem
 from ..stages import ActivationSite, Chain, Stage
 
-_LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _LEAST_BIAS = 1e-6  # a norm beside which the squares of smaller numbers do not count
 RESCALED = 2.0  # a bound of the norm of small numbers that were rescaled
 _FIRST = 3  # segments whose terms always count in float32
@@ -35,23 +34,15 @@ _FIRST = 3  # segments whose terms always count in float32
 
 @dataclass(frozen=True)
 class Points:
-    """Points of a recipe: ``x = m·κ·z`` and ``t = m·σ·τ``; ``scaling`` holds κ and σ.
-
-    Args:
-        z, peak, tau: the values; without a tau, z is the point itself.
-        scaling: κ and σ, and a factor that is still to be applied.
-        bound: of the norm of z, in units of the normalised input; may be infinite.
-        size: of the norm of the point; may be infinite.
-        rebased: whether z is the point itself, which may be too small for its squares beside a large m.
-    """
+    """Points of a recipe, by the names of their values: ``x = m·κ·z`` and ``t = m·σ·τ``."""
 
     z: str
-    peak: str
-    tau: str | None
-    scaling: Scaling
-    bound: float = math.inf
-    size: float = math.inf
-    rebased: bool = False
+    peak: str  # m
+    tau: str | None  # None: z is the point itself
+    scaling: Scaling  # κ and σ, and a factor that is still to be applied
+    bound: float = math.inf  # of the norm of z, in units of the normalised input
+    size: float = math.inf  # a bound of the norm of the point
+    rebased: bool = False  # z is the point: its squares may underflow beside a large m
 
     @property
     def coordinate(self) -> str:
@@ -98,10 +89,8 @@ class Strategy:
     """
 
     name: ClassVar[str]
-    foreseen: ClassVar[bool] = False  # whether the cost is known before anything is built
-    wide_slowdown: ClassVar[float] = (
-        2.0  # how much slower float64 is, which biases and branches need
-    )
+    exact_cost: ClassVar[bool] = False  # whether the cost is known before anything is built
+    wide_slowdown: ClassVar[float] = 2.0  # of float64, which biases and branches need
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why the strategy does not apply to a problem, or None if it does."""
@@ -132,10 +121,10 @@ class Strategy:
             return self._lower_direct(problem, builder, start)
         values = Values(builder, start.z, wide=stage.affine)
         found = self.evaluate(problem, values)
-        recurrence = problem.recurrence
-        if recurrence is not None:
-            scale = (1.0 if stage.branched else stage.chain.scale) * found.gain
-            y = _combine(problem, builder, values, start, recurrence, found, scale)
+        image = add_reshape(builder, found.image, image_shape(problem))
+        if problem.recurrence is not None:
+            found = replace(found, image=image)
+            y = _combine(problem, problem.recurrence, values, start, found)
             return Points(y, start.peak, None, Scaling()), found.certificate
         points = start
         for site, energies in zip(stage.chain.sites, found.energies, strict=True):
@@ -143,7 +132,7 @@ class Strategy:
         end = stage.chain.end.lacking(found.gain)
         size = size_behind(stage, start.size)
         bound = stage.exit / found.gain
-        points = replace(points, z=found.image, scaling=end, bound=bound, size=size)
+        points = replace(points, z=image, scaling=end, bound=bound, size=size)
         return points, found.certificate
 
     def _lower_direct(
@@ -154,7 +143,7 @@ class Strategy:
         points = start.rebase(builder)
         values = Values(builder, points.z, wide=False, bias=stage.constant)
         found = self.evaluate(problem, values)
-        image = found.image
+        image = add_reshape(builder, found.image, image_shape(problem))
         if values.bias is not None:
             bias = builder.constant("bias", values.bias / found.gain)
             image = builder.add(layer.AddConstant, image, value=bias)
@@ -171,20 +160,12 @@ class Strategy:
 
 @dataclass
 class Values:
-    """The recipe under construction, and the value that a strategy starts from.
-
-    Args:
-        builder: the recipe.
-        unit: the z of the points that enter the stage.
-        wide: whether all constants stay float64.
-        bias: to be added to the image of a direct stage, unless the strategy takes it.
-    """
+    """The recipe under construction, and the value that a strategy starts from."""
 
     builder: RecipeBuilder
-    unit: str
-    wide: bool
-    bias: Tensor | None = None
-    _flat: str | None = None
+    unit: str  # the z of the points that enter the stage
+    wide: bool  # all constants stay float64
+    bias: Tensor | None = None  # of a direct stage; added to the image unless the strategy takes it
 
     def take_bias(self, gain: float) -> Tensor | None:
         """Return the bias of ``M x̂ / gain``, which the strategy then adds itself."""
@@ -195,31 +176,20 @@ class Values:
         """Store an array in the dtype that the stage needs."""
         return self.builder.constant(name, array, wide=wide or self.wide)
 
-    @property
+    @cached_property
     def flat(self) -> str:
-        """That value as one row."""
-        if self._flat is None:
-            self._flat = add_reshape(
-                self.builder, self.unit, (math.prod(self.builder.shape(self.unit)),)
-            )
-        return self._flat
+        """That value as one row; appended at first use."""
+        return add_reshape(self.builder, self.unit, (math.prod(self.builder.shape(self.unit)),))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The values that a strategy computes.
+    """The values that a strategy computes."""
 
-    Args:
-        image: the value ``M x̂ / gain``, one output for each linear part if there are several.
-        energies: for each form, the values that add up to it.
-        gain: a factor that the image still lacks.
-        certificate: the proven error of the denominator.
-    """
-
-    image: str
-    energies: tuple[tuple[str, ...], ...]
-    gain: float
-    certificate: Certificate | None
+    image: str  # ``M x̂ / gain`` in any shape, one output for each linear part
+    energies: tuple[tuple[str, ...], ...]  # for each form, the values that add up to it
+    gain: float  # a factor that the image still lacks
+    certificate: Certificate | None  # the proven error of the denominator
 
 
 def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> str:
@@ -242,7 +212,7 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
     """Append an activation, with z rescaled where its squares could leave the range."""
     scaling = before.scaling.copy()
     weight = site.activate(scaling)
-    size = min(site.bounded, before.size * site.slope / site.alpha)
+    size = site.bound_behind(before.size)
     small = before.rebased and not site.rule.on_points
     if before.bound <= SQUARED and not small:
         points, n = before, builder.add(point.SumSquares, before.z, name="n", weight=weight)
@@ -252,7 +222,7 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
 
 
 def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float:
-    """Return a bound of the norm of the points that leave a chain, given that of those that enter."""
+    """Bound the norm of the points that leave a chain, given a bound of those that enter."""
     for node in stage.nodes:
         action = node.action
         if isinstance(action, Operator):
@@ -260,56 +230,45 @@ def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float
             if action.bias is not None:
                 size += float(torch.linalg.vector_norm(action.bias))
         elif isinstance(action, ActivationSite) and activations:
-            size = min(action.bounded, size * action.slope / action.alpha)
+            size = action.bound_behind(size)
     return size
 
 
 def rule_fields(builder: RecipeBuilder, site: ActivationSite) -> dict[str, str]:
-    """Return the rule of an activation as an operation has it; one of a user's own keeps its module."""
+    """Return the fields of an operation with the rule of an activation; a user's rule keeps its module."""
     for name, rule in RULES.items():
-        if type(rule) is type(site.rule) and _function(rule) is _function(site.rule):
+        # A bound method is another object for every module, its function is not.
+        known, own = (getattr(r.growth, "__func__", r.growth) for r in (rule, site.rule))
+        if type(rule) is type(site.rule) and known is own:
             return {"rule": name}
     return {"rule": site.rule.name, "module": builder.module(site.rule.name, site.module)}
-
-
-def _function(rule: Rule) -> object:
-    """Return the function behind a growth; a method is another object for every module."""
-    return getattr(rule.growth, "__func__", rule.growth)
 
 
 def add_matrix(problem: Problem, values: Values) -> tuple[str, float]:
     """Append the product with M, plus a bias if there is one; return the value and the gain."""
     matrix, gain = normalised(problem.matrix)
-    return add_product(problem, values, values.flat, matrix, gain), gain
+    return add_product(values, values.flat, matrix, gain), gain
 
 
-def add_product(problem: Problem, values: Values, rows: str, matrix: Tensor, gain: float) -> str:
+def add_product(values: Values, rows: str, matrix: Tensor, gain: float) -> str:
     """Append the product with a matrix that gives ``M x̂ / gain``, plus a bias if there is one."""
     weight = values.constant("matrix", matrix)
     own = values.take_bias(gain)
     bias = None if own is None else values.constant("bias", own.flatten())
-    image = values.builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
-    return add_reshape(values.builder, image, image_shape(problem))
+    return values.builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
 
 
 def image_shape(problem: Problem) -> tuple[int, ...]:
-    """Return the shape of M x̂: with an axis of parts where a point has several."""
+    """Return the shape of M x̂: with an axis of parts where a point may have several."""
     shape = problem.stage.output_shape
     return (problem.output_parts, *shape) if problem.stage.affine else shape
 
 
 def _combine(
-    problem: Problem,
-    builder: RecipeBuilder,
-    values: Values,
-    start: Points,
-    recurrence: Recurrence,
-    found: Evaluation,
-    scale: float,
+    problem: Problem, recurrence: Recurrence, values: Values, start: Points, found: Evaluation
 ) -> str:
     """Append the scalars of a stage with biases or branches, and the sum of the parts."""
-    peak, tau = start.peak, start.coordinate
-    energies = iter(found.energies)
+    builder, tau, energies = values.builder, start.coordinate, iter(found.energies)
     growths: list[str] = []
     for terms in recurrence.sites:
         forms = []
@@ -317,7 +276,7 @@ def _combine(
             parts = next(energies)
             forms.append(parts[0] if len(parts) == 1 else builder.add(layer.Add, *parts, name="n"))
         fields: dict[str, object] = dict(rule_fields(builder, terms.site))
-        inputs = [peak, tau]
+        inputs = [start.peak, tau]
         if terms.constant:
             rows = values.constant("rows", terms.rows)
             inputs.append(builder.add(layer.Matmul, values.flat, name="dots", weight=rows))
@@ -335,20 +294,18 @@ def _combine(
             **fields,
         )
         growths.append(growth)
-    chain_scale = 1.0 if problem.stage.branched else problem.stage.chain.scale
-    vectors = None
+    scale, vectors = 1.0 if problem.stage.branched else problem.stage.chain.scale, None
     if recurrence.constant:
-        vectors = values.constant("vectors", chain_scale * recurrence.vectors)
-    image = add_reshape(builder, found.image, image_shape(problem))
+        vectors = values.constant("vectors", scale * recurrence.vectors)
     y = builder.add(
         point.Combine,
-        image,
+        found.image,
         tau,
         *growths,
         name="y",
         linear=recurrence.linear,
         constant_parts=recurrence.constant,
-        scale=scale,
+        scale=scale * found.gain,
         vectors=vectors,
     )
     return builder.add(layer.Cast, y, name="y", to=layer.WORKING)
@@ -374,26 +331,10 @@ def no_axes(problem: Problem) -> str | None:
     return None if spatial else "a sample has no spatial axes"
 
 
-def too_many_entries(problem: Problem) -> str | None:
-    """Return the reason to refuse a matrix that is too large to be written out, or None."""
-    stage = problem.stage
-    size = math.prod(stage.input_shape) * math.prod(stage.output_shape)
-    return f"M would have {size} entries" if stage.chain.trailing and size > _LARGEST else None
-
-
 def first_reach(chain: Chain, axis: int) -> int:
     """Return how far along an axis the first segments couple coefficients, in steps of the input."""
-    return reach((op for segment in chain.segments[:_FIRST] for op in segment.operators), axis)
-
-
-def reach(operators: Iterable[Operator], axis: int) -> int:
-    """Return the distance along an axis between the first and the last input that an output sees."""
-    total, step = 0, 1
-    for operator in operators:
-        kernel, stride, dilation = window(operator, axis)
-        total += (kernel - 1) * dilation * step
-        step *= stride
-    return total
+    operators = (op for segment in chain.segments[:_FIRST] for op in segment.operators)
+    return receptive_field(operators, axis)[0] - 1
 
 
 def matrix_cost(problem: Problem) -> Cost:

@@ -26,7 +26,7 @@ class ComposedConv(Strategy):
     """Follow a route: convolve, sum squares, end with the last layers or with one matrix."""
 
     name = "conv"
-    foreseen = True
+    exact_cost = True
     wide_slowdown = 4.0  # float64 has no convolution of its own
 
     def refuses(self, problem: Problem) -> str | None:
@@ -50,19 +50,20 @@ class ComposedConv(Strategy):
     def effort(self, problem: Problem) -> float:
         """Bound the work of the matrix of the input, if the route ends with it; kernels are small."""
         moves, _ = _route(problem)
-        return problem.effort_of_matrix() if moves[-1].how == "matrix of x" else 0.0
+        whole = moves[-1].how == "matrix" and moves[-1].start == 0
+        return problem.effort_of_matrix() if whole else 0.0
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append the steps of the route."""
         moves, _ = _route(problem)
         follower = _RouteFollower(problem, values)
-        if problem.stage.direct and not moves[-1].multiplies:
+        if problem.stage.direct and moves[-1].how != "matrix":
             follower.shift_input()
         for move in moves:
             follower.follow(move)
         energies = tuple(tuple(group) for group in follower.energies)
         sums = [follower.places.sum_of(move) for move in moves]
-        certificate = problem.certificate(problem.rounding(len(sums) * sum(sums)), margin=1.0)
+        certificate = problem.certificate(len(sums) * sum(sums), margin=1.0)
         return Evaluation(follower.z, energies, follower.gain, certificate)
 
 
@@ -88,7 +89,7 @@ class _RouteFollower:
     def follow(self, move: Move) -> None:
         """Append one step."""
         builder = self.values.builder
-        if move.multiplies:
+        if move.how == "matrix":
             self._multiply(move)
             return
         weight = 1.0 if move.energy is None else self.chain.segments[move.energy].weight
@@ -101,6 +102,7 @@ class _RouteFollower:
         else:
             kernel = self.pending * kernel_of(self.places, move)
             if not move.keep and move.energy is not None:
+                # Nothing else reads this map, so the kernel can take the weight of its energy.
                 kernel, weight = kernel * math.sqrt(weight), 1.0
             y = self._convolve(move, kernel)
         if move.energy is not None:
@@ -132,7 +134,7 @@ class _RouteFollower:
     def _multiply(self, move: Move) -> None:
         """Append the matrix that ends the route: of the layers behind the current map, or of the input."""
         builder = self.values.builder
-        if move.how == "matrix of x":
+        if move.start == 0:
             matrix, source = self.problem.matrix, self.values.unit
         else:
             stage, operators = self.problem.stage, self.places.operators[move.start :]
@@ -146,16 +148,12 @@ class _RouteFollower:
             source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)
         rows = base.add_reshape(builder, source, (math.prod(shape),))
-        self.z = base.add_product(self.problem, self.values, rows, matrix.contiguous(), self.gain)
+        self.z = base.add_product(self.values, rows, matrix.contiguous(), self.gain)
 
 
 def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
     """Return the best route of a problem, searched once."""
     stage = problem.stage
     key = "route", stage.output_shape, len(stage.chain.trailing), machine()
-    if key not in problem.memo:
-        problem.memo[key] = best_route(
-            stage.chain, machine(), problem.itemsize, problem.conditions.staged
-        )
-    route: tuple[tuple[Move, ...], Cost] = problem.memo[key]
-    return route
+    lean = problem.conditions.staged
+    return problem.once(key, lambda: best_route(stage.chain, machine(), problem.itemsize, lean))

@@ -80,8 +80,8 @@ class Dense(Strategy):
             energies.append((add_squares(values, factor),))
         image, gain = add_matrix(problem, values)
         total = sum(shifts) if shifts else None
-        rounding = problem.rounding(math.prod(problem.stage.input_shape), shift=total)
-        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
+        certificate = problem.certificate(math.prod(problem.stage.input_shape), shift=total)
+        return Evaluation(image, tuple(energies), gain, certificate)
 
 
 def add_squares(values: Values, factor: Tensor) -> str:

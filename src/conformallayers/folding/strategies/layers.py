@@ -18,7 +18,7 @@ from ...registry.registry import find_spec
 from ..certificate import Certificate
 from ..cost import Cost
 from ..lower import Lowering, add_join
-from ..operators import Operator
+from ..operators import Operator, products_per_output
 from ..problem import Problem
 from ..stages import ActivationSite
 from .base import Evaluation, Points, Strategy, Values, add_activation
@@ -29,7 +29,7 @@ class Layers(Strategy):
     """Run the layers and sum the energies that share a form."""
 
     name = "layers"
-    foreseen = True
+    exact_cost = True
     wide_slowdown = 1.0  # values are rescaled, not widened
 
     def refuses(self, problem: Problem) -> str | None:
@@ -82,11 +82,8 @@ class Layers(Strategy):
 
 
 def _certificate(problem: Problem) -> Certificate | None:
-    """Prove that rounding keeps a tolerance; each layer adds the errors of its sums to those before."""
-    operators = problem.stage.operators
-    sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
-    rounding = problem.rounding(len(sums) * sum(sums), dtype=problem.dtype)
-    return problem.certificate(rounding, margin=1.0)
+    """Prove that rounding keeps a tolerance."""
+    return problem.certificate(products_per_output(problem.stage.operators), margin=1.0)
 
 
 def add_operators(
@@ -116,7 +113,7 @@ def _lower_rescaled(problem: Problem, builder: RecipeBuilder, start: Points) -> 
     for node in problem.stage.nodes:
         sources = [start if source < 0 else values[source] for source in node.sources]
         if isinstance(node.action, Operator):
-            values.append(_passed(to, node.action, sources[0]))
+            values.append(_add_layer(to, node.action, sources[0]))
         elif isinstance(node.action, ActivationSite):
             # Bounds say nothing of numbers that are too small.
             before = replace(sources[0], bound=math.inf)
@@ -126,7 +123,7 @@ def _lower_rescaled(problem: Problem, builder: RecipeBuilder, start: Points) -> 
     return values[-1] if values else start
 
 
-def _passed(to: Lowering, operator: Operator, before: Points) -> Points:
+def _add_layer(to: Lowering, operator: Operator, before: Points) -> Points:
     """Append a layer: on points if it has a bias, else with the pending factor of z."""
     spec, shape = find_spec(operator.module), operator.output_shape
     if operator.bias is not None:

@@ -32,6 +32,8 @@ from ..operators import (
     device_of,
     impulses,
     is_plain,
+    products_per_output,
+    receptive_field,
     window,
 )
 from ..stages import Chain
@@ -41,7 +43,7 @@ _WINDOW = 4096  # coefficients that a composed kernel may read
 _MATRIX = 2**22  # entries of a matrix behind the last activation
 _SPAN = 5  # activations whose energies may be computed from one map
 _PHASES = (2, 3, 4)  # neighbouring outputs, per axis, that share a patch
-How = Literal["layers", "conv", "patches", "pooled", "matrix", "matrix of x"]
+How = Literal["layers", "conv", "pooled", "matrix"]
 
 
 class Window(NamedTuple):
@@ -63,6 +65,7 @@ class Move:
     ``levels`` is the range of activations whose factors the step multiplies by; ``energy`` is the number of
     the activation whose energy it computes. With ``keep`` the map at ``stop`` becomes the current map;
     without it the map at ``start`` stays current. ``phase`` neighbouring outputs per axis share a patch.
+    A "matrix" ends the route; with ``start`` 0 it is M and reads the input, whatever map is current.
     """
 
     how: How
@@ -72,11 +75,6 @@ class Move:
     energy: int | None = None
     keep: bool = True
     phase: int = 1
-
-    @property
-    def multiplies(self) -> bool:
-        """Whether the step ends the route with one matrix."""
-        return self.how in ("matrix", "matrix of x")
 
     def ends(self, places: RouteMap) -> bool:
         """Tell whether the step reaches the end of the chain."""
@@ -116,28 +114,18 @@ class RouteMap:
         slides = any(hasattr(operator.module, "kernel_size") for operator in operators)
         if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
             return None
-        # A kernel of k taps with dilation d and stride s, behind a window of size w and stride S, has a
-        # window of size w + (k − 1)·d·S and stride S·s.
-        size, stride = [1] * self.axes, [1] * self.axes
         padding: tuple[int, ...] | None = None
         for operator in operators:
             pads = _padding(operator, self.axes)
             if pads is None or (padding is not None and any(pads)):
                 return None  # zeros that a later layer pads are not zeros around the input
-            if not hasattr(operator.module, "kernel_size"):
-                continue
-            padding = pads if padding is None else padding
-            for axis in range(self.axes):
-                kernel, step, dilation = window(operator, axis)
-                size[axis] += (kernel - 1) * dilation * stride[axis]
-                stride[axis] *= step
+            if padding is None and hasattr(operator.module, "kernel_size"):
+                padding = pads
+        fields = [receptive_field(operators, axis) for axis in range(self.axes)]
+        size, stride = zip(*fields, strict=True)
         if math.prod(size) * self.shape(start)[0] > _WINDOW:
             return None
-        return Window(tuple(size), tuple(stride), padding or (0,) * self.axes)
-
-    def phases(self, stop: int) -> list[int]:
-        """Return the numbers of neighbouring outputs, per axis, that may share a patch."""
-        return [p for p in _PHASES if all(n % p == 0 for n in self.shape(stop)[1:])]
+        return Window(size, stride, padding or (0,) * self.axes)
 
     def pools(self, position: int, phase: int) -> bool:
         """Tell whether the layer at a position averages disjoint windows of ``phase`` places per axis."""
@@ -155,9 +143,7 @@ class RouteMap:
         """Return how many products a step sums up for one entry, over all layers that it runs."""
         seen = self.window(move.start, move.stop)
         if move.how == "layers" or seen is None:
-            operators = self.operators[move.start : move.stop]
-            sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
-            return len(sums) * sum(sums)
+            return products_per_output(self.operators[move.start : move.stop])
         return seen.patch(move.phase) * self.shape(move.start)[0]
 
     def patches(self, move: Move) -> int:
@@ -167,6 +153,7 @@ class RouteMap:
         if seen is None or move.phase == 1:
             return channels
         patch = seen.patch(move.phase) * self.shape(move.start)[0]
+        # An orthogonal change of basis leaves no more rows than a patch has coefficients; see ``fewest``.
         outputs: int = channels * move.phase**self.axes
         if move.how == "pooled":
             return channels + min(outputs - channels, patch)
@@ -193,17 +180,19 @@ def best_route(
     def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
         found: list[tuple[float, Cost, tuple[Move, ...]]] = []
         for move in _moves(places, position, level, energy):
-            if lean and move.multiplies and not _saves(places, move):
+            if lean and move.how == "matrix" and not _saves(places, move):
                 continue
+            if move.energy is None and move.ends(places):
+                rest = _NOTHING
+            elif move.energy is None:
+                rest = best(move.stop, energy, energy)
+            elif move.keep:
+                # A pooled map is the output of the layer behind the activation.
+                rest = best(move.stop + (move.how == "pooled"), energy + 1, energy + 1)
+            else:
+                rest = best(position, level, energy + 1)
             cost = _cost(places, move, itemsize)
             seconds = cost.seconds(machine)
-            if move.energy is None:
-                rest = _NOTHING if move.ends(places) else best(move.stop, energy, energy)
-                found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
-                continue
-            # A pooled map is the output of the layer behind the activation.
-            reached = (move.stop + (move.how == "pooled"), energy + 1)
-            rest = best(*(reached if move.keep else (position, level)), energy + 1)
             found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
         return min(found, key=lambda item: item[0])
 
@@ -224,10 +213,11 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
             if places.window(position, stop) is not None:
                 yield Move("conv", position, stop, levels)
         outputs = math.prod(places.shape(total))
-        for how, start in (("matrix", position), ("matrix of x", 0)):
+        # Without activations, a matrix from the start would be the strategy "dense".
+        for start in dict.fromkeys((position, 0)):
             entries = math.prod(places.shape(start)) * outputs
             if position < total and entries <= _MATRIX and (places.ends or position > 0):
-                yield Move(how, start, total, levels)  # type: ignore[arg-type]
+                yield Move("matrix", start, total, levels)
         return
     stop, levels = places.ends[energy], (level, energy + 1)
     yield Move("layers", position, stop, levels, energy)
@@ -237,8 +227,10 @@ def _moves(places: RouteMap, position: int, level: int, energy: int) -> Iterator
     if energy - level >= _SPAN:
         return
     yield Move("conv", position, stop, levels, energy, keep=False)
-    for phase in places.phases(stop):
-        yield Move("patches", position, stop, levels, energy, keep=False, phase=phase)
+    for phase in _PHASES:
+        if any(n % phase for n in places.shape(stop)[1:]):
+            continue
+        yield Move("conv", position, stop, levels, energy, keep=False, phase=phase)
         if places.pools(stop, phase):
             yield Move("pooled", position, stop, levels, energy, phase=phase)
 
@@ -253,7 +245,7 @@ def _saves(places: RouteMap, move: Move) -> bool:
 def _cost(places: RouteMap, move: Move, itemsize: int) -> Cost:
     """Return the cost of one step."""
     inputs, outputs = places.shape(move.start), places.shape(move.stop)
-    if move.multiplies:
+    if move.how == "matrix":
         size = math.prod(inputs) * math.prod(outputs)
         return Cost(gemm=size, stream=math.prod(inputs), calls=3, bytes=size * itemsize)
     energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
@@ -312,7 +304,7 @@ def kernel_of(places: RouteMap, move: Move) -> Tensor:
             pads += [offset * stride, (move.phase - 1 - offset) * stride]
         shifted.append(F.pad(kernel, pads))
     stacked = torch.stack(shifted)  # (phases, C, C_in, *window)
-    if move.how == "patches":
+    if move.how == "conv":
         return fewest(stacked.flatten(0, 1))
     turned = torch.tensordot(_means_first(len(shifted)).to(stacked), stacked, dims=1)
     return torch.cat([turned[0], fewest(turned[1:].flatten(0, 1))])

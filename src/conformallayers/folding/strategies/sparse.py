@@ -11,6 +11,7 @@ from ...functional import wide_dtype
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ..cost import Cost
+from ..operators import receptive_field
 from ..problem import Problem
 from ..stages import Chain
 from . import base
@@ -60,11 +61,11 @@ class Sparse(Strategy):
                 n = builder.add(point.Dot, image, exact, name="n", weight=weight)
             energies.append((n,))
         matrix, gain = base.normalised(problem.matrix)
-        product = _add_product(values, values.flat, "matrix", matrix)
-        image = base.add_reshape(builder, product, base.image_shape(problem))
+        image = _add_product(values, values.flat, "matrix", matrix)
         size, wide = math.prod(problem.stage.input_shape), wide_dtype(problem.device)
-        rounding = problem.rounding(size, squares=squares, dtype=None if squares else wide)
-        return Evaluation(image, tuple(energies), gain, problem.certificate(rounding))
+        dtype = problem.dtype if squares else wide
+        certificate = problem.certificate(size, squares=squares, dtype=dtype)
+        return Evaluation(image, tuple(energies), gain, certificate)
 
 
 def _arrays(problem: Problem) -> tuple[list[Tensor], bool]:
@@ -96,11 +97,11 @@ def _add_product(values: Values, x: str, name: str, matrix: Tensor, *, wide: boo
 
 def _density(chain: Chain) -> float:
     """Return the share of the inputs that lie in the window of an output."""
-    operators = [op for segment in chain.segments for op in segment.operators] + [*chain.trailing]
-    if any(isinstance(op.module, nn.Linear) for op in operators):
+    if any(isinstance(op.module, nn.Linear) for op in chain.operators):
         return 1.0
     spatial = enumerate(chain.input_shape[1:])
-    return math.prod(min(1.0, (base.reach(operators, axis) + 1) / n) for axis, n in spatial)
+    windows = ((receptive_field(chain.operators, axis)[0], n) for axis, n in spatial)
+    return math.prod(min(1.0, size / n) for size, n in windows)
 
 
 def _least_entries(chain: Chain) -> int:

@@ -28,6 +28,7 @@ from . import base
 from .base import Evaluation, Strategy, Values
 from .routes import Move, RouteMap, Window, fewest, kernel_of
 
+_LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _WIDE = 4  # slowdown of a convolution in float64: twice the width, and no fast kernel
 
 
@@ -35,29 +36,32 @@ class Spectral(Strategy):
     """Sum ``X(f)* G(f) X(f)`` over the frequencies, and subtract the outputs that wrap around."""
 
     name = "spectral"
-    foreseen = True
+    exact_cost = True
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse stacks that are neither circular nor one convolution up to each activation."""
-        if (reason := base.not_a_chain(problem)) is not None:
+        if (reason := base.not_a_chain(problem) or base.no_axes(problem)) is not None:
             return reason
-        chain = problem.stage.chain
-        reason = base.no_axes(problem) if chain.segments else "there is no activation inside"
-        if reason is not None:
-            return reason
-        if not _circular(chain) and _windows(RouteMap(chain)) is None:
+        stage, chain = problem.stage, problem.stage.chain
+        if not chain.segments:
+            return "there is no activation inside"
+        reason = _not_circular(chain)
+        if reason is not None and _windows(RouteMap(chain)) is None:
             if any(getattr(op.module, "padding_mode", "") == "circular" for op in chain.operators):
-                return _not_circular(chain)
+                return reason
             return (
                 "a layer is no convolution, has a stride, pads behind the first layer, "
                 "or sees too large a window"
             )
-        return base.too_many_entries(problem) or base.out_of_range(problem)
+        size = math.prod(stage.input_shape) * math.prod(stage.output_shape)
+        if chain.trailing and size > _LARGEST:
+            return f"M would have {size} entries"
+        return base.out_of_range(problem)
 
     def caution(self, problem: Problem) -> str:
         """Advise against what float64 cannot keep: differences, and zeros that a layer may amplify."""
         chain = problem.stage.chain
-        if not _circular(chain):
+        if _not_circular(chain) is not None:
             return "float64 may lose digits of a difference" * (problem.dtype == torch.float64)
         if chain.trailing or problem.last:
             return ""
@@ -71,8 +75,7 @@ class Spectral(Strategy):
         """Count the transform, the form of each frequency, the outputs that wrap, and M x̂."""
         stage, item = problem.stage, problem.dtype.itemsize
         channels, places = stage.input_shape[0], RouteMap(stage.chain)
-        windows = None if _circular(stage.chain) else _windows(places)
-        spatial = _padded(stage.input_shape[1:], windows)
+        windows, spatial = _torus(stage.chain)
         n, half = math.prod(spatial), point.frequencies(spatial)
         cost = Cost(
             fft=2 * channels * n * math.log2(max(n, 2)),
@@ -103,8 +106,7 @@ class Spectral(Strategy):
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append the forms on the torus, minus the energy of the border, and M x̂."""
         builder, chain = values.builder, problem.stage.chain
-        windows = None if _circular(chain) else _windows(RouteMap(chain))
-        spatial = _padded(chain.input_shape[1:], windows)
+        windows, spatial = _torus(chain)
         exact = _add_exact(values, None if windows is None else windows[0].padding)
         spectrum = builder.add(point.Fourier, exact, name="spectrum")
         border: list[list[str]] = [[] for _ in chain.groups]
@@ -131,8 +133,7 @@ class Spectral(Strategy):
             weight = values.constant("kernel", last)
             image = _add_conv(values, values.unit, "image", weight, windows[0].padding)
         size, wide = math.prod(chain.input_shape), wide_dtype(problem.device)
-        rounding = problem.rounding(size, squares=False, dtype=wide)
-        certificate = problem.certificate(rounding, margin=1.0)
+        certificate = problem.certificate(size, squares=False, dtype=wide, margin=1.0)
         return Evaluation(image, energies, gain, certificate)
 
 
@@ -277,14 +278,13 @@ def _windows(places: RouteMap) -> list[Window] | None:
     return found if len(found) == len(windows) and found else None
 
 
-def _padded(spatial: tuple[int, ...], windows: list[Window] | None) -> tuple[int, ...]:
+def _torus(chain: Chain) -> tuple[list[Window] | None, tuple[int, ...]]:
+    """Return the window up to each activation, None for a circular stack, and the sizes of the torus."""
+    spatial = chain.input_shape[1:]
+    windows = None if _not_circular(chain) is None else _windows(RouteMap(chain))
     if windows is None:
-        return spatial
-    return tuple(n + 2 * p for n, p in zip(spatial, windows[0].padding, strict=True))
-
-
-def _circular(chain: Chain) -> bool:
-    return _not_circular(chain) is None
+        return None, spatial
+    return windows, tuple(n + 2 * p for n, p in zip(spatial, windows[0].padding, strict=True))
 
 
 def _not_circular(chain: Chain) -> str | None:
