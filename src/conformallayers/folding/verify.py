@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +15,12 @@ from ..functional import scale_samples
 from ..recipe.operation import Operation
 from ..recipe.point_operations import Advance, Normalize, Rebase
 from ..recipe.recipe import Recipe
+from ..recipe.torch.module import RecipeModule
 from ..scaling import Scaling
 from ..testing.checks import fold_error
 from ..utils.html import Block, Printed, Table
 from .certificate import ErrorBudget, holds, rounding_budget
-from .explicit import Run, StageOperations, Values, forms_of_energies, spans_of
+from .explicit import Run, StageOperations, Values, forms_of_energies, in_float64, spans_of
 from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of
@@ -111,7 +111,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         if len(stages) != len(parts):
             expected = f"a model with {len(parts)} ConformalLayers"
             raise refusal("verify(model)", expected, f"one with {len(stages)}", _REMEDY)
-        exact = copy.deepcopy(folded).double()
+        exact = in_float64(folded)
         findings: list[Finding] = []
         for part, (path, candidates) in zip(parts, stages.items(), strict=True):
             if candidates[0].single is None:
@@ -162,18 +162,10 @@ def _chain_run(chain: Chain, x: Tensor) -> Values:
     return apply_all(chain.trailing, x).flatten(1), energies
 
 
-def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...], ...] | None:
-    """Return the operations that add up to each form; None for operations of another network."""
-    names = [advance.rule for advance in advances]
-    if names == [rule.name for rule in chain.rules]:
-        return tuple((index,) for index in range(len(names)))
-    return chain.groups if names == [segment.site.rule.name for segment in chain.segments] else None
-
-
 def _check_chain(
     path: str,
     folded: Folded,
-    exact: Folded,
+    exact: RecipeModule,
     span: StageOperations,
     stage: Stage,
     gain: float | None = None,
@@ -184,11 +176,10 @@ def _check_chain(
     best: the stages behind it must make up for it.
     """
     chain, eps = stage.chain, torch.finfo(folded.dtype).eps
-    groups = _grouped(span.advances, chain)
-    if groups is None:
+    if [forms[0].rule for forms in span.forms(exact)] != [rule.name for rule in chain.rules]:
         return Finding(path, math.nan, 0.0, None), 1.0
     points, note = _points(exact, stage)
-    fold = partial(span.run, exact, groups=groups)
+    fold = partial(span.run, exact)
     image, energies = _sampled(fold, points())
     expected, wanted = _sampled(partial(_chain_run, chain), points())
     gain = _factor(image, expected) if gain is None else gain
@@ -201,7 +192,7 @@ def _check_chain(
                 true + budget.inverse_radius
             )
             margins.append(1.0 if bool(close.all()) else None)
-    elif groups:
+    elif chain.rules:
         forms = forms_of(chain, stage.device, ErrorBudget(0.0)).values
         pairs = zip(forms, forms_of_energies(fold, points()), strict=True)
         margins = [_margin(form, found, budget, eps) for form, found in pairs]
@@ -212,7 +203,7 @@ def _check_chain(
 
 
 def _check_direct(
-    path: str, folded: Folded, exact: Folded, span: StageOperations, stage: Stage
+    path: str, folded: Folded, exact: RecipeModule, span: StageOperations, stage: Stage
 ) -> tuple[Finding, Scaling]:
     """Compare the matrix, the bias and the energy of a stage with biases."""
     eps, start = torch.finfo(folded.dtype).eps, stage.start
@@ -244,7 +235,7 @@ def _check_direct(
     return Finding(path, error, 0.0, 1.0 if error <= 64 * eps else None, note), scaling
 
 
-def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
+def _points(exact: RecipeModule, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
     """Return what a stage is compared on: every impulse, or random points and the reason for them."""
     device = exact.anchor.device
     reason = stage_too_large(stage)
@@ -279,7 +270,7 @@ def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) 
 
 
 def _check_single(
-    path: str, folded: Folded, exact: Folded, part: StageOperations | None, stage: Stage
+    path: str, folded: Folded, exact: RecipeModule, part: StageOperations | None, stage: Stage
 ) -> Finding:
     """Check a ConformalLayers without maps; with biases, branches or rescaled layers only outputs are compared."""
     if part is None or stage.affine:
@@ -293,7 +284,7 @@ def _check_single(
 
 
 def _check_stages(
-    path: str, folded: Folded, exact: Folded, candidates: Sequence[StageGraph]
+    path: str, folded: Folded, exact: RecipeModule, candidates: Sequence[StageGraph]
 ) -> Iterator[Finding]:
     """Check a ConformalLayers stage by stage."""
     labels = [f"{path} stage {i + 1}".strip() for i in range(len(folded.plans))]
@@ -337,8 +328,7 @@ def _scaling_at(
 
 
 def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stage) -> None:
-    shapes = recipe.shapes()
-    actual = shapes[span.given[0]], shapes[span.left]
+    actual = span.shapes(recipe)
     if actual != (stage.input_shape, stage.output_shape):
         expected = f"a part {actual[0]} → {actual[1]}"
         got = f"{stage.input_shape} → {stage.output_shape}"
