@@ -20,14 +20,6 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Scalar:
-    """A number of each sample; ``one`` if it is 1 for all of them."""
-
-    name: str
-    one: bool = False
-
-
-@dataclass(frozen=True)
 class Features:
     """Whole numbers q of the value ``scale·q``, or ``scale·q/τ``; τ by its name in the recipe of floats."""
 
@@ -57,6 +49,14 @@ class Sums:
         column = np.reshape(factor, (-1, *[1] * (self.weight.ndim - 1)))
         bias, addend = self.bias * factor, self.addend * factor
         return replace(self, weight=self.weight * column, bias=bias, addend=addend)
+
+    def channels(self, value: Array) -> Array | None:
+        """Return a constant that broadcasts to the product as one number for each channel, or None."""
+        count, ones = len(self.weight), [1] * (self.weight.ndim - 2)
+        if value.size == 1:
+            return np.full(count, value.item())
+        fits = value.size == count and value.shape[value.ndim - 1 - len(ones) :] == (count, *ones)
+        return value.reshape(-1) if fits else None
 
 
 Held = Number | Features | Sums
