@@ -78,6 +78,10 @@ class Lowering:
         """Keep a constant."""
         return self.builder.constant(name, array.detach(), wide=self.wide)
 
+    def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
+        """Keep a weight times the factor; return its name, and the lowering without the factor."""
+        return self.constant(name, array * self.factor), replace(self, factor=1.0)
+
     def call(self, value: str, module: nn.Module, output_shape: Shape) -> str:
         """Append a call of a module that treats every sample by itself, then factor and bias."""
         name, what = self.builder.module("module", module), type(module).__name__
@@ -90,13 +94,11 @@ class Lowering:
 
         The module's ``own`` bias, one number per channel, is part of the first.
         """
-        bias = own
-        left = self.bias
-        if left is not None and same_in_channels(left):
-            channels = left.flatten(1)[:, 0] if left.dim() > 1 else left
-            bias, left = channels if bias is None else bias + channels, None
-        held = None if bias is None else self.constant("bias", bias)
-        return held, replace(self, factor=1.0, bias=left)
+        rest = self
+        if self.bias is not None and same_in_channels(self.bias):
+            channels = self.bias.flatten(1)[:, 0] if self.bias.dim() > 1 else self.bias
+            own, rest = channels if own is None else own + channels, replace(self, bias=None)
+        return (None if own is None else self.constant("bias", own)), rest
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
@@ -129,12 +131,12 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
 
 @lowers(nn.Linear)
 def _linear(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight = to.constant("weight", module.weight * to.factor)
-    own, rest = module.bias, replace(to, factor=1.0)
-    if to.bias is not None and len(shape) == 1:
-        own, rest = (to.bias if own is None else own + to.bias), replace(rest, bias=None)
-    bias = None if own is None else to.constant("bias", own)
-    return rest.add(layer.Matmul, value, weight=weight, bias=bias)
+    weight, to = to.weight("weight", module.weight)
+    if len(shape) == 1:
+        bias, to = to.channel_bias(module.bias)
+    else:  # outputs are the last axis, channels the first
+        bias = None if module.bias is None else to.constant("bias", module.bias)
+    return to.add(layer.Matmul, value, weight=weight, bias=bias)
 
 
 @lowers(*by_axis("Conv"))
@@ -142,10 +144,10 @@ def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     padding, pads = _conv_padding(module)
     if pads is not None:
         value = to.builder.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
-    weight = to.constant("weight", module.weight * to.factor)
-    bias, rest = to.channel_bias(module.bias)
+    weight, to = to.weight("weight", module.weight)
+    bias, to = to.channel_bias(module.bias)
     options = {name: getattr(module, name) for name in ("stride", "dilation", "groups")}
-    return rest.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
+    return to.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
 
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
@@ -158,11 +160,11 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
 
 @lowers(*by_axis("ConvTranspose"))
 def _conv_transpose(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight = to.constant("weight", module.weight * to.factor)
-    bias, rest = to.channel_bias(module.bias)
+    weight, to = to.weight("weight", module.weight)
+    bias, to = to.channel_bias(module.bias)
     names = "stride", "padding", "output_padding", "dilation", "groups"
     options = {name: getattr(module, name) for name in names}
-    return rest.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
+    return to.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
 
 
 @lowers(*by_axis("BatchNorm"))
@@ -171,23 +173,27 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     shift = -module.running_mean.to(factor) * factor
     if module.bias is not None:
         shift = shift + module.bias.to(factor)
-    places = (-1, *[1] * (len(shape) - 1))
-    scale = to.constant("scale", (factor * to.factor).view(places))
+    scale, to = to.weight("scale", _per_channel(factor, shape))
     value = to.builder.add(layer.Multiply, value, factor=scale)
-    held = to.constant("shift", shift.view(places))
-    return replace(to, factor=1.0).add(layer.AddConstant, value, value=held)
+    held = to.constant("shift", _per_channel(shift, shape))
+    return to.add(layer.AddConstant, value, value=held)
+
+
+def _per_channel(array: Tensor, shape: Shape) -> Tensor:
+    """Return one number for each channel so that it broadcasts to samples of a shape."""
+    return array.view(-1, *[1] * (len(shape) - 1))
 
 
 @lowers(Scale)
 def _scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    factor = to.constant("gain", module.gain * to.factor)
-    return replace(to, factor=1.0).add(layer.Multiply, value, factor=factor)
+    gain, to = to.weight("gain", module.gain)
+    return to.add(layer.Multiply, value, factor=gain)
 
 
 @lowers(ChannelScale)
 def _channel_scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    factor = (module.factor * to.factor).view(-1, *[1] * (len(shape) - 1))
-    return replace(to, factor=1.0).add(layer.Multiply, value, factor=to.constant("scale", factor))
+    scale, to = to.weight("scale", _per_channel(module.factor, shape))
+    return to.add(layer.Multiply, value, factor=scale)
 
 
 @lowers(Centre)
@@ -346,8 +352,8 @@ def _gelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.PReLU)
 def _prelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    slope = module.weight.view(-1, *[1] * (len(shape) - 1))
-    return to.add(layer.PRelu, value, slope=to.constant("slope", slope))
+    slope = to.constant("slope", _per_channel(module.weight, shape))
+    return to.add(layer.PRelu, value, slope=slope)
 
 
 @lowers(nn.Softmax, nn.LogSoftmax)
