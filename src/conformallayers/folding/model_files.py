@@ -54,11 +54,6 @@ LAYERS: dict[str, type[nn.Module]] = {
         if kind.__name__ in public_names and kind not in (activations.RadialActivation, Split)
     },
 }
-_NETWORKS = (
-    *("BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"),
-    *("DkNet", "DkNetCL", "D3ModNet", "D3ModNetCL", "StageNet", "StageReLUNet"),
-    *("MLP", "ResNet8"),
-)
 COMPOSITES: dict[str, type[nn.Module]] = {
     "nn.Sequential": nn.Sequential,
     "nn.ModuleList": nn.ModuleList,
@@ -66,7 +61,11 @@ COMPOSITES: dict[str, type[nn.Module]] = {
     "cl.Residual": Residual,
     "cl.Parallel": Parallel,
     "cl.Split": Split,
-    **{f"networks.{name}": getattr(networks, name) for name in _NETWORKS},
+    **{
+        f"networks.{name}": kind
+        for name, kind in vars(networks).items()
+        if name in networks.__all__ and isinstance(kind, type)
+    },
 }
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
 _NAMES[Converted] = "nn.Sequential"  # its parts are all that it computes with
@@ -293,12 +292,6 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
-def _axis(value: Any) -> int:
-    found: int = whole(-_AXES_LIMIT)(value)
-    expect(found < _AXES_LIMIT, f"axis {found}")
-    return found
-
-
 def _each(reader: Reader) -> Reader:
     """Return a reader of one value or of several."""
     return lambda value: (several(reader) if isinstance(value, tuple) else reader)(value)
@@ -315,6 +308,7 @@ def _readers() -> dict[str, Reader]:
     counts = "in_features out_features in_channels out_channels groups num_features num_parameters"
     counts += " num_groups num_channels"
     numbers = "eps p norm_type value negative_slope beta threshold min_val max_val init gain"
+    axis = _at_most(_AXES_LIMIT - 1, whole(-_AXES_LIMIT))
     return {
         **dict.fromkeys(flags.split(), flag),
         **dict.fromkeys(counts.split(), whole(1)),
@@ -322,14 +316,14 @@ def _readers() -> dict[str, Reader]:
         **dict.fromkeys(("kernel_size", "dilation"), _each(_limited(1))),
         "stride": optional(_each(_limited(1))),  # None in LPPool
         **dict.fromkeys(("upscale_factor", "downscale_factor", "times"), _limited(1)),
-        **dict.fromkeys(("start_dim", "end_dim"), _axis),
+        **dict.fromkeys(("start_dim", "end_dim"), axis),
         **dict.fromkeys(("align_corners", "recompute_scale_factor"), optional(flag)),
         **dict.fromkeys(("normalized_shape", "shape"), _each(whole(1))),
         "padding": _or_word(_each(_limited(-_SIZE_LIMIT)), "same", "valid"),
         "padding_mode": word("zeros", "reflect", "replicate", "circular"),
         "output_padding": _each(_limited(0)),
         "momentum": optional(_real),
-        "dim": optional(_axis),
+        "dim": optional(axis),
         "unflattened_size": several(whole(-1)),
         "divisor_override": optional(whole(1)),
         "output_size": optional(_each(optional(_limited(1)))),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import ConformalError, refusal
 from ..recipe import integer_operations as integer
 from ..recipe.recipe import Recipe
 from .calibration import Calibration
@@ -90,13 +90,13 @@ def _checked(folded: Any, images: Any) -> Tensor:
     if not images.is_floating_point() or images.layout != torch.strided:
         got = f"{images.dtype}, {images.layout}"
         raise refusal(_WHERE, "a dense tensor of floats", got, _SCALED)
-    shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
     fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
     x = images.detach().to(device="cpu", dtype=folded.dtype)
     remedy = "Give a few hundred images, none of them test images."
     if not fits or not bool(x.isfinite().all()):
         got = f"{tuple(images.shape)}" if not fits else f"some that are not finite in {x.dtype}"
-        raise refusal(_WHERE, f"finite images of shape (N, {shape}", got, remedy)
+        shape = ", ".join(map(str, folded.input_shape))
+        raise refusal(_WHERE, f"finite images of shape (N, {shape})", got, remedy)
     white = (folded.about or {}).get("white")
     if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
         got = f"{float(x.min()):g} to {float(x.max()):g}"
