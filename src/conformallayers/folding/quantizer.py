@@ -167,17 +167,26 @@ class Quantizer:
         addend: Array | None = None,
     ) -> Features:
         """Append a sum of features, divided by a coordinate, with a constant added, in another scale."""
-        in_parts = tau is not None or addend is not None
-        unit = 2.0**PART_BITS if in_parts else 1.0
-        factors = np.array([value.scale / scale * unit for value in values])
+        factors = np.array([value.scale / scale for value in values])
         most = np.full(len(values), LEVELS * len(values))
-        found, shift = multipliers(factors, most, tau is not None)
-        options: dict[str, Any] = {"multipliers": tuple(int(n) for n in found), "shift": shift}
-        if addend is not None:
-            options["addend"] = self.constant("addend", _parts(addend, scale))
+        found, options = self._rescaling(factors, most, scale, tau, addend)
+        options["multipliers"] = tuple(int(n) for n in found)
         inputs = [value.name for value in values]
         made = self.builder.add(integer.Requantize, *inputs, *self.taus(tau), name=name, **options)
         return Features(made, scale)
+
+    def _rescaling(
+        self, factors: Array, most: Array, scale: float, tau: str | None, addend: Array | None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Return the multipliers of sums of at most ``most``, and the shift and the addend behind them."""
+        if tau is not None or addend is not None:  # then the products count parts of a feature
+            factors = factors * 2.0**PART_BITS
+        found, shift = multipliers(factors, most, tau is not None)
+        options: dict[str, Any] = {"shift": shift}
+        if addend is not None:
+            parts = np.clip(np.rint(addend / scale * 2.0**PART_BITS), -(2**28), 2**28)
+            options["addend"] = self.constant("addend", parts.astype(np.int32))
+        return found, options
 
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
         """Append a product: as features of a scale, or as floats."""
@@ -193,17 +202,14 @@ class Quantizer:
             raise _refusal(got, "Make it smaller.")
         if bias.any():
             options["bias"] = self.constant("bias", bias.astype(np.int32))
-        if scale is None:
-            options["scale"] = self.constant("scale", steps, wide=True)
+        added = addend if addend.any() else None
+        if scale is not None:
+            found, more = self._rescaling(steps / scale, most, scale, sums.tau, added)
+            options |= {"multiplier": self.constant("multiplier", found), "low": sums.low, **more}
         else:
-            in_parts = sums.tau is not None or addend.any()
-            factors = steps / scale * (2.0**PART_BITS if in_parts else 1.0)
-            found, options["shift"] = multipliers(factors, most, sums.tau is not None)
-            options["multiplier"] = self.constant("multiplier", found)
-            options["low"] = sums.low
-        if addend.any():
-            added = addend if scale is None else _parts(addend, scale)
-            options["addend"] = self.constant("addend", added, wide=scale is None)
+            options["scale"] = self.constant("scale", steps, wide=True)
+            if added is not None:
+                options["addend"] = self.constant("addend", added, wide=True)
         if isinstance(sums.op, layer.Conv):
             kept = "stride", "padding", "dilation", "groups"
             options |= {field: getattr(sums.op, field) for field in kept}
@@ -212,11 +218,6 @@ class Quantizer:
         if scale is None and sums.low == 0:
             made = self.builder.add(layer.Elementwise, made, name=name, function="relu")
         return made
-
-
-def _parts(addend: Array, scale: float) -> Array:
-    found = np.rint(addend / scale * 2.0**PART_BITS)
-    return np.clip(found, -(2**28), 2**28).astype(np.int32)
 
 
 def _refusal(got: str, remedy: str) -> Exception:
