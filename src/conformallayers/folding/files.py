@@ -244,7 +244,7 @@ def _read_model(archive: Archive, *, stored: bool) -> nn.Module:
     model = reader.build(document["model"], "").train(document.get("training") is True)
     for module, mode in reader.modes:
         module.training = mode
-    if reader.used != set(archive.entries):
+    if reader.tensors.keys() != archive.entries.keys():
         raise ValueError("arrays that belong to no layer")
     return model
 

@@ -158,10 +158,9 @@ class ModelReader:
     """
 
     def __init__(self, get: Callable[[str], Tensor]) -> None:
-        self.used: set[str] = set()
+        self.tensors: dict[str, Tensor] = {}  # those that modules have, by their names in the file
         self.modes: list[tuple[nn.Module, bool]] = []  # of modules that differ from the whole
         self._get = get
-        self._taken: dict[str, Tensor] = {}
         self._modules: dict[str, nn.Module] = {}
         self._runs: dict[nn.Module, int] = {}  # how many layers run when a module runs
 
@@ -173,8 +172,6 @@ class ModelReader:
             raise ValueError("a module with other entries")
         name = spec["type"]
         settings = {key: _decode(value) for key, value in spec["settings"].items()}
-        if name in LAYERS:
-            _check_settings(settings)
         tensors = {key: (role, self._take(found)) for key, (role, found) in spec["tensors"].items()}
         children = OrderedDict(
             (key, self.build(child, below(path, key))) for key, child in spec["children"]
@@ -182,12 +179,11 @@ class ModelReader:
         runs = 1 + sum(self._runs[child] for child in children.values())
         expect(runs <= OPERATIONS_LIMIT, f"{runs} layers, and {OPERATIONS_LIMIT} are the most")
         if name in LAYERS:
+            _check_settings(settings)
             with torch.device("meta"):  # without memory, until it has its tensors
                 module = LAYERS[name](**settings)
             _give(module, tensors)
             _check_layer(spec, module)
-        elif settings and name.startswith("nn."):
-            raise ValueError(f"{name} with settings")
         else:
             module = _composite(COMPOSITES[name], settings, children)
             _give(module, tensors)
@@ -199,10 +195,9 @@ class ModelReader:
     def _take(self, described: dict[str, Any]) -> Tensor:
         """Return a tensor with the strides it had: products round by them."""
         name = described["name"]
-        if name not in self._taken:
-            self.used.add(name)
-            self._taken[name] = _laid(self._get(name), described.get("strides"))
-        return self._taken[name]
+        if name not in self.tensors:
+            self.tensors[name] = _laid(self._get(name), described.get("strides"))
+        return self.tensors[name]
 
 
 # -- layers -----------------------------------------------------------------------------------------
@@ -351,8 +346,8 @@ def _check_settings(settings: dict[str, Any]) -> None:
 def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
     """Refuse settings that a constructor took for something else, and children it has not."""
     settings = {key: _encode(value, key) for key, value in _settings(spec["type"], module).items()}
-    claimed = [key for key in spec["settings"] if key in settings]
-    if any(spec["settings"][key] != settings[key] for key in claimed) or spec["children"]:
+    other = any(settings.get(key, value) != value for key, value in spec["settings"].items())
+    if other or spec["children"]:
         raise ValueError(f"{spec['type']} with other settings or with children")
     window = _WINDOWS.search(spec["type"])
     if window is not None:
@@ -395,33 +390,30 @@ def _composite(
     if kind is nn.ModuleList:
         if list(children) != [str(index) for index in range(len(children))]:
             raise ValueError("a list with names")
-        return nn.ModuleList(children.values())
-    if kind is nn.Sequential:
-        return nn.Sequential(children)
-    if kind is ConformalLayers:
-        return ConformalLayers(children, **settings)
+        return nn.ModuleList(children.values(), **settings)
+    if kind in (nn.Sequential, ConformalLayers):
+        return kind(children, **settings)
     expected = _CHILDREN.get(kind, {"features": nn.Module, "head": nn.Module})
     fits = set(children) == set(expected)
     if not fits or not all(isinstance(children[name], of) for name, of in expected.items()):
         raise ValueError(f"other parts than {', '.join(expected)}")
     given: Any = children
-    module: Any
     if kind is Split:
-        module = Split(modules=given["groups"], **settings)
+        module: nn.Module = Split(modules=given["groups"], **settings)
     elif kind is Residual:
         module = Residual(shortcut=given["shortcut"], **settings)
     elif kind is Parallel:
         module = Parallel(*given["branches"], **settings)
     else:
-        module = kind.__new__(kind, **settings)  # keeps the arguments
-        if module.arguments != settings:
+        network: Any = kind.__new__(kind, **settings)  # keeps the arguments
+        if network.arguments != settings:
             raise ValueError(f"{kind.__name__} with other arguments")
         # The children may differ from those of the constructor, such as a new head.
-        networks.base.Network.__init__(module, given["features"], given["head"])
+        networks.base.Network.__init__(network, given["features"], given["head"])
+        module = network
     for name, child in children.items():
         setattr(module, name, child)
-    made: nn.Module = module
-    return made
+    return module
 
 
 # -- values -----------------------------------------------------------------------------------------
