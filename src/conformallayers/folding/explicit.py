@@ -1,4 +1,4 @@
-"""Recipe → M and Q: write out what the operations of a fold compute, whatever its strategy.
+"""Recipe → M and Q of a fold, whatever its strategy.
 
 The operations between the embedding and the division are linear in x, their energies are quadratic. Impulses
 that run through them in float64 give the columns of M, and half the gradients of an energy the columns of its Q.
@@ -72,7 +72,7 @@ class StageOperations:
 
 
 def spans_of(recipe: Recipe) -> list[StageOperations | None]:
-    """Return the ConformalLayers of a recipe; None for one whose forms cannot be read off."""
+    """Return the operations of each ConformalLayers; None where values are rescaled, rebased or combined."""
     found: list[StageOperations | None] = []
     advances: list[Advance] = []
     start, readable = -1, True
@@ -96,12 +96,13 @@ def spans_of(recipe: Recipe) -> list[StageOperations | None]:
 
 
 def forms_of_energies(run: Run, points: Iterable[Tensor]) -> Tensor:
-    """Return the forms whose energies a fold computes, (forms, d_in, d_in): half of their gradients."""
+    """Return the forms of the energies, (forms, d_in, d_in): half their gradients at the impulses."""
     rows = []
     for point in points:
         x = point.requires_grad_()
         with torch.enable_grad():
             halves = [energies.sum() / 2 for energies in run(x)[1]]
+        # The gradient of xᵀQx/2 at an impulse is a column of Q.
         slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
         rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
     forms = torch.cat(rows, 1)
@@ -134,7 +135,7 @@ def explicit_forms(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
         exact = in_float64(folded)
         if not count:
             return exact.anchor.new_zeros(0, size, size)
-        # Gradients keep more than the values.
+        # Autograd keeps about three times the values.
         return forms_of_energies(partial(span.run, exact), _impulses(exact, span, copies=3))
 
 
@@ -169,7 +170,7 @@ def _single(folded: RecipeModule, plans: Collection[Plan], name: str) -> StageOp
 
 
 def _impulses(exact: RecipeModule, span: StageOperations, copies: int) -> Iterator[Tensor]:
-    """Yield the identity in batches: a run keeps ``copies`` of every value on the way."""
+    """Yield the identity in batches whose values, ``copies`` times, fit into a chunk of memory."""
     shapes = exact.recipe.shapes()
     elements = sum(map(math.prod, shapes.values()))
     chunk = max(1, min(256, CHUNK_BYTES // (8 * copies * elements)))

@@ -85,9 +85,9 @@ def fold(
 
 
 def quick_plans(model: nn.Module, input_shape: Shape) -> Explanation:
-    """Return the plans of a fold that takes a moment to build, as that of ``eval()``.
+    """Return the plans of a fold with the build effort of ``eval()``.
 
-    Where the cheapest form takes longer, the plan keeps the layers and says so.
+    Where the cheapest form takes longer to build, the plan keeps the layers and says so.
     """
     dtype, device = _dtype_and_device(model, None)
     conditions = Conditions(rounding_budget(dtype), dtype, device, effort=EVAL_EFFORT)
@@ -127,7 +127,7 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
 
 
 def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
-    """Fold every ConformalLayers of a model, and lower what stands around them."""
+    """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape)
     parts: dict[fx.Node, LoweredPart] = {}
     for node, label in graph.labels().items():
@@ -180,7 +180,7 @@ class _Part:
 
 
 def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
-    """Choose how many following layers to absorb, by predicted costs: building takes too long."""
+    """Choose how many following layers to absorb, by predicted costs: building each would take too long."""
     stages, feed = stages_at(graph, node)
     if feed.op != "placeholder":  # max_norm is that of the model's input
         budget = replace(conditions.budget, radius=math.inf)
@@ -197,7 +197,9 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
             single = longer.single is not None
             own = replace(conditions, staged=not single)
             problem = Problem(longer.last, own, embedded=single, last=last)
-        if problems and longer.last is not None:
+        if (
+            problems and longer.last is not None
+        ):  # the candidates before it run this layer by itself
             work = longer.last.operators[-1].multiply_adds()
             alone = Cost(gemm=work, calls=2).seconds(machine())
             seconds = [before + alone for before in seconds]

@@ -75,24 +75,24 @@ class Lowering:
         return self.finish(self.builder.add(kind, source, **settings))
 
     def constant(self, name: str, array: Tensor) -> str:
-        """Keep a constant."""
+        """Add a constant to the recipe; return its name."""
         return self.builder.constant(name, array.detach(), wide=self.wide)
 
     def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
-        """Keep a weight times the factor; return its name, and the lowering without the factor."""
+        """Add a weight times the factor; return its name, and the lowering without the factor."""
         return self.constant(name, array * self.factor), replace(self, factor=1.0)
 
     def call(self, value: str, module: nn.Module, output_shape: Shape) -> str:
-        """Append a call of a module that treats every sample by itself, then factor and bias."""
+        """Append a call of a module that treats samples independently, then factor and bias."""
         name, what = self.builder.module("module", module), type(module).__name__
         return self.add(
             layer.Call, value, module=name, what=what, result=output_shape, by_sample=True
         )
 
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
-        """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
+        """Merge the bias into the module's ``own``, (channels,), if it is constant in each channel.
 
-        The module's ``own`` bias, one number per channel, is part of the first.
+        Returns the name of the merged bias, and the lowering of the bias that remains.
         """
         rest = self
         if self.bias is not None and same_in_channels(self.bias):
@@ -102,7 +102,7 @@ class Lowering:
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
-    """Return the lowering of a module; None where it has none or overrides forward."""
+    """Return the lowering function of a module; None if it has none or overrides forward."""
     if "forward" in vars(module):
         return None
     for ancestor in type(module).__mro__:
@@ -117,7 +117,7 @@ def by_axis(name: str) -> tuple[type[nn.Module], ...]:
 
 
 def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
-    """Register the function of some classes of modules."""
+    """Register a lowering function for classes of modules."""
 
     def register(function: Lower) -> Lower:
         LOWER.update(dict.fromkeys(kinds, function))
@@ -151,7 +151,7 @@ def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
-    """Return the zeros that a convolution itself adds, and the pads that go before it."""
+    """Return the symmetric zero padding of the operation, and the pads of a ``pad`` before it, if any."""
     pads = conv_pads(module)
     if module.padding_mode == "zeros" and all(before == after for before, after in pads):
         return tuple(before for before, _ in pads), None
@@ -180,7 +180,7 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def _per_channel(array: Tensor, shape: Shape) -> Tensor:
-    """Return one number for each channel so that it broadcasts to samples of a shape."""
+    """View an array (channels,) so that it broadcasts to samples of a shape."""
     return array.view(-1, *[1] * (len(shape) - 1))
 
 
@@ -217,7 +217,7 @@ def _reshape(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def _rearranged(to: Lowering, value: str, split: Shape, order: Shape, shape: Shape) -> str:
-    """Append a reshape, a new order of the axes, and a reshape."""
+    """Append a reshape to ``split``, a permutation of the axes, and a reshape to ``shape``."""
     value = to.builder.add(layer.Reshape, value, shape=split)
     value = to.builder.add(layer.Permute, value, order=order)
     return to.add(layer.Reshape, value, shape=shape)
@@ -382,7 +382,7 @@ def _norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 class _Branches(Flow[str]):
-    """Values of a recipe through the branches of a linear composite."""
+    """Lower the branches of a composite without activations."""
 
     def __init__(self, to: Lowering) -> None:
         self.to = to
@@ -414,9 +414,9 @@ def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def by_sample(module: nn.Module) -> bool:
-    """Tell whether a module is known to treat every sample by itself in evaluation mode."""
+    """Tell whether a module is known to treat samples independently in evaluation mode."""
     spec = find_spec(module)
-    # Outside a fold any value may be padded with, and a map may work in place.
+    # The problems of these specs concern folds alone: pads other than 0, maps that work in place.
     free = spec is None or spec.homogeneous or isinstance(module, by_axis("ConstantPad"))
     if spec is None or free:
         return find_lowering(module) is not None

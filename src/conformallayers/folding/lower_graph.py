@@ -58,7 +58,7 @@ class GraphLowering:
         self.values: dict[fx.Node, str] = {}
 
     def lower(self) -> tuple[Recipe, dict[str, Plan]]:
-        """Return the recipe of the whole model, and the plans with their places in it."""
+        """Return the recipe of the whole model, and the plans with the positions of their operations."""
         inside = {node for end, part in self.parts.items() for node in part.nodes(end)}
         plans: dict[str, Plan] = {}
         output = INPUT
@@ -144,7 +144,7 @@ class GraphLowering:
         )
 
     def _constant(self, value: Any, shape: Shape) -> Tensor | None:
-        """Return a constant for every sample in float64; None if it differs between samples."""
+        """Return a constant that broadcasts to one sample, in float64; None if it has a batch axis."""
         if isinstance(value, fx.Node):
             value = operator.attrgetter(str(value.target))(self.graph.module)
         if not isinstance(value, (int, float, Tensor)):
@@ -171,5 +171,5 @@ def _single_node(root: fx.GraphModule, node: fx.Node) -> nn.Module:
     graph.output(graph.node_copy(node, lambda before: copies[before]))
     module = fx.GraphModule(root, graph)
     for item in module.graph.nodes:
-        item.type = None  # pickle cannot take annotations that are text
+        item.type = None  # pickle refuses annotations that are strings
     return module

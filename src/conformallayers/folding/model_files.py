@@ -1,4 +1,4 @@
-"""Models ↔ JSON: the type of a module, its settings, its tensors, its children. No code is stored or run.
+"""Models ↔ JSON: type, settings, tensors and children of each module. No code is stored or run.
 
 Only the types of the tables below are written or built. A layer is made again by its constructor, with
 the arguments read from its attributes.
@@ -42,8 +42,8 @@ STORED_DTYPES = {
     torch.int32: "I32",
     torch.int8: "I8",
 }
-# Stored name → class. Layers are made by their constructors, the others of their children. What the
-# library can lower it can store; activations and layers of its own have rows by their public names.
+# Stored name → class. Layers are built by their constructors, composites from their children. All layers of torch.nn
+# that can be lowered can be stored, and all public layers and activations of the library.
 LAYERS: dict[str, type[nn.Module]] = {
     **{f"nn.{kind.__name__}": kind for kind in LOWER if kind.__module__.startswith("torch.nn.")},
     **{
@@ -68,10 +68,10 @@ COMPOSITES: dict[str, type[nn.Module]] = {
     },
 }
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
-_NAMES[Converted] = "nn.Sequential"  # its parts are all that it computes with
+_NAMES[Converted] = "nn.Sequential"  # its report is not stored
 _WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool|LPPool)([123])d$")
 _ENTRIES = {"type", "settings", "tensors", "children"}
-# A few numbers of a small file could ask for any amount of memory when the model runs.
+# Without limits, a few numbers in a small file could fill the memory when the model runs.
 _SIZE_LIMIT = 4096  # of a window, a padding or a size that a layer gives an axis
 _SCALE_LIMIT = 128  # of an interpolation
 _AXES_LIMIT = 16
@@ -89,7 +89,7 @@ class ModelWriter:
         self._training: bool | None = None
 
     def describe(self, module: nn.Module, path: str) -> dict[str, Any]:
-        """Return a module as JSON; refuse by name what a file cannot hold."""
+        """Return a module as JSON; refuse unknown classes, hooks and other dtypes by name."""
         if id(module) in self._modules:
             return {"same": self._modules[id(module)]}
         self._modules[id(module)] = path
@@ -112,7 +112,7 @@ class ModelWriter:
                 for key, value in _settings(name, module).items()
             },
             "tensors": {
-                key: [role, self._put(below(path, key), role, tensor)]
+                key: [role, self._store(below(path, key), role, tensor)]
                 for key, (role, tensor) in _tensors(module).items()
             },
             "children": [
@@ -122,20 +122,24 @@ class ModelWriter:
             ],
         }
 
-    def _put(self, name: str, role: str, tensor: Tensor) -> dict[str, Any]:
-        """Take a tensor; return its name, and its strides unless rows follow each other."""
+    def _store(self, name: str, role: str, tensor: Tensor) -> dict[str, Any]:
+        """Store a tensor; return its name, and its strides unless it is contiguous."""
         if tensor.dtype not in STORED_DTYPES or tensor.is_meta or tensor.layout != torch.strided:
             kinds = ", ".join(str(dtype) for dtype in STORED_DTYPES)
             got = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
             raise refusal(f"save: {name}", f"a dense tensor of {kinds}", got, "Convert it first.")
         if role != "buffer":
-            self._claim(name, tensor)
+            self._refuse_shared(name, tensor)
         self.arrays[name] = STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
         described = {"name": name}
-        return described if _in_rows(tensor) else {**described, "strides": list(tensor.stride())}
+        return (
+            described
+            if _has_plain_strides(tensor)
+            else {**described, "strides": list(tensor.stride())}
+        )
 
-    def _claim(self, name: str, tensor: Tensor) -> None:
-        """Refuse parameters that share memory: they train together, and would come back apart."""
+    def _refuse_shared(self, name: str, tensor: Tensor) -> None:
+        """Refuse parameters that share memory: after loading they would no longer be tied."""
         if not tensor.numel():
             return
         size = tensor.element_size()
@@ -151,7 +155,7 @@ class ModelWriter:
 
 
 class ModelReader:
-    """Build modules again; raise ValueError and the like where a description makes none.
+    """Build modules from their descriptions; raise ValueError, TypeError or KeyError for a bad one.
 
     Args:
         get: returns a tensor of the file by its name.
@@ -172,7 +176,9 @@ class ModelReader:
             raise ValueError("a module with other entries")
         name = spec["type"]
         settings = {key: _decode(value) for key, value in spec["settings"].items()}
-        tensors = {key: (role, self._take(found)) for key, (role, found) in spec["tensors"].items()}
+        tensors = {
+            key: (role, self._tensor(found)) for key, (role, found) in spec["tensors"].items()
+        }
         children = OrderedDict(
             (key, self.build(child, below(path, key))) for key, child in spec["children"]
         )
@@ -182,21 +188,21 @@ class ModelReader:
             _check_settings(settings)
             with torch.device("meta"):  # without memory, until it has its tensors
                 module = LAYERS[name](**settings)
-            _give(module, tensors)
+            _set_tensors(module, tensors)
             _check_layer(spec, module)
         else:
             module = _composite(COMPOSITES[name], settings, children)
-            _give(module, tensors)
+            _set_tensors(module, tensors)
         if "training" in spec:
             self.modes.append((module, spec["training"] is True))
         self._modules[path], self._runs[module] = module, runs
         return module
 
-    def _take(self, described: dict[str, Any]) -> Tensor:
-        """Return a tensor with the strides it had: products round by them."""
+    def _tensor(self, described: dict[str, Any]) -> Tensor:
+        """Return a tensor with its original strides, which decide how products round."""
         name = described["name"]
         if name not in self.tensors:
-            self.tensors[name] = _laid(self._get(name), described.get("strides"))
+            self.tensors[name] = _with_strides(self._get(name), described.get("strides"))
         return self.tensors[name]
 
 
@@ -204,7 +210,7 @@ class ModelReader:
 
 
 def _settings(name: str, module: Any) -> dict[str, Any]:
-    """Return the arguments of the constructor, read from the attributes of a module."""
+    """Return the constructor arguments of a module, read from its attributes."""
     if name.startswith("networks."):
         return dict(module.arguments)
     if isinstance(module, Parallel):
@@ -230,7 +236,7 @@ def _settings(name: str, module: Any) -> dict[str, Any]:
 
 
 def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
-    """Return the tensors of a module itself and what they are: parameter, fixed or buffer."""
+    """Return the roles (parameter, fixed or buffer) and tensors of a module, without its children."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name, parameter in module._parameters.items():
         if parameter is not None:
@@ -241,8 +247,8 @@ def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
     return found
 
 
-def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
-    """Give a module its tensors, if they are what it expects."""
+def _set_tensors(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
+    """Set the tensors of a module; refuse other names, shapes or dtypes."""
     kind = type(module)
     expected = {name: tensor for name, (_, tensor) in _tensors(module).items()}
     if set(expected) != set(tensors):
@@ -261,7 +267,7 @@ def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
 
 
 def _at_most(limit: float, reader: Reader) -> Reader:
-    """Return a reader of numbers that fill no memory."""
+    """Return a reader of numbers up to a limit."""
 
     def read(value: Any) -> Any:
         found = reader(value)
@@ -276,7 +282,7 @@ def _limited(least: int) -> Reader:
 
 
 def _real(value: Any) -> float:
-    """Read a number; it may be infinite, and a whole one is at most what torch takes as one."""
+    """Read a number; floats may be infinite, integers must fit into 64 bits."""
     fits = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
     expect(fits, f"{value!r:.60} is no number")
     return float(value)
@@ -288,7 +294,7 @@ def _positive(value: Any) -> float:
 
 
 def _each(reader: Reader) -> Reader:
-    """Return a reader of one value or of several."""
+    """Return a reader of one value or a tuple of them."""
     return lambda value: (several(reader) if isinstance(value, tuple) else reader)(value)
 
 
@@ -297,7 +303,7 @@ def _or_word(reader: Reader, *words: str) -> Reader:
 
 
 def _readers() -> dict[str, Reader]:
-    """Return a reader for each setting of a layer: a constructor takes nearly anything."""
+    """Return a reader for each setting of a layer: constructors check almost nothing."""
     flags = "bias ceil_mode count_include_pad return_indices affine track_running_stats inplace"
     flags += " elementwise_affine projective"
     counts = "in_features out_features in_channels out_channels groups num_features num_parameters"
@@ -334,7 +340,7 @@ _READERS = _readers()
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that no layer has, or values that would fail or fill the memory later."""
+    """Refuse unknown settings, and values that would fail or fill the memory when the layer runs."""
     for key, value in settings.items():
         expect(key in _READERS, f"no setting {key!r:.60}")
         try:
@@ -344,7 +350,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 
 def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
-    """Refuse settings that a constructor took for something else, and children it has not."""
+    """Refuse settings that a constructor has changed, and children."""
     settings = {key: _encode(value, key) for key, value in _settings(spec["type"], module).items()}
     other = any(settings.get(key, value) != value for key, value in spec["settings"].items())
     if other or spec["children"]:
@@ -355,9 +361,9 @@ def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
 
 
 def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
-    """Refuse windows with other axes or, unlike pads, a negative padding.
+    """Refuse windows with a wrong number of axes, and negative padding.
 
-    A list of one value counts for every axis of a pooling, not of a convolution.
+    One value in a list counts for every axis of a pooling layer, not of a convolution.
     """
     for key in ("kernel_size", "stride", "dilation", "padding", "output_padding"):
         value = settings.get(key)
@@ -386,7 +392,7 @@ _CHILDREN: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
 def _composite(
     kind: type[nn.Module], settings: dict[str, Any], children: OrderedDict[str, nn.Module]
 ) -> nn.Module:
-    """Put a module together from its children."""
+    """Build a composite from its children."""
     if kind is nn.ModuleList:
         if list(children) != [str(index) for index in range(len(children))]:
             raise ValueError("a list with names")
@@ -420,7 +426,7 @@ def _composite(
 
 
 def _encode(value: Any, name: str) -> Any:
-    """Return a setting as JSON has it; a number that JSON lacks is ``{"number": "inf"}``."""
+    """Return a setting as JSON; infinity and NaN are ``{"number": "inf"}`` and the like."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, numbers.Integral):  # such as numpy's
@@ -435,21 +441,21 @@ def _encode(value: Any, name: str) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    """Return the value of :func:`_encode`; lists come back as tuples."""
+    """Invert :func:`_encode`; lists become tuples."""
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     return float(value["number"]) if isinstance(value, dict) else value
 
 
-def _in_rows(tensor: Tensor) -> bool:
-    """Check whether the strides of a tensor are those of a new one, or have holes."""
+def _has_plain_strides(tensor: Tensor) -> bool:
+    """Check whether a tensor is contiguous, or has gaps, which files leave out."""
     fresh = torch.empty(tensor.shape, device="meta").stride()
     dense = torch.empty_like(tensor, device="meta").stride()
     return tensor.stride() == fresh or tensor.stride() != dense
 
 
-def _laid(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """Copy a tensor into memory with other strides, which may leave no holes."""
+def _with_strides(tensor: Tensor, strides: list[int] | None) -> Tensor:
+    """Copy a tensor to other strides; refuse strides that leave gaps."""
     if strides is None:
         return tensor
     expected = 1

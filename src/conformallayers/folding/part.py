@@ -35,8 +35,8 @@ TOLERANCES: dict[torch.dtype, float] = {
     torch.bfloat16: 2e-2,
     torch.float16: 1e-2,
 }
-_SAMPLES = 2  # on which a choice is checked
-_CHECKED = 2e8  # largest network that is checked, in multiply-adds of its layers for one sample
+_SAMPLES = 2  # random inputs of the check of a choice
+_CHECKED = 2e8  # multiply-adds of the layers for one sample, up to which a choice is checked
 _MODERATE = 1e-3, 1e5  # the widest limits
 Limits = tuple[float, float] | None  # the least and largest norm of samples that need no division
 _Choose = Callable[[Problem], Plan]
@@ -48,7 +48,7 @@ def lower_part(
 ) -> tuple[Recipe, tuple[Plan, ...]]:
     """Return the recipe of a network in the dtype of the fold, and the plan of every stage.
 
-    The ``problem`` of the only stage of a network without maps has arrays that are built already.
+    The ``problem`` of a network of one stage may hold arrays that are built already.
     """
     lowering = _PartLowering(graph, conditions, problem)
     recipe, plans = lowering.lower(make_plan)
@@ -65,10 +65,9 @@ def lower_part(
 def lower_checked(
     graph: StageGraph, conditions: Conditions, problem: Problem | None = None
 ) -> tuple[Recipe, tuple[Plan, ...]]:
-    """Return the recipe of an automatic choice, or of the next strategy if it is not accurate.
+    """Lower with the fastest strategy that is accurate; keep the fastest one if none is.
 
-    The error is measured on a few random samples against the layers in float64. If no strategy is
-    accurate enough, the first choice is kept.
+    The error is measured on random samples against the layers in float64.
     """
     lowering = _PartLowering(graph, conditions, problem)
     work = sum(stage.multiply_adds for stage in graph.stages)
@@ -81,12 +80,12 @@ def lower_checked(
         yield make_plan
         why = "loses too many digits" if first is None else "is not accurate enough"
         for name in lowering.alternatives():
-            yield partial(_named, name, why)
+            yield partial(_with_strategy, name, why)
 
     for choose in choices():
         try:
             found = lowering.lower(choose)
-        except ConformalError as error:  # with a tolerance: its rounding does not keep it
+        except ConformalError as error:  # rounding breaks the tolerance
             if first is None and (lowering.problem is None or not conditions.budget.requested):
                 raise
             fault = fault or error
@@ -107,7 +106,7 @@ class _PartLowering:
     ) -> None:
         self.graph, single = graph, graph.single
         self.conditions = replace(conditions, staged=single is None)
-        # Of the only stage, if there is one.
+        # None for a network of several stages.
         self.problem = problem or (None if single is None else Problem(single, self.conditions))
         self.plans: list[Plan] = []
 
@@ -133,15 +132,15 @@ class _PartLowering:
         return recipe, tuple(self.plans)
 
     def alternatives(self) -> list[str]:
-        """Return what to try instead of a choice: the next strategies of a stage, or the layers of all."""
+        """Return the other strategies to try: those of a single stage by speed, the layers of several."""
         return ["layers"] if self.problem is None else alternatives(make_plan(self.problem))
 
     def _append_single(
         self, builder: RecipeBuilder, problem: Problem, choose: _Choose
     ) -> tuple[Points, Points, Limits]:
-        """Append a network of one stage; return the embedded points, the last points and the limits."""
+        """Append a network of one stage; return its first and last points, and the limits of norms."""
         stage, plan = problem.stage, choose(problem)
-        start = _embedded(builder, self.graph, wide=stage.affine and plan.strategy != "layers")
+        start = _add_embedding(builder, self.graph, wide=stage.affine and plan.strategy != "layers")
         last, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
         self.plans.append(replace(plan, certificate=certificate))
         limits = None if stage.affine else _limits_of_chain(stage, float(last.scaling.rho))
@@ -150,16 +149,16 @@ class _PartLowering:
     def _append_stages(
         self, builder: RecipeBuilder, choose: _Choose
     ) -> tuple[Points, Points, Limits]:
-        """Append stages, and the maps and joins between them; return the same."""
+        """Append several stages with the maps and joins between them; return the same values."""
         graph = self.graph
-        start = _embedded(builder, graph, wide=False)
+        start = _add_embedding(builder, graph, wide=False)
         values: list[Points] = []
         largest = 1.0  # a bound of all values
         for index, node in enumerate(graph.nodes):
             sources = [start if source < 0 else values[source] for source in node.sources]
             action = node.action
             if isinstance(action, HomogeneousMap):
-                values.append(_mapped(builder, action, sources[0]))
+                values.append(_add_map(builder, action, sources[0]))
             elif isinstance(action, Stage):
                 entering = sources[0]
                 if not action.direct:
@@ -172,7 +171,7 @@ class _PartLowering:
                 points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, entering)
                 values.append(points)
                 largest = max(largest, stage.bound)
-                if not stage.moves_only:  # which leaves no plan to report
+                if not stage.moves_only:  # nothing was planned for slices and reshapes
                     advice = advice_for(graph, index, plan.strategy)
                     span = first, len(builder.operations)
                     self.plans.append(
@@ -184,7 +183,7 @@ class _PartLowering:
         return start, values[-1], _limits_of_stages(graph, largest, builder)
 
 
-def _embedded(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
+def _add_embedding(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
     """Append the embedding of the input."""
     factor, offset, x = graph.embedding.norm_factor, graph.embedding.offset, INPUT
     if wide:
@@ -194,8 +193,8 @@ def _embedded(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
     return Points(*values, Scaling(factor), 1.0, 1 / factor)
 
 
-def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
-    """Append a homogeneous map of z; windows are squared, so z is rescaled where it could be large."""
+def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
+    """Append a homogeneous map of z; LPPool squares its windows, so a large z is rescaled first."""
     points = before
     if before.bound > SQUARED:
         points = replace(before.rescale(builder)[0], rebased=before.rebased)
@@ -216,7 +215,11 @@ def _add_division(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> 
 
 
 def _limits_of_chain(stage: Stage, scale: float) -> Limits:
-    """Return the least and largest norm of samples whose values stay in the range of float32."""
+    """Return the least and largest norm of samples whose values stay in the range of float32.
+
+    Within these limits a runtime may leave out the division of a sample by its peak.
+    """
+    # τ is at most ‖x‖ + form·‖x‖² for published rules, ‖x‖ + form·‖x‖ for others; scale/τ must be a normal number.
     pairs = zip(stage.chain.segments, stage.chain.bounds, strict=True)
     form = sum(segment.weight * bound * bound for segment, bound in pairs)
     low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / stage.bound)
@@ -228,7 +231,7 @@ def _limits_of_chain(stage: Stage, scale: float) -> Limits:
 
 
 def _limits_of_stages(graph: StageGraph, largest: float, builder: RecipeBuilder) -> Limits:
-    """Return such norms for a network of several stages, where τ is proportional to the norm."""
+    """Return the limits of a network of several stages, where τ is proportional to the norm."""
     sites = [site for stage in graph.stages for site in stage.sites]
     moderate = largest <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
     if not moderate or not all(site.rule.on_points for site in sites):
@@ -240,8 +243,8 @@ def _limits_of_stages(graph: StageGraph, largest: float, builder: RecipeBuilder)
 # -- checks of a choice -----------------------------------------------------------------------------
 
 
-def _named(name: str, fault: str, problem: Problem) -> Plan:
-    """Return the plan with another strategy than its choice."""
+def _with_strategy(name: str, fault: str, problem: Problem) -> Plan:
+    """Replace the strategy of the plan; ``fault`` says why."""
     plan = make_plan(problem)
     if plan.strategy == name:
         return plan
@@ -249,7 +252,7 @@ def _named(name: str, fault: str, problem: Problem) -> Plan:
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
-    """Cast the constants and modules of a recipe, wide ones to the widest dtype of the device."""
+    """Move a recipe to a device and cast it; wide constants get the widest dtype of the device."""
 
     def convert(name: str, array: Tensor) -> Tensor:
         if not array.is_floating_point():  # indices
@@ -264,7 +267,7 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
 
 
 def _reference(graph: StageGraph, conditions: Conditions) -> tuple[Tensor, Tensor]:
-    """Return random samples, and the outputs of the layers for them in float64."""
+    """Return random samples, and the outputs of the layers for them in float64, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     shape = _SAMPLES, *graph.input_shape
     x = torch.rand(shape, generator=generator, dtype=torch.float64).to(conditions.dtype)

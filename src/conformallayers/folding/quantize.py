@@ -23,12 +23,12 @@ _WHERE = "quantize(folded, images)"
 
 
 def quantize(folded: Folded, images: Tensor) -> Folded:
-    """Return a fold that computes with whole numbers: 8-bit weights and features, 32-bit sums.
+    """Quantise a fold to integers: 8-bit weights and features, 32-bit sums.
 
-    Torch, numpy, ONNX and C compute the same whole numbers with it. Scales are chosen by the values that the
-    fold has for the images, which should be like those to come, and none of the test images; a few
-    hundred are enough. Energies and norms are computed from whole numbers, t is one float64 number of a
-    sample, and the outputs are floats. docs/quantization.md explains the arithmetic.
+    Torch, numpy, ONNX and C compute the same integers with it. Scales are calibrated on the images, which should
+    resemble those to come and include no test image; a few hundred are enough. Energies and norms are computed
+    from integers, t is one float64 number for each sample, and the outputs are floats. docs/quantization.md
+    explains the arithmetic.
 
     Args:
         folded: from :func:`conformallayers.fold` or :func:`conformallayers.load`, in float32 or float64.
@@ -57,7 +57,9 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     calibration = Calibration(recipe, folded.dtype, x)
     try:
         quantized = Quantizer(recipe, calibration).quantized().pruned()
-    except ValueError as error:  # of scales: what int8 lacks is refused by name
+    except (
+        ValueError
+    ) as error:  # from calibration.py; operations that int8 lacks raise ConformalError
         if isinstance(error, ConformalError):
             raise
         remedy = "Scale the images to about 1 in front of the network, as x / 255."

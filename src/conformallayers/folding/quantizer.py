@@ -1,8 +1,8 @@
-"""Rewrite a recipe in whole numbers, operation by operation.
+"""Rewrite a recipe in integers, operation by operation.
 
-A value is held as features with a scale, and with the coordinate that it still has to be divided by: pooling,
-ReLU and changes of shape let a division pass, and the next product divides its sums. A product is held back
-until somebody reads it, so that the division, the bias and the ReLU behind it become parts of it.
+A value is held as features with a scale, and with the coordinate τ that still divides it: the division commutes
+with pooling, ReLU and reshapes, and the next product applies it to its sums. A product is pending until its value is
+needed, so that the division, the bias and the ReLU behind it are fused into it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .calibration import Calibration, multipliers, rounded_weights
 from .quantized_values import Features, Held, Number, Sums
 
 RUN = Runtime("int8")
-_OF_POINTS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
-_REFUSED = (*_OF_POINTS, layer.SparseMatmul)
+_POINT_OPERATIONS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
+_REFUSED = (*_POINT_OPERATIONS, layer.SparseMatmul)
 _OTHER_POOLING = "Use another pooling."
-_LARGEST_BIAS = 2**24  # in units of sums
+_LARGEST_BIAS = 2**24  # of the sums; a larger bias is added behind their multiplier
 
 
 class Quantizer:
-    """Collect the operations on whole numbers that take the place of those of a recipe on the CPU."""
+    """Rewrite the operations of a recipe on the CPU as operations on integers."""
 
     def __init__(self, recipe: Recipe, calibration: Calibration) -> None:
         self.recipe, self.calibration = recipe, calibration
@@ -53,16 +53,16 @@ class Quantizer:
         """Rewrite all operations."""
         for op in self.recipe.operations:
             scalars = not all(self.shapes[name] for name in op.inputs)
-            if type(op) in RUN and (isinstance(op, _OF_POINTS) or not scalars):
+            if type(op) in RUN and (isinstance(op, _POINT_OPERATIONS) or not scalars):
                 RUN[type(op)](op, self)
             else:
                 self.keep(op)
         return self.builder.recipe(self.number(self.recipe.output))
 
     def keep(self, op: Operation) -> None:
-        """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
+        """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
         if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
-            raise _refusal(op.kind, self._without())
+            raise _refusal(op.kind, self._remedy())
         if isinstance(op, layer.Call):
             remedy = "Fold the layers before it, and run it behind the fold."
             raise _refusal(op.what, remedy)
@@ -76,15 +76,15 @@ class Quantizer:
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
         self.held.update(zip(op.outputs, map(Number, names), strict=True))
 
-    def _without(self) -> str:
-        """Return how to fold without the operations that int8 lacks: "conv" too has growths of inner biases."""
+    def _remedy(self) -> str:
+        """Return the remedy for an operation that int8 lacks: a strategy that does not need it."""
         grown = [op for op in self.recipe.operations if isinstance(op, point.Grow)]
         if any(op.gram is not None for op in grown):
             return 'Fold with strategy="layers", or remove the inner biases.'
         return 'Fold with strategy="layers".' if grown else 'Fold with strategy="layers" or "conv".'
 
-    def alone(self, name: str) -> bool:
-        """Tell whether one operation reads a value, and that nothing else needs it."""
+    def read_once(self, name: str) -> bool:
+        """Tell whether exactly one operation reads a value, which is not the output."""
         return len(self._readers[name]) == 1 and name != self.recipe.output
 
     def array(self, name: str) -> Array:
@@ -93,13 +93,13 @@ class Quantizer:
         return found.detach().double().numpy()
 
     def constant(self, name: str, array: Any, wide: bool = False) -> str:
-        """Keep an array in the new recipe."""
+        """Add a constant to the new recipe; return its name."""
         return self.builder.constant(name, torch.as_tensor(array).clone(), wide=wide)
 
     # -- values in the form that an operation needs ---------------------------------------------------
 
     def number(self, name: str) -> str:
-        """Return a value as floats."""
+        """Return the name of a value in floats."""
         held = self.held[name]
         if isinstance(held, Features):
             inputs, scale = (held.name, *self.taus(held.tau)), held.scale
@@ -115,7 +115,7 @@ class Quantizer:
         return found
 
     def features(self, name: str, *, divided: bool = False) -> Features:
-        """Return a value as features; ``divided`` by its coordinate."""
+        """Return a value as features, ``divided`` by its coordinate if asked for."""
         held = self.held[name]
         if isinstance(held, Sums):
             scale = self.scale(name)
@@ -130,11 +130,11 @@ class Quantizer:
         return held
 
     def taus(self, tau: str | None) -> tuple[str, ...]:
-        """Return the coordinate that a value has to be divided by, if there is one."""
+        """Return the input of an operation that divides by a coordinate; none without one."""
         return () if tau is None else (self.scalars[tau],)
 
     def addend(self, held: Number) -> dict[str, Any]:
-        """Return the settings of an addend of 8 bits."""
+        """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
         value = np.zeros(1) if held.addend is None else self.array(held.addend)
         if not value.any():
             return {}
@@ -148,10 +148,10 @@ class Quantizer:
     def scale(self, name: str, tau: str | None = None) -> float:
         """Return the scale of a value, times its coordinate if there is one.
 
-        Operations that keep whole numbers, such as a ReLU or a concatenation, keep the scale too: it is chosen by
+        Operations that keep integers, such as a ReLU or a concatenation, keep the scale too: it is calibrated on
         the value behind them.
         """
-        while self.alone(name):
+        while self.read_once(name):
             (op,) = self._readers[name]
             if isinstance(op, layer.Slice) or not integer.keeps_integers(op):
                 break
@@ -189,10 +189,11 @@ class Quantizer:
         return found, options
 
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
-        """Append a product: as features of a scale, or as floats."""
+        """Append a pending product: as features of a scale, or as floats without one."""
         weight, unit = rounded_weights(sums.weight)
         steps = unit * sums.scale  # of the sums of each channel
         bias, addend = np.rint(sums.bias / steps), sums.addend
+        # A bias far above the sums would leave their multiplier too few bits: then it is an addend behind them.
         if sums.tau is None and np.abs(bias).max() >= _LARGEST_BIAS:
             bias, addend = np.zeros_like(bias), sums.bias
         most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(bias)
@@ -242,12 +243,12 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
     held, value = to.held[x], to.array(op.value)
     if isinstance(held, Number):
         fits = np.abs(value).max(initial=0) <= LEVELS
-        if fits and held.addend is None and to.alone(x):
+        if fits and held.addend is None and to.read_once(x):
             to.held[y] = replace(held, addend=op.value)
         else:
             to.keep(op)
         return
-    if isinstance(held, Sums) and to.alone(x) and held.low:
+    if isinstance(held, Sums) and to.read_once(x) and held.low:
         channels = held.channels(value)
         if channels is not None:
             field = "bias" if held.tau is None else "addend"
@@ -261,7 +262,7 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
 def _multiply(op: layer.Multiply, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     held, factor = to.held[x], to.array(op.factor)
-    if isinstance(held, Sums) and to.alone(x) and factor.min() > 0:
+    if isinstance(held, Sums) and to.read_once(x) and factor.min() > 0:
         channels = held.channels(factor)
         if channels is not None:
             to.held[y] = held.times(channels)
@@ -277,7 +278,7 @@ def _multiply(op: layer.Multiply, to: Quantizer) -> None:
 def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     held = to.held[x]
-    if isinstance(held, Sums) and op.function == "relu" and to.alone(x):
+    if isinstance(held, Sums) and op.function == "relu" and to.read_once(x):
         to.held[y] = replace(held, low=0)
     elif isinstance(held, (Sums, Features)) and op.function in ("relu", "abs"):
         _pass(op, to)
@@ -287,7 +288,7 @@ def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
 
 @RUN.runs(layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
 def _pass(op: Operation, to: Quantizer) -> None:
-    """Append an operation that whole numbers pass."""
+    """Append an operation that maps integers to integers of the same scale."""
     (x,), (y,) = op.inputs, op.outputs
     if isinstance(to.held[x], Number) or not integer.keeps_integers(op):
         to.keep(op)
@@ -359,7 +360,7 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
 def _windows(
     op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer
 ) -> layer.AvgPool:
-    """Return the average of the same windows."""
+    """Return the average pooling with the same windows."""
     if isinstance(op, layer.AvgPool):
         return op
     if isinstance(op, layer.NormPool):
@@ -395,7 +396,7 @@ def _sum_squares(op: point.SumSquares, to: Quantizer) -> None:
 
 @RUN.runs(point.Rescale)
 def _rescale(op: point.Rescale, to: Quantizer) -> None:
-    """Whole numbers stay in range: only the energy is new."""
+    """Compute only the energy: integers need no rescaling."""
     to.held[op.outputs[0]] = to.features(op.inputs[0], divided=True)
     for x, y in zip(op.inputs[1:], op.outputs[1:3], strict=True):
         to.scalars[y] = to.scalars[x]
@@ -430,9 +431,9 @@ def _rebase(op: point.Rebase, to: Quantizer) -> None:
 
 
 def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
-    """Hold a value as one that is divided by a coordinate, and multiplied by a number."""
+    """Let ``y = scale·x/τ`` without an operation: change the scale, and keep τ pending."""
     held, one = to.held[x], to.scalars[tau] in to.ones
-    if isinstance(held, Sums) and to.alone(x) and held.low and (one or held.tau is None):
+    if isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
         times = held.times(scale)
         to.held[y] = times if one else replace(times, tau=tau)
         return

@@ -32,7 +32,7 @@ from .strategies.dense import stage_too_large
 
 _OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
 _REMEDY = "Pass the model that was folded."
-_RANDOM = 16  # points on which a stage is compared that is too large to be written out
+_RANDOM = 16  # points to compare a stage on that is too large to be written out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Finding:
 
 
 class Verification(Printed, tuple[Finding, ...]):
-    """The findings of all parts; true if all of them are right, prints as a table."""
+    """The findings of all parts; true if all are ok, prints as a table."""
 
     def __bool__(self) -> bool:
         return all(finding.ok for finding in self)
@@ -123,7 +123,7 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 
 
 def _stage_span(recipe: Recipe, operations: tuple[int, int] | None) -> StageOperations | None:
-    """Return the operations of one of several stages; None where they make no sense."""
+    """Return the operations of one of several stages; None unless exactly one z leaves them."""
     first, end = operations or (0, 0)
     inside, behind = recipe.operations[first:end], recipe.operations[end:]
     written = {name for operation in inside for name in operation.outputs}
@@ -261,6 +261,7 @@ class _Checker:
         bias, wanted = fold(zero)[0], torch.zeros_like(image[:1])
         if stage.constant is not None:
             wanted = stage.constant.view(1, -1)
+        # One factor must fit matrix and bias together: the stages behind can undo no other difference.
         gain = _factor(torch.cat([image - bias, bias]), torch.cat([expected, wanted]))
         scaling = Scaling().lacking(gain)
         squares = [site.activate(scaling) * image.square().sum(1) for site in stage.sites]
@@ -285,7 +286,7 @@ class _Checker:
         return lambda: points.to(device).split(1), f"at {_RANDOM} points: {reason}"
 
     def _budget(self, path: str, chain: Chain) -> ErrorBudget:
-        """Return the error that a part of the fold may have by its certificate."""
+        """Return the allowed error of a part: that of its certificate, or rounding."""
         certificate = self.plans[path].certificate if path in self.plans else None
         budget = rounding_budget(torch.float32)
         if certificate is not None:
@@ -308,7 +309,7 @@ def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) 
 def _scaling_at(
     z: str, writers: Mapping[str, Operation], left: Mapping[str, Scaling], embedded: Scaling
 ) -> Scaling:
-    """Return the scalars of the points with some z: maps and joins between stages leave them alone."""
+    """Return the scaling of the points with value ``z``: maps and joins between stages keep it."""
     while z not in left:
         writer = writers[z]
         if isinstance(writer, (Normalize, Rebase)):
@@ -326,7 +327,7 @@ def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stag
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:
-    """Compare the whole models on random inputs; only this checks the layers around the parts."""
+    """Compare the outputs of fold and model on random inputs; only this checks layers around the parts."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, *folded.input_shape, generator=generator).to(folded.anchor)
     certificate = folded.certificate
@@ -338,7 +339,7 @@ def _check_output(folded: Folded, model: nn.Module) -> Finding:
 
 
 def _factor(actual: Tensor, expected: Tensor) -> float:
-    """Return the factor that takes one array closest to another; 1 for zeros."""
+    """Return the factor of ``actual`` that fits ``expected`` best in least squares; 1 for zeros."""
     squares = float(actual.square().sum())
     return float((actual * expected).sum()) / squares if squares else 1.0
 
