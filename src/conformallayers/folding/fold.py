@@ -197,9 +197,8 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
             single = longer.single is not None
             own = replace(conditions, staged=not single)
             problem = Problem(longer.last, own, embedded=single, last=last)
-        if (
-            problems and longer.last is not None
-        ):  # the candidates before it run this layer by itself
+        if problems and longer.last is not None:
+            # The candidates before this one run its last layer separately.
             work = longer.last.operators[-1].multiply_adds()
             alone = Cost(gemm=work, calls=2).seconds(machine())
             seconds = [before + alone for before in seconds]

@@ -189,8 +189,8 @@ def _add_embedding(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Poi
     if wide:
         x = builder.add(layer.Cast, x, name="exact", to=layer.WIDE)
     names = "unit", "peak", "tau"
-    values = builder.add_many(point.Normalize, x, names=names, offset=offset / factor)
-    return Points(*values, Scaling(factor), 1.0, 1 / factor)
+    unit, peak, tau = builder.add_many(point.Normalize, x, names=names, offset=offset / factor)
+    return Points(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
 
 
 def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
