@@ -164,10 +164,10 @@ def _single_node(root: fx.GraphModule, node: fx.Node) -> nn.Module:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for before in sorted(node.all_input_nodes, key=lambda n: n.op != "get_attr"):
-        constant = before.op == "get_attr"
-        copies[before] = (
-            graph.get_attr(str(before.target)) if constant else graph.placeholder(before.name)
-        )
+        if before.op == "get_attr":
+            copies[before] = graph.get_attr(str(before.target))
+        else:
+            copies[before] = graph.placeholder(before.name)
     graph.output(graph.node_copy(node, lambda before: copies[before]))
     module = fx.GraphModule(root, graph)
     for item in module.graph.nodes:

@@ -131,12 +131,8 @@ class ModelWriter:
         if role != "buffer":
             self._refuse_shared(name, tensor)
         self.arrays[name] = STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
-        described = {"name": name}
-        return (
-            described
-            if _has_plain_strides(tensor)
-            else {**described, "strides": list(tensor.stride())}
-        )
+        strides = {} if _has_plain_strides(tensor) else {"strides": list(tensor.stride())}
+        return {"name": name, **strides}
 
     def _refuse_shared(self, name: str, tensor: Tensor) -> None:
         """Refuse parameters that share memory: after loading they would no longer be tied."""

@@ -292,9 +292,8 @@ class _Checker:
         if certificate is not None:
             requested = certificate.epsilon > budget.epsilon
             budget = ErrorBudget(certificate.epsilon, certificate.max_norm, requested)
-        return (
-            replace(budget, radius=1.0) if chain.scale_free else budget
-        )  # at any norm, see Problem
+        # A proof at R = 1 holds at any norm, see Problem.
+        return replace(budget, radius=1.0) if chain.scale_free else budget
 
 
 def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) -> float | None:
