@@ -1,4 +1,4 @@
-"""Models as recipes: which layers treat every sample by itself."""
+"""Models as recipes: which layers treat every sample by itself, and which are called."""
 
 from __future__ import annotations
 
@@ -33,3 +33,24 @@ def test_pieces_leave_the_batch_axis_alone() -> None:
     model = nn.Sequential(features, nn.Flatten(0, 1), nn.ReLU()).eval()
     folded = cl.fold(model, (3, 32, 32))
     assert folded(torch.rand(750, 3, 32, 32)).shape == (750 * 6, 28, 28)
+
+
+class Enlarged(nn.Module):
+    """A layer with an argument beside its input, behind a folded part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = cl.ConformalLayers(cl.Conv2d(1, 16, 3), cl.ReSPro())
+        self.enlarge = nn.ConvTranspose2d(16, 1, 1, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.enlarge(self.features(x), output_size=[12, 12])
+        return y.relu()
+
+
+@pytest.mark.parametrize("strategy", ["layers", "dense"])
+def test_a_layer_with_another_argument_is_called(strategy: str) -> None:
+    model = Enlarged().eval()
+    folded, x = cl.fold(model, (1, 8, 8), strategy=strategy), torch.rand(3, 1, 8, 8)
+    assert folded(x).shape == model(x).shape == (3, 1, 12, 12)
+    assert cl.fold_error(model, folded, x) < 5e-6

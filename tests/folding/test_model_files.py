@@ -213,7 +213,7 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
         (nn.ELU(), {"alpha": "x"}, "alpha: 'x'"),
         (nn.Dropout(), {"inplace": 3}, "inplace: 3"),
         (nn.Softmax(1), {"dim": "x"}, "dim: 'x'"),
-        (nn.Flatten(), {"start_dim": 10**9}, "start_dim: axis 1000000000"),
+        (nn.Flatten(), {"start_dim": 10**9}, "start_dim: 1000000000, and 15 is the most"),
         (nn.Conv2d(2, 2, 1), {"padding": [20000, 20000]}, "padding: 20000, and 4096 is the most"),
         (nn.ConvTranspose1d(1, 1, 1), {"output_padding": []}, "output_padding of"),
         (nn.ConvTranspose2d(1, 1, 1), {"output_padding": [0]}, "output_padding of"),

@@ -16,7 +16,7 @@ from ..registry.registry import find_spec, has_batch_statistics, has_global_hook
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
 
-# A cache keeps this many folds and bytes, and always the fold that was used last.
+# Limits of a cache; the fold that was used last is always kept.
 MOST_FOLDS = 32
 MOST_BYTES = 64 * 2**20
 _PROBES = 256  # entries of each tensor that are compared at every call
@@ -33,10 +33,9 @@ register_optimizer_step_post_hook(_count_step)
 
 
 class _Slot(NamedTuple):
-    """A tensor in its table at the time of the fold.
+    """A parameter, buffer or attribute of a module at the time of the fold.
 
-    ``alias`` keeps its storage alive: a freed address could come back with another tensor of the same
-    version.
+    ``alias`` keeps the storage alive: another tensor of the same version could reuse a freed address.
     """
 
     table: dict[str, Any]
@@ -101,7 +100,7 @@ class _State:
         self.contents = _Contents([s.alias for s in self.slots if s.alias is not None])
 
     def holds(self) -> bool:
-        """Tell whether the model is unchanged and may still be folded."""
+        """Check that the model is unchanged and has no hooks."""
         if has_global_hooks():
             return False
         root = self.modules[0][0]
@@ -122,7 +121,7 @@ class FoldCache:
         self._lock = threading.Lock()  # of the order in which folds were used
 
     def clear(self) -> None:
-        """Drop all folds, also one that another thread is building."""
+        """Drop all folds, including one that another thread is building."""
         self._state = None
         self._cleared += 1
 
@@ -138,12 +137,12 @@ class FoldCache:
         return fold
 
     def begin(self, model: nn.Module) -> tuple[_State, int]:
-        """Note the state of the model before it is folded."""
+        """Record the state of the model before it is folded."""
         state = self._state
         return (state if state is not None and state.holds() else _State(model)), self._cleared
 
     def store(self, begun: tuple[_State, int], input: Tensor, fold: RecipeModule) -> None:
-        """Keep a fold, unless the model has changed while it was made; drop what exceeds the limits."""
+        """Store a fold unless the model has changed meanwhile; evict the least recently used."""
         state, cleared = begun
         if cleared != self._cleared or not state.holds():
             return
@@ -187,7 +186,7 @@ def _probed(tensor: Tensor) -> Tensor:
     """Return a view of at most ``_PROBES`` entries, evenly spread over the memory of the tensor."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in pairs)
-    # An odd step meets every column of a matrix.
+    # An even step could skip every other column of a matrix.
     step = 1 if span <= _PROBES else -(-span // _PROBES) | 1
     return tensor.as_strided((-(-span // step),), (step,))
 

@@ -1,4 +1,4 @@
-"""Scales of whole numbers: ranges measured on images, multipliers and shifts between scales."""
+"""Scales of integers: ranges measured on images, multipliers and shifts between scales."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..recipe.point_operations import Normalize
 from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
 
-_SHARES = np.linspace(0.3, 1.0, 36)  # of the largest value, as the value that 127 stands for
-_MEASURED = 2**18  # numbers of a value to measure with
+_SHARES = np.linspace(0.3, 1.0, 36)  # of the largest entry, tried as the entry that becomes 127
+_MEASURED = 2**18  # entries of a value that are measured
 
 
 class Calibration:
-    """All values of the recipe of a fold for some images, (N, *input_shape).
+    """All values of a recipe for calibration images, (N, *input_shape).
 
-    Samples are divided by their peaks in every case: a runtime of floats may leave that out.
+    ``limits`` are removed, so that every sample is divided by its peak as in integers.
     """
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype, images: Tensor) -> None:
@@ -35,21 +35,21 @@ class Calibration:
             self._values = module.evaluate({INPUT: images}, keep=True)
 
     def scale(self, name: str, tau: str | None = None) -> float:
-        """Return the scale of a value, times its coordinate if there is one, of least squared error."""
+        """Return the scale of least squared error of a value, times its coordinate if there is one."""
         value: Tensor = self._values[name]
         if tau is not None:
             value = value * self._values[tau].view(-1, *[1] * (value.dim() - 1))
         largest = float(value.abs().max()) if value.numel() else 0.0
         if not math.isfinite(largest):
             raise ValueError(f"{name} with values that {value.dtype} does not hold")
-        return least_error_scale(some_of(value).abs().double().numpy(), largest)
+        return least_error_scale(subsample(value).abs().double().numpy(), largest)
 
 
-def some_of(value: Tensor) -> Tensor:
-    """Return some entries of a large value, from all its rows, columns and channels alike.
+def subsample(value: Tensor) -> Tensor:
+    """Return a subsample of a large value that covers all rows, columns and channels.
 
     Examples:
-        >>> some_of(torch.arange(2**20).view(2**10, 2**10)).remainder(2**10).unique().numel()
+        >>> subsample(torch.arange(2**20).view(2**10, 2**10)).remainder(2**10).unique().numel()
         1024
     """
     step = max(1, value.numel() // _MEASURED)
@@ -59,7 +59,7 @@ def some_of(value: Tensor) -> Tensor:
 
 
 def least_error_scale(x: Array, largest: float) -> float:
-    """Return the scale by which numbers >= 0 lose least when they are rounded and clipped.
+    """Return the scale of least squared error for rounding and clipping numbers >= 0.
 
     Examples:
         >>> least_error_scale(np.array([0.0, 127.0]), 127.0)
@@ -76,16 +76,16 @@ def least_error_scale(x: Array, largest: float) -> float:
         return float(np.square(rounded - x).sum())
 
     errors = [error(scale) for scale in scales]
-    # Of equal errors the largest scale, which clips least.
+    # Of equal errors take the largest scale, which clips least.
     return float(scales[len(errors) - 1 - int(np.argmin(errors[::-1]))])
 
 
 def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
-    """Return whole numbers M and a shift, so that ``M/2^shift`` are factors to 24 bits of the largest.
+    """Return integers M and a shift with ``M/2^shift ≈ factors``, to 24 bits of the largest factor.
 
     Args:
         factors: above 0, one for each channel.
-        most: how large the sums that they multiply can be.
+        most: the largest sum of each channel.
         parts: whether products are multiplied once more, by a factor of the sample.
     """
     shift = min(SHIFTS - 1, 23 - math.floor(math.log2(factors.max())))
@@ -100,9 +100,9 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
 
 
 def rounded_weights(weight: Array) -> tuple[Array, Array]:
-    """Return weights as whole numbers from -127 to 127, and the scale of each channel.
+    """Return weights as integers from -127 to 127, and the scale of each channel.
 
-    A channel of zeros has the largest scale of the others, so that theirs lose no digits beside it.
+    A channel of zeros gets the largest scale of the others, so that it takes no bits from their multipliers.
     """
     largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
     unit = np.where(largest > 0, largest, largest.max() or LEVELS) / LEVELS

@@ -1,4 +1,4 @@
-"""Recipe → M and Q: write out what the operations of a fold compute, whatever its strategy.
+"""Recipe → M and Q of a fold, whatever its strategy.
 
 The operations between the embedding and the division are linear in x, their energies are quadratic. Impulses
 that run through them in float64 give the columns of M, and half the gradients of an energy the columns of its Q.
@@ -7,15 +7,16 @@ that run through them in float64 give the columns of M, and half the gradients o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, refusal
+from ..errors import refusal
 from ..functional import wide_dtype
+from ..recipe.operation import Shape
 from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
@@ -42,23 +43,36 @@ class StageOperations:
     advances: tuple[Advance, ...]
     scale: float = 1.0  # of the division behind it
 
-    def run(
-        self, exact: RecipeModule, x: Tensor, groups: Sequence[Sequence[int]] | None = None
-    ) -> Values:
-        """Run the operations on points with m = τ = 1; ``groups`` are the energies that add up to each form."""
+    def shapes(self, recipe: Recipe) -> tuple[Shape, Shape]:
+        """Return the shapes of the z that enters and of the z that leaves."""
+        shapes = recipe.shapes()
+        return shapes[self.given[0]], shapes[self.left]
+
+    def forms(self, exact: RecipeModule) -> list[list[Advance]]:
+        """Group the advances by form: consecutive activations of a rule that collapses share one."""
+        groups: list[list[Advance]] = []
+        for advance in self.advances:
+            rule = exact.rule(advance)
+            if groups and rule.collapses and rule == exact.rule(groups[-1][0]):
+                groups[-1].append(advance)
+            else:
+                groups.append([advance])
+        return groups
+
+    def run(self, exact: RecipeModule, x: Tensor) -> Values:
+        """Run the operations on points with m = τ = 1; return the image and the energy of each form."""
         ones = torch.ones(len(x), dtype=x.dtype, device=x.device)
         values = dict.fromkeys(self.given, ones) | {self.given[0]: x}
         values = exact.evaluate(values, keep=True, operations=self.operations)
         energies = [
-            torch.stack([values[name] for name in op.inputs[2:]]).sum(0) for op in self.advances
+            torch.stack([values[name] for op in group for name in op.inputs[2:]]).sum(0)
+            for group in self.forms(exact)
         ]
-        if groups is not None:
-            energies = [torch.stack([energies[i] for i in group]).sum(0) for group in groups]
         return values[self.left].flatten(1), energies
 
 
 def spans_of(recipe: Recipe) -> list[StageOperations | None]:
-    """Return the ConformalLayers of a recipe; None for one whose forms cannot be read off."""
+    """Return the operations of each ConformalLayers; None where values are rescaled, rebased or combined."""
     found: list[StageOperations | None] = []
     advances: list[Advance] = []
     start, readable = -1, True
@@ -82,12 +96,13 @@ def spans_of(recipe: Recipe) -> list[StageOperations | None]:
 
 
 def forms_of_energies(run: Run, points: Iterable[Tensor]) -> Tensor:
-    """Return the forms whose energies a fold computes, (forms, d_in, d_in): half of their gradients."""
+    """Return the forms of the energies, (forms, d_in, d_in): half their gradients at the impulses."""
     rows = []
     for point in points:
         x = point.requires_grad_()
         with torch.enable_grad():
             halves = [energies.sum() / 2 for energies in run(x)[1]]
+        # The gradient of xᵀQx/2 at an impulse is a column of Q.
         slopes = [torch.autograd.grad(half, x, retain_graph=True)[0] for half in halves]
         rows.append(torch.stack([slope.flatten(1) for slope in slopes]))
     forms = torch.cat(rows, 1)
@@ -99,43 +114,42 @@ def forms_of_energies(run: Run, points: Iterable[Tensor]) -> Tensor:
 
 def explicit_matrix(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
     """Return M of a fold of one stage, (d_out, d_in), in float64."""
-    exact, span, shapes = _single(folded, plans, "matrix")
-    sizes = math.prod(shapes[0]), math.prod(shapes[1])
-    reason = too_many_entries(*sizes)
-    if reason is not None:
-        raise _too_large("matrix", reason)
-    points = impulses(shapes[0], _chunk(exact, 1), exact.anchor.device)
+    span = _single(folded, plans, "matrix")
+    d_in, d_out = map(math.prod, span.shapes(folded.recipe))
+    _refuse_large("matrix", too_many_entries(d_in, d_out))
     with torch.inference_mode(False), torch.no_grad():
-        columns = [span.run(exact, x)[0] for x in points]
+        exact = in_float64(folded)
+        columns = [span.run(exact, x)[0] for x in _impulses(exact, span, copies=1)]
         return torch.cat(columns).T.contiguous() * span.scale
 
 
 def explicit_forms(folded: RecipeModule, plans: Collection[Plan]) -> Tensor:
     """Return every Q of a fold of one stage, (forms, d_in, d_in), in float64."""
-    exact, span, shapes = _single(folded, plans, "forms")
-    size, groups = math.prod(shapes[0]), _groups(exact, span)
+    span = _single(folded, plans, "forms")
+    size, count = math.prod(span.shapes(folded.recipe)[0]), len(span.advances)
     reason = too_many_entries(size, 1)
-    if reason is None and len(span.advances) * size**2 > ENTRIES:
-        count = len(span.advances) * size**2
-        reason = f"{len(span.advances)} forms have {count} entries, at most {ENTRIES} fit"
-    if reason is not None:
-        raise _too_large("forms", reason)
-    device = exact.anchor.device
-    if not groups:
-        return torch.zeros(0, size, size, dtype=torch.float64, device=device)
+    if reason is None and count * size**2 > ENTRIES:
+        reason = f"{count} forms have {count * size**2} entries, at most {ENTRIES} fit"
+    _refuse_large("forms", reason)
     with torch.inference_mode(False):
-        # Gradients keep more than the values.
-        points = impulses(shapes[0], _chunk(exact, 3), device)
-        return forms_of_energies(partial(span.run, exact, groups=groups), points)
+        exact = in_float64(folded)
+        if not count:
+            return exact.anchor.new_zeros(0, size, size)
+        # Autograd keeps about three times the values.
+        return forms_of_energies(partial(span.run, exact), _impulses(exact, span, copies=3))
 
 
-def _single(
-    folded: RecipeModule, plans: Collection[Plan], name: str
-) -> tuple[RecipeModule, StageOperations, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return a fold of one stage in float64, its operations, and the shapes at their ends; refuse any other."""
+def in_float64(folded: RecipeModule) -> RecipeModule:
+    """Return a fold in float64, on the CPU if its device has no float64."""
+    device = folded.anchor.device
+    device = device if wide_dtype(device) == torch.float64 else torch.device("cpu")
+    return RecipeModule(placed(folded.recipe, torch.float64, device), torch.float64).eval()
+
+
+def _single(folded: RecipeModule, plans: Collection[Plan], name: str) -> StageOperations:
+    """Return the operations of a fold of one stage; refuse any other fold."""
     where, expected = f"Folded.{name}()", "a fold of one stage"
-    recipe = folded.recipe
-    spans = spans_of(recipe)
+    spans = spans_of(folded.recipe)
     remedy = "cl.inspect(model, input_shape).parts has templates and forms for each."
     if len(spans) != 1:
         raise refusal(where, expected, f"{len(spans)} folded parts", remedy)
@@ -144,7 +158,7 @@ def _single(
         raise refusal(where, expected, got, remedy)
     span = spans[0]
     if span is None:
-        kinds = {type(operation) for operation in recipe.operations}
+        kinds = {type(operation) for operation in folded.recipe.operations}
         got = "biases or branches inside the ConformalLayers"
         remedy = (
             "Leave them out; a bias behind the last activation can be that of an nn.Linear head."
@@ -152,31 +166,18 @@ def _single(
         if Rescale in kinds and Rebase not in kinds:
             got, remedy = "layers that are rescaled on the way", 'Fold with strategy="dense".'
         raise refusal(where, f"{expected} that is M x / D", got, remedy)
-    device = folded.anchor.device
-    device = device if wide_dtype(device) == torch.float64 else torch.device("cpu")
-    shapes = recipe.shapes()
-    exact = RecipeModule(placed(recipe, torch.float64, device), torch.float64).eval()
-    return exact, span, (shapes[span.given[0]], shapes[span.left])
+    return span
 
 
-def _groups(exact: RecipeModule, span: StageOperations) -> list[list[int]]:
-    """Number the energies of each form: consecutive activations of a rule that collapses share one."""
-    groups: list[list[int]] = []
-    for index, advance in enumerate(span.advances):
-        rule = exact.rule(advance)
-        if index and rule.collapses and rule == exact.rule(span.advances[index - 1]):
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
+def _impulses(exact: RecipeModule, span: StageOperations, copies: int) -> Iterator[Tensor]:
+    """Yield the identity in batches whose values, ``copies`` times, fit into a chunk of memory."""
+    shapes = exact.recipe.shapes()
+    elements = sum(map(math.prod, shapes.values()))
+    chunk = max(1, min(256, CHUNK_BYTES // (8 * copies * elements)))
+    return impulses(shapes[span.given[0]], chunk, exact.anchor.device)
 
 
-def _chunk(exact: RecipeModule, copies: int) -> int:
-    """Return how many impulses run at a time: all values on the way are kept."""
-    elements = sum(math.prod(shape) for shape in exact.recipe.shapes().values())
-    return max(1, min(256, CHUNK_BYTES // (8 * copies * elements)))
-
-
-def _too_large(name: str, reason: str) -> ConformalError:
-    remedy = "Run the fold instead, or fold for smaller inputs."
-    return refusal(f"Folded.{name}()", "arrays that can be written out", reason, remedy)
+def _refuse_large(name: str, reason: str | None) -> None:
+    if reason is not None:
+        remedy = "Run the fold instead, or fold for smaller inputs."
+        raise refusal(f"Folded.{name}()", "arrays that can be written out", reason, remedy)

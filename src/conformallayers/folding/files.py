@@ -1,4 +1,4 @@
-"""Save a network as one file without pickle, and load it again with the same numbers."""
+"""Save a fold or a model as one safetensors file, and load it with the same numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .folded import Folded
 from .model_files import STORED_DTYPES, ModelReader, ModelWriter
 from .plan import Candidate, Plan
 
-# Endings that promise another format.
+# Endings of other formats.
 _OTHERS = {
     ".onnx": "For ONNX there is cl.export_onnx.",
     **dict.fromkeys((".c", ".h"), "For C there is cl.export_c."),
@@ -116,7 +116,7 @@ def read_network(archive: Archive) -> nn.Module:
 
 
 def _fold(folded: Folded) -> tuple[dict[str, Any], Arrays]:
-    """Return the document of a fold and its arrays, or refuse by name what a file cannot hold."""
+    """Return the document of a fold and its arrays; refuse operations and dtypes that files lack."""
     recipe, dtype = folded.recipe, str(folded.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         remedy = "Fold with dtype=torch.float32."
@@ -127,7 +127,7 @@ def _fold(folded: Folded) -> tuple[dict[str, Any], Arrays]:
         if array.is_meta:
             got, remedy = f"{name} on meta", "Give it its values first."
             raise refusal("save(folded)", "constants with values", got, remedy)
-        # Not every device has float64: wide constants may be narrower where they are.
+        # Devices without float64 hold wide constants in float32.
         array = array.cpu().double() if name in recipe.wide else array
         arrays[name] = STORED_DTYPES[array.dtype], tuple(array.shape), tensor_bytes(array)
     document = {
@@ -238,13 +238,13 @@ def _model(model: nn.Module) -> tuple[dict[str, Any], Arrays]:
 
 
 def _read_model(archive: Archive, *, stored: bool) -> nn.Module:
-    """Build a model; with ``stored`` its tensors have values, else it takes no memory."""
-    reader = ModelReader(lambda name: (read_tensor if stored else _announced)(archive, name))
+    """Build a model, with tensors from the file if ``stored``, else on the meta device."""
+    reader = ModelReader(lambda name: (read_tensor if stored else _meta_tensor)(archive, name))
     document = archive.document
     model = reader.build(document["model"], "").train(document.get("training") is True)
     for module, mode in reader.modes:
         module.training = mode
-    if reader.used != set(archive.entries):
+    if reader.tensors.keys() != archive.entries.keys():
         raise ValueError("arrays that belong to no layer")
     return model
 
@@ -255,7 +255,7 @@ def _read_model(archive: Archive, *, stored: bool) -> nn.Module:
 def _notes(
     model: nn.Module, labels: Sequence[str] | None, about: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what a file says beside the network, checked; what nobody gave is left out."""
+    """Return the checked labels and notes of a file, as far as they are given."""
     found: dict[str, Any] = {}
     if isinstance(labels, str):
         got = f"the word {labels!r}"
@@ -278,7 +278,7 @@ def _notes(
 
 
 def _check_readable(draft: Archive) -> None:
-    """Refuse now what could not be read again later, such as a layer with a buffer of one's own."""
+    """Refuse a document that could not be loaded, such as of a layer with an extra buffer."""
     folded = draft.document["kind"] == "folded"
     try:
         if folded:
@@ -292,14 +292,14 @@ def _check_readable(draft: Archive) -> None:
         raise refusal("save", expected, got, remedy) from error
 
 
-def _announced(archive: Archive, name: str) -> Tensor:
-    """Return an array as the header announces it, without memory."""
+def _meta_tensor(archive: Archive, name: str) -> Tensor:
+    """Return an array of the header on the meta device."""
     entry = archive.entries[name]
     return torch.empty(entry.shape, dtype=_TORCH[entry.dtype], device="meta")
 
 
 def read_tensor(archive: Archive, name: str) -> Tensor:
-    """Read an array into memory of its own."""
+    """Read an array of an archive."""
     entry = archive.entries[name]
     tensor = torch.empty(entry.shape, dtype=_TORCH[entry.dtype])
     if prod(entry.shape):

@@ -11,16 +11,15 @@ from torch import fx, nn
 
 from ..errors import checked_shape, refusal
 from ..nn.container import EVAL_EFFORT, ConformalLayers
-from ..recipe.recipe import Recipe
 from ..registry.bounds import Shape
 from ..utils.fingerprint import fingerprint
 from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine
 from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
-from .lower_graph import GraphLowering
+from .lower_graph import GraphLowering, LoweredPart
 from .part import lower_checked, lower_part, placed
-from .plan import Plan, checked_strategy, outlook
+from .plan import checked_strategy, outlook
 from .problem import MAX_PATHS, Conditions, Problem
 from .split import StageGraph
 from .trace import Step, Trace
@@ -86,9 +85,9 @@ def fold(
 
 
 def quick_plans(model: nn.Module, input_shape: Shape) -> Explanation:
-    """Return the plans of a fold that takes a moment to build, as that of ``eval()``.
+    """Return the plans of a fold with the build effort of ``eval()``.
 
-    Where the cheapest form takes longer, the plan keeps the layers and says so.
+    Where the cheapest form takes longer to build, the plan keeps the layers and says so.
     """
     dtype, device = _dtype_and_device(model, None)
     conditions = Conditions(rounding_budget(dtype), dtype, device, effort=EVAL_EFFORT)
@@ -128,12 +127,9 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
 
 
 def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
-    """Fold every ConformalLayers of a model, and lower what stands around them."""
+    """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape)
-    plans: dict[str, Plan] = {}
-    parts: dict[fx.Node, tuple[Recipe, fx.Node]] = {}
-    ends: dict[str, fx.Node] = {}
-    covered: set[fx.Node] = set()
+    parts: dict[fx.Node, LoweredPart] = {}
     for node, label in graph.labels().items():
         found = _largest_part(graph, node, conditions)
         if found.stages.single is None and conditions.budget.requested:
@@ -148,16 +144,11 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
         labels = [label]
         if found.stages.single is None:
             labels = [f"{label} stage {i + 1}".strip() for i in range(len(chosen))]
-        named = dict(zip(labels, chosen, strict=True))
-        if named:
-            named[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
-        plans |= named
-        ends |= dict.fromkeys(named, found.end)
-        parts[found.end] = recipe, found.feed
-        covered |= found.nodes()
-    lowering = GraphLowering(graph, shape, parts, covered)
-    recipe = lowering.lower()
-    plans = {label: plan.moved(lowering.starts[ends[label]]) for label, plan in plans.items()}
+        plans = dict(zip(labels, chosen, strict=True))
+        if plans:
+            plans[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
+        parts[found.end] = LoweredPart(recipe, found.feed, plans)
+    recipe, plans = GraphLowering(graph, shape, parts).lower()
     dtype, device = conditions.dtype, conditions.device
     return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
 
@@ -187,46 +178,32 @@ class _Part:
     end: fx.Node
     absorbed: int
 
-    def nodes(self) -> set[fx.Node]:
-        """Return the nodes after ``feed`` up to ``end``."""
-        found, node = set(), self.end
-        while node is not self.feed:
-            found.add(node)
-            node = node.all_input_nodes[0]
-        return found
-
 
 def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
-    """Choose how many following layers to absorb, by predicted costs: building takes too long."""
+    """Choose how many following layers to absorb, by predicted costs: building each would take too long."""
     stages, feed = stages_at(graph, node)
     if feed.op != "placeholder":  # max_norm is that of the model's input
         budget = replace(conditions.budget, radius=math.inf)
         conditions = replace(conditions, budget=budget)
-    first: Problem | None = None
-    problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
     candidates = with_followers(graph, node, stages)
-    kept: list[float] = []  # seconds of the layers that each candidate does not absorb
+    problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
+    seconds: list[float] = []  # of that stage and of the layers that are not absorbed
     for end, longer in candidates:
         last = all(user.op == "output" for user in end.users)
-        problem = None
-        if longer.last is not None:
+        problem = problems[0] if problems and longer.single else None
+        if problem is not None and longer.last is not None:
+            problem = problem.with_stage(longer.last, last)
+        elif longer.last is not None:
             single = longer.single is not None
-            if single and first is not None:
-                problem = first.with_stage(longer.last, last)
-            else:
-                own = replace(conditions, staged=not single)
-                problem = Problem(longer.last, own, embedded=single, last=last)
-            first = first or problem
+            own = replace(conditions, staged=not single)
+            problem = Problem(longer.last, own, embedded=single, last=last)
         if problems and longer.last is not None:
+            # The candidates before this one run its last layer separately.
             work = longer.last.operators[-1].multiply_adds()
             alone = Cost(gemm=work, calls=2).seconds(machine())
-            kept = [seconds + alone for seconds in kept]
+            seconds = [before + alone for before in seconds]
         problems.append(problem)
-        kept.append(0.0)
-    seconds = [
-        rest + (0.0 if item is None else outlook(item))
-        for item, rest in zip(problems, kept, strict=True)
-    ]
+        seconds.append(0.0 if problem is None else outlook(problem))
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
     end, chosen = candidates[best]
     return _Part(chosen, problems[best] if chosen.single else None, feed, end, best)

@@ -172,7 +172,7 @@ class Folded(RecipeModule):
         return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
 
     def _wrong_shape(self, x: Tensor) -> ConformalError:
-        expected = f"a batch of shape (B, {shape_text(self.input_shape)[1:].replace(',)', ')')}"
+        expected = f"a batch of shape (B, {', '.join(map(str, self.input_shape))})"
         got, remedy = "an input", "Fold again for this shape: a fold is made for one."
         if tuple(x.shape) == self.input_shape:
             got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."

@@ -200,6 +200,8 @@ def with_followers(
 
 def _affine_module(graph: Graph, node: fx.Node) -> nn.Module | None:
     if node.op == "call_module":
+        if len(node.args) > 1 or not set(node.kwargs) <= {"input"}:  # such as output_size
+            return None
         module = graph.module.get_submodule(str(node.target))
         spec = find_spec(module)
         if spec is None or spec.homogeneous or branches(module):

@@ -75,32 +75,34 @@ class Lowering:
         return self.finish(self.builder.add(kind, source, **settings))
 
     def constant(self, name: str, array: Tensor) -> str:
-        """Keep a constant."""
+        """Add a constant to the recipe; return its name."""
         return self.builder.constant(name, array.detach(), wide=self.wide)
 
+    def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
+        """Add a weight times the factor; return its name, and the lowering without the factor."""
+        return self.constant(name, array * self.factor), replace(self, factor=1.0)
+
     def call(self, value: str, module: nn.Module, output_shape: Shape) -> str:
-        """Append a call of a module that treats every sample by itself, then factor and bias."""
+        """Append a call of a module that treats samples independently, then factor and bias."""
         name, what = self.builder.module("module", module), type(module).__name__
         return self.add(
             layer.Call, value, module=name, what=what, result=output_shape, by_sample=True
         )
 
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
-        """Return the name of a bias with one number per channel, and the lowering of the remaining bias.
+        """Merge the bias into the module's ``own``, (channels,), if it is constant in each channel.
 
-        The module's ``own`` bias, one number per channel, is part of the first.
+        Returns the name of the merged bias, and the lowering of the bias that remains.
         """
-        bias = own
-        left = self.bias
-        if left is not None and same_in_channels(left):
-            channels = left.flatten(1)[:, 0] if left.dim() > 1 else left
-            bias, left = channels if bias is None else bias + channels, None
-        held = None if bias is None else self.constant("bias", bias)
-        return held, replace(self, factor=1.0, bias=left)
+        rest = self
+        if self.bias is not None and same_in_channels(self.bias):
+            channels = self.bias.flatten(1)[:, 0] if self.bias.dim() > 1 else self.bias
+            own, rest = channels if own is None else own + channels, replace(self, bias=None)
+        return (None if own is None else self.constant("bias", own)), rest
 
 
 def find_lowering(module: nn.Module) -> Lower | None:
-    """Return the lowering of a module; None where it has none or overrides forward."""
+    """Return the lowering function of a module; None if it has none or overrides forward."""
     if "forward" in vars(module):
         return None
     for ancestor in type(module).__mro__:
@@ -115,7 +117,7 @@ def by_axis(name: str) -> tuple[type[nn.Module], ...]:
 
 
 def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
-    """Register the function of some classes of modules."""
+    """Register a lowering function for classes of modules."""
 
     def register(function: Lower) -> Lower:
         LOWER.update(dict.fromkeys(kinds, function))
@@ -129,12 +131,12 @@ def lowers(*kinds: type[nn.Module]) -> Callable[[Lower], Lower]:
 
 @lowers(nn.Linear)
 def _linear(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight = to.constant("weight", module.weight * to.factor)
-    own, rest = module.bias, replace(to, factor=1.0)
-    if to.bias is not None and len(shape) == 1:
-        own, rest = (to.bias if own is None else own + to.bias), replace(rest, bias=None)
-    bias = None if own is None else to.constant("bias", own)
-    return rest.add(layer.Matmul, value, weight=weight, bias=bias)
+    weight, to = to.weight("weight", module.weight)
+    if len(shape) == 1:
+        bias, to = to.channel_bias(module.bias)
+    else:  # outputs are the last axis, channels the first
+        bias = None if module.bias is None else to.constant("bias", module.bias)
+    return to.add(layer.Matmul, value, weight=weight, bias=bias)
 
 
 @lowers(*by_axis("Conv"))
@@ -142,14 +144,14 @@ def _conv(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     padding, pads = _conv_padding(module)
     if pads is not None:
         value = to.builder.add(layer.Pad, value, pads=pads, mode=module.padding_mode)
-    weight = to.constant("weight", module.weight * to.factor)
-    bias, rest = to.channel_bias(module.bias)
+    weight, to = to.weight("weight", module.weight)
+    bias, to = to.channel_bias(module.bias)
     options = {name: getattr(module, name) for name in ("stride", "dilation", "groups")}
-    return rest.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
+    return to.add(layer.Conv, value, weight=weight, bias=bias, padding=padding, **options)
 
 
 def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...] | None]:
-    """Return the zeros that a convolution itself adds, and the pads that go before it."""
+    """Return the symmetric zero padding of the operation, and the pads of a ``pad`` before it, if any."""
     pads = conv_pads(module)
     if module.padding_mode == "zeros" and all(before == after for before, after in pads):
         return tuple(before for before, _ in pads), None
@@ -158,11 +160,11 @@ def _conv_padding(module: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], 
 
 @lowers(*by_axis("ConvTranspose"))
 def _conv_transpose(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    weight = to.constant("weight", module.weight * to.factor)
-    bias, rest = to.channel_bias(module.bias)
+    weight, to = to.weight("weight", module.weight)
+    bias, to = to.channel_bias(module.bias)
     names = "stride", "padding", "output_padding", "dilation", "groups"
     options = {name: getattr(module, name) for name in names}
-    return rest.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
+    return to.add(layer.ConvTranspose, value, weight=weight, bias=bias, **options)
 
 
 @lowers(*by_axis("BatchNorm"))
@@ -171,23 +173,27 @@ def _batch_norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     shift = -module.running_mean.to(factor) * factor
     if module.bias is not None:
         shift = shift + module.bias.to(factor)
-    places = (-1, *[1] * (len(shape) - 1))
-    scale = to.constant("scale", (factor * to.factor).view(places))
+    scale, to = to.weight("scale", _per_channel(factor, shape))
     value = to.builder.add(layer.Multiply, value, factor=scale)
-    held = to.constant("shift", shift.view(places))
-    return replace(to, factor=1.0).add(layer.AddConstant, value, value=held)
+    held = to.constant("shift", _per_channel(shift, shape))
+    return to.add(layer.AddConstant, value, value=held)
+
+
+def _per_channel(array: Tensor, shape: Shape) -> Tensor:
+    """View an array (channels,) so that it broadcasts to samples of a shape."""
+    return array.view(-1, *[1] * (len(shape) - 1))
 
 
 @lowers(Scale)
 def _scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    factor = to.constant("gain", module.gain * to.factor)
-    return replace(to, factor=1.0).add(layer.Multiply, value, factor=factor)
+    gain, to = to.weight("gain", module.gain)
+    return to.add(layer.Multiply, value, factor=gain)
 
 
 @lowers(ChannelScale)
 def _channel_scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    factor = (module.factor * to.factor).view(-1, *[1] * (len(shape) - 1))
-    return replace(to, factor=1.0).add(layer.Multiply, value, factor=to.constant("scale", factor))
+    scale, to = to.weight("scale", _per_channel(module.factor, shape))
+    return to.add(layer.Multiply, value, factor=scale)
 
 
 @lowers(Centre)
@@ -211,7 +217,7 @@ def _reshape(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def _rearranged(to: Lowering, value: str, split: Shape, order: Shape, shape: Shape) -> str:
-    """Append a reshape, a new order of the axes, and a reshape."""
+    """Append a reshape to ``split``, a permutation of the axes, and a reshape to ``shape``."""
     value = to.builder.add(layer.Reshape, value, shape=split)
     value = to.builder.add(layer.Permute, value, order=order)
     return to.add(layer.Reshape, value, shape=shape)
@@ -346,8 +352,8 @@ def _gelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.PReLU)
 def _prelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    slope = module.weight.view(-1, *[1] * (len(shape) - 1))
-    return to.add(layer.PRelu, value, slope=to.constant("slope", slope))
+    slope = to.constant("slope", _per_channel(module.weight, shape))
+    return to.add(layer.PRelu, value, slope=slope)
 
 
 @lowers(nn.Softmax, nn.LogSoftmax)
@@ -376,7 +382,7 @@ def _norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 class _Branches(Flow[str]):
-    """Values of a recipe through the branches of a linear composite."""
+    """Lower the branches of a composite without activations."""
 
     def __init__(self, to: Lowering) -> None:
         self.to = to
@@ -408,9 +414,9 @@ def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 
 def by_sample(module: nn.Module) -> bool:
-    """Tell whether a module is known to treat every sample by itself in evaluation mode."""
+    """Tell whether a module is known to treat samples independently in evaluation mode."""
     spec = find_spec(module)
-    # Outside a fold any value may be padded with, and a map may work in place.
+    # The problems of these specs concern folds alone: pads other than 0, maps that work in place.
     free = spec is None or spec.homogeneous or isinstance(module, by_axis("ConstantPad"))
     if spec is None or free:
         return find_lowering(module) is not None

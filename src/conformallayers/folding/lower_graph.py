@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..utils.text import call_text
 from .graph import Graph, flattens
 from .lower import Lowering, by_sample, find_lowering
+from .plan import Plan
 
 _RELUS = (torch.relu, F.relu, "relu")
 _ADDS = (operator.add, torch.add)
@@ -24,64 +26,84 @@ _MULTIPLIES = (operator.mul, torch.mul)
 _DIVIDES = (operator.truediv, torch.div)
 
 
+@dataclass(frozen=True)
+class LoweredPart:
+    """The recipe of a folded part, the node that feeds it, and the plans of its stages by label."""
+
+    recipe: Recipe
+    feed: fx.Node
+    plans: Mapping[str, Plan]
+
+    def nodes(self, end: fx.Node) -> Iterator[fx.Node]:
+        """Yield the nodes after ``feed`` up to ``end``, the last one first."""
+        while end is not self.feed:
+            yield end
+            end = end.all_input_nodes[0]
+
+
 class GraphLowering:
     """Lower the nodes of a graph in their order.
 
     Args:
         graph: the model.
         input_shape: of one sample.
-        parts: by the last node of each folded part, its recipe and the node that feeds it.
-        covered: nodes that belong to a part.
+        parts: by the last node of each.
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        input_shape: Shape,
-        parts: Mapping[fx.Node, tuple[Recipe, fx.Node]],
-        covered: set[fx.Node],
+        self, graph: Graph, input_shape: Shape, parts: Mapping[fx.Node, LoweredPart]
     ) -> None:
-        self.graph, self.parts, self.covered = graph, parts, covered
+        self.graph, self.parts = graph, parts
         self.builder = RecipeBuilder(input_shape)
         self.values: dict[fx.Node, str] = {}
-        self.starts: dict[fx.Node, int] = {}  # the operations before each part
 
-    def lower(self) -> Recipe:
-        """Return the recipe of the whole model."""
+    def lower(self) -> tuple[Recipe, dict[str, Plan]]:
+        """Return the recipe of the whole model, and the plans with the positions of their operations."""
+        inside = {node for end, part in self.parts.items() for node in part.nodes(end)}
+        plans: dict[str, Plan] = {}
         output = INPUT
         for node in self.graph.module.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = INPUT
             elif node in self.parts:
-                recipe, feed = self.parts[node]
-                self.starts[node] = len(self.builder.operations)
-                self.values[node] = self.builder.splice(recipe, self.values[feed])
+                part, start = self.parts[node], len(self.builder.operations)
+                plans |= {label: plan.moved(start) for label, plan in part.plans.items()}
+                self.values[node] = self.builder.splice(part.recipe, self.values[part.feed])
             elif node.op == "output":
                 output = self.values[node.args[0]]
-            elif node not in self.covered and node.op != "get_attr":
+            elif node not in inside and node.op != "get_attr":
                 self.values[node] = self._node(node)
-        return self.builder.recipe(output)
+        return self.builder.recipe(output), plans
 
     def _node(self, node: fx.Node) -> str:
-        known = all(n in self.graph.shapes for n in (node, *self._inputs(node)))
-        if known and node.op == "call_module" and node.args == (node.all_input_nodes[0],):
+        """Append a node as an operation, or as a call of a module that computes it."""
+        inputs = [before for before in node.all_input_nodes if before.op != "get_attr"]
+        values = [self.values[before] for before in inputs]
+        steady = all(n in self.graph.shapes for n in (node, *inputs))
+        alone = list(node.args) == inputs and len(inputs) == 1 and not node.kwargs
+        if node.op == "call_module" and alone:
             module = self.graph.module.get_submodule(str(node.target))
-            if find_lowering(module) is not None and by_sample(module):
-                value = self.values[node.all_input_nodes[0]]
-                return Lowering(self.builder).module(value, module, self.graph.shapes[node])
-        if known and node.op in ("call_function", "call_method"):
-            found = self._function(node)
+            what, apart = type(module).__name__, steady and by_sample(module)
+            if apart and find_lowering(module) is not None:
+                return Lowering(self.builder).module(values[0], module, self.graph.shapes[node])
+        else:
+            function = steady and node.op != "call_module"
+            found = self._function(node, values) if function else None
             if found is not None:
                 return found
-        return self._call(node)
+            module, what, apart = _single_node(self.graph.module, node), call_text(node), False
+        return self.builder.add(
+            layer.Call,
+            *values,
+            module=self.builder.module("module", module),
+            what=what[:200],
+            result=self.graph.rows.get(node),
+            by_sample=apart,
+        )
 
-    def _inputs(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that a node reads, constants left out."""
-        return [before for before in node.all_input_nodes if before.op != "get_attr"]
-
-    def _function(self, node: fx.Node) -> str | None:
+    def _function(self, node: fx.Node, values: list[str]) -> str | None:
         """Lower a function that has an operation; None for others."""
-        shape, values = self.graph.shapes[node], [self.values[n] for n in self._inputs(node)]
+        shape = self.graph.shapes[node]
         if flattens(node):
             return self.builder.add(layer.Reshape, *values, shape=shape)
         if node.target in _RELUS and len(values) == 1:
@@ -122,7 +144,7 @@ class GraphLowering:
         )
 
     def _constant(self, value: Any, shape: Shape) -> Tensor | None:
-        """Return a constant for every sample in float64; None if it differs between samples."""
+        """Return a constant that broadcasts to one sample, in float64; None if it has a batch axis."""
         if isinstance(value, fx.Node):
             value = operator.attrgetter(str(value.target))(self.graph.module)
         if not isinstance(value, (int, float, Tensor)):
@@ -136,39 +158,18 @@ class GraphLowering:
             return None
         return tensor if fits and tensor.dim() <= len(shape) else None
 
-    def _call(self, node: fx.Node) -> str:
-        """Append a call of a module that computes the node."""
-        inputs = self._inputs(node)
-        alone = node.op == "call_module" and list(node.args) == inputs and not node.kwargs
-        if alone and len(inputs) == len(node.all_input_nodes) == 1:
-            module = self.graph.module.get_submodule(str(node.target))
-            what, apart = type(module).__name__, by_sample(module)
-        else:
-            module, what, apart = _single_node(self.graph.module, node), call_text(node), False
-        steady = node in self.graph.shapes and all(n in self.graph.shapes for n in inputs)
-        return self.builder.add(
-            layer.Call,
-            *(self.values[n] for n in inputs),
-            module=self.builder.module("module", module),
-            what=what[:200],
-            result=self.graph.rows.get(node),
-            by_sample=apart and steady,
-        )
-
 
 def _single_node(root: fx.GraphModule, node: fx.Node) -> nn.Module:
     """Return a module that computes one node of a graph from its inputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for before in node.all_input_nodes:
+    for before in sorted(node.all_input_nodes, key=lambda n: n.op != "get_attr"):
         if before.op == "get_attr":
             copies[before] = graph.get_attr(str(before.target))
-    for before in node.all_input_nodes:
-        if before.op != "get_attr":
+        else:
             copies[before] = graph.placeholder(before.name)
-    take: Callable[[fx.Node], fx.Node] = copies.__getitem__
-    graph.output(graph.node_copy(node, take))
+    graph.output(graph.node_copy(node, lambda before: copies[before]))
     module = fx.GraphModule(root, graph)
     for item in module.graph.nodes:
-        item.type = None  # pickle cannot take annotations that are text
+        item.type = None  # pickle refuses annotations that are strings
     return module

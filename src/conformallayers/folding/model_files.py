@@ -1,4 +1,4 @@
-"""Models ↔ JSON: the type of a module, its settings, its tensors, its children. No code is stored or run.
+"""Models ↔ JSON: type, settings, tensors and children of each module. No code is stored or run.
 
 Only the types of the tables below are written or built. A layer is made again by its constructor, with
 the arguments read from its attributes.
@@ -42,8 +42,8 @@ STORED_DTYPES = {
     torch.int32: "I32",
     torch.int8: "I8",
 }
-# Stored name → class. Layers are made by their constructors, the others of their children. What the
-# library can lower it can store; activations and layers of its own have rows by their public names.
+# Stored name → class. Layers are built by their constructors, composites from their children. All layers of torch.nn
+# that can be lowered can be stored, and all public layers and activations of the library.
 LAYERS: dict[str, type[nn.Module]] = {
     **{f"nn.{kind.__name__}": kind for kind in LOWER if kind.__module__.startswith("torch.nn.")},
     **{
@@ -54,11 +54,6 @@ LAYERS: dict[str, type[nn.Module]] = {
         if kind.__name__ in public_names and kind not in (activations.RadialActivation, Split)
     },
 }
-_NETWORKS = (
-    *("BaseLinearNet", "BaseReLUNet", "BaseReSProNet", "LeNet", "LeNetCL"),
-    *("DkNet", "DkNetCL", "D3ModNet", "D3ModNetCL", "StageNet", "StageReLUNet"),
-    *("MLP", "ResNet8"),
-)
 COMPOSITES: dict[str, type[nn.Module]] = {
     "nn.Sequential": nn.Sequential,
     "nn.ModuleList": nn.ModuleList,
@@ -66,13 +61,17 @@ COMPOSITES: dict[str, type[nn.Module]] = {
     "cl.Residual": Residual,
     "cl.Parallel": Parallel,
     "cl.Split": Split,
-    **{f"networks.{name}": getattr(networks, name) for name in _NETWORKS},
+    **{
+        f"networks.{name}": kind
+        for name, kind in vars(networks).items()
+        if name in networks.__all__ and isinstance(kind, type)
+    },
 }
 _NAMES = {kind: name for name, kind in (*LAYERS.items(), *COMPOSITES.items())}
-_NAMES[Converted] = "nn.Sequential"  # its parts are all that it computes with
+_NAMES[Converted] = "nn.Sequential"  # its report is not stored
 _WINDOWS = re.compile(r"(?:Conv|ConvTranspose|\.AvgPool|MaxPool|LPPool)([123])d$")
 _ENTRIES = {"type", "settings", "tensors", "children"}
-# A few numbers of a small file could ask for any amount of memory when the model runs.
+# Without limits, a few numbers in a small file could fill the memory when the model runs.
 _SIZE_LIMIT = 4096  # of a window, a padding or a size that a layer gives an axis
 _SCALE_LIMIT = 128  # of an interpolation
 _AXES_LIMIT = 16
@@ -90,7 +89,7 @@ class ModelWriter:
         self._training: bool | None = None
 
     def describe(self, module: nn.Module, path: str) -> dict[str, Any]:
-        """Return a module as JSON; refuse by name what a file cannot hold."""
+        """Return a module as JSON; refuse unknown classes, hooks and other dtypes by name."""
         if id(module) in self._modules:
             return {"same": self._modules[id(module)]}
         self._modules[id(module)] = path
@@ -113,7 +112,7 @@ class ModelWriter:
                 for key, value in _settings(name, module).items()
             },
             "tensors": {
-                key: [role, self._put(below(path, key), role, tensor)]
+                key: [role, self._store(below(path, key), role, tensor)]
                 for key, (role, tensor) in _tensors(module).items()
             },
             "children": [
@@ -123,20 +122,20 @@ class ModelWriter:
             ],
         }
 
-    def _put(self, name: str, role: str, tensor: Tensor) -> dict[str, Any]:
-        """Take a tensor; return its name, and its strides unless rows follow each other."""
+    def _store(self, name: str, role: str, tensor: Tensor) -> dict[str, Any]:
+        """Store a tensor; return its name, and its strides unless it is contiguous."""
         if tensor.dtype not in STORED_DTYPES or tensor.is_meta or tensor.layout != torch.strided:
             kinds = ", ".join(str(dtype) for dtype in STORED_DTYPES)
             got = f"{tensor.dtype} on {tensor.device}, {tensor.layout}"
             raise refusal(f"save: {name}", f"a dense tensor of {kinds}", got, "Convert it first.")
         if role != "buffer":
-            self._claim(name, tensor)
+            self._refuse_shared(name, tensor)
         self.arrays[name] = STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor)
-        described = {"name": name}
-        return described if _in_rows(tensor) else {**described, "strides": list(tensor.stride())}
+        strides = {} if _has_plain_strides(tensor) else {"strides": list(tensor.stride())}
+        return {"name": name, **strides}
 
-    def _claim(self, name: str, tensor: Tensor) -> None:
-        """Refuse parameters that share memory: they train together, and would come back apart."""
+    def _refuse_shared(self, name: str, tensor: Tensor) -> None:
+        """Refuse parameters that share memory: after loading they would no longer be tied."""
         if not tensor.numel():
             return
         size = tensor.element_size()
@@ -152,17 +151,16 @@ class ModelWriter:
 
 
 class ModelReader:
-    """Build modules again; raise ValueError and the like where a description makes none.
+    """Build modules from their descriptions; raise ValueError, TypeError or KeyError for a bad one.
 
     Args:
         get: returns a tensor of the file by its name.
     """
 
     def __init__(self, get: Callable[[str], Tensor]) -> None:
-        self.used: set[str] = set()
+        self.tensors: dict[str, Tensor] = {}  # those that modules have, by their names in the file
         self.modes: list[tuple[nn.Module, bool]] = []  # of modules that differ from the whole
         self._get = get
-        self._taken: dict[str, Tensor] = {}
         self._modules: dict[str, nn.Module] = {}
         self._runs: dict[nn.Module, int] = {}  # how many layers run when a module runs
 
@@ -174,43 +172,41 @@ class ModelReader:
             raise ValueError("a module with other entries")
         name = spec["type"]
         settings = {key: _decode(value) for key, value in spec["settings"].items()}
-        if name in LAYERS:
-            _check_settings(settings)
-        tensors = {key: (role, self._take(found)) for key, (role, found) in spec["tensors"].items()}
+        tensors = {
+            key: (role, self._tensor(found)) for key, (role, found) in spec["tensors"].items()
+        }
         children = OrderedDict(
             (key, self.build(child, below(path, key))) for key, child in spec["children"]
         )
         runs = 1 + sum(self._runs[child] for child in children.values())
         expect(runs <= OPERATIONS_LIMIT, f"{runs} layers, and {OPERATIONS_LIMIT} are the most")
         if name in LAYERS:
+            _check_settings(settings)
             with torch.device("meta"):  # without memory, until it has its tensors
                 module = LAYERS[name](**settings)
-            _give(module, tensors)
+            _set_tensors(module, tensors)
             _check_layer(spec, module)
-        elif settings and name.startswith("nn."):
-            raise ValueError(f"{name} with settings")
         else:
             module = _composite(COMPOSITES[name], settings, children)
-            _give(module, tensors)
+            _set_tensors(module, tensors)
         if "training" in spec:
             self.modes.append((module, spec["training"] is True))
         self._modules[path], self._runs[module] = module, runs
         return module
 
-    def _take(self, described: dict[str, Any]) -> Tensor:
-        """Return a tensor with the strides it had: products round by them."""
+    def _tensor(self, described: dict[str, Any]) -> Tensor:
+        """Return a tensor with its original strides, which decide how products round."""
         name = described["name"]
-        if name not in self._taken:
-            self.used.add(name)
-            self._taken[name] = _laid(self._get(name), described.get("strides"))
-        return self._taken[name]
+        if name not in self.tensors:
+            self.tensors[name] = _with_strides(self._get(name), described.get("strides"))
+        return self.tensors[name]
 
 
 # -- layers -----------------------------------------------------------------------------------------
 
 
 def _settings(name: str, module: Any) -> dict[str, Any]:
-    """Return the arguments of the constructor, read from the attributes of a module."""
+    """Return the constructor arguments of a module, read from its attributes."""
     if name.startswith("networks."):
         return dict(module.arguments)
     if isinstance(module, Parallel):
@@ -236,7 +232,7 @@ def _settings(name: str, module: Any) -> dict[str, Any]:
 
 
 def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
-    """Return the tensors of a module itself and what they are: parameter, fixed or buffer."""
+    """Return the roles (parameter, fixed or buffer) and tensors of a module, without its children."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name, parameter in module._parameters.items():
         if parameter is not None:
@@ -247,8 +243,8 @@ def _tensors(module: nn.Module) -> dict[str, tuple[str, Tensor]]:
     return found
 
 
-def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
-    """Give a module its tensors, if they are what it expects."""
+def _set_tensors(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
+    """Set the tensors of a module; refuse other names, shapes or dtypes."""
     kind = type(module)
     expected = {name: tensor for name, (_, tensor) in _tensors(module).items()}
     if set(expected) != set(tensors):
@@ -267,7 +263,7 @@ def _give(module: nn.Module, tensors: dict[str, tuple[str, Tensor]]) -> None:
 
 
 def _at_most(limit: float, reader: Reader) -> Reader:
-    """Return a reader of numbers that fill no memory."""
+    """Return a reader of numbers up to a limit."""
 
     def read(value: Any) -> Any:
         found = reader(value)
@@ -282,7 +278,7 @@ def _limited(least: int) -> Reader:
 
 
 def _real(value: Any) -> float:
-    """Read a number; it may be infinite, and a whole one is at most what torch takes as one."""
+    """Read a number; floats may be infinite, integers must fit into 64 bits."""
     fits = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
     expect(fits, f"{value!r:.60} is no number")
     return float(value)
@@ -293,14 +289,8 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
-def _axis(value: Any) -> int:
-    found: int = whole(-_AXES_LIMIT)(value)
-    expect(found < _AXES_LIMIT, f"axis {found}")
-    return found
-
-
 def _each(reader: Reader) -> Reader:
-    """Return a reader of one value or of several."""
+    """Return a reader of one value or a tuple of them."""
     return lambda value: (several(reader) if isinstance(value, tuple) else reader)(value)
 
 
@@ -309,12 +299,13 @@ def _or_word(reader: Reader, *words: str) -> Reader:
 
 
 def _readers() -> dict[str, Reader]:
-    """Return a reader for each setting of a layer: a constructor takes nearly anything."""
+    """Return a reader for each setting of a layer: constructors check almost nothing."""
     flags = "bias ceil_mode count_include_pad return_indices affine track_running_stats inplace"
     flags += " elementwise_affine projective"
     counts = "in_features out_features in_channels out_channels groups num_features num_parameters"
     counts += " num_groups num_channels"
     numbers = "eps p norm_type value negative_slope beta threshold min_val max_val init gain"
+    axis = _at_most(_AXES_LIMIT - 1, whole(-_AXES_LIMIT))
     return {
         **dict.fromkeys(flags.split(), flag),
         **dict.fromkeys(counts.split(), whole(1)),
@@ -322,14 +313,14 @@ def _readers() -> dict[str, Reader]:
         **dict.fromkeys(("kernel_size", "dilation"), _each(_limited(1))),
         "stride": optional(_each(_limited(1))),  # None in LPPool
         **dict.fromkeys(("upscale_factor", "downscale_factor", "times"), _limited(1)),
-        **dict.fromkeys(("start_dim", "end_dim"), _axis),
+        **dict.fromkeys(("start_dim", "end_dim"), axis),
         **dict.fromkeys(("align_corners", "recompute_scale_factor"), optional(flag)),
         **dict.fromkeys(("normalized_shape", "shape"), _each(whole(1))),
         "padding": _or_word(_each(_limited(-_SIZE_LIMIT)), "same", "valid"),
         "padding_mode": word("zeros", "reflect", "replicate", "circular"),
         "output_padding": _each(_limited(0)),
         "momentum": optional(_real),
-        "dim": optional(_axis),
+        "dim": optional(axis),
         "unflattened_size": several(whole(-1)),
         "divisor_override": optional(whole(1)),
         "output_size": optional(_each(optional(_limited(1)))),
@@ -345,7 +336,7 @@ _READERS = _readers()
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Refuse settings that no layer has, or values that would fail or fill the memory later."""
+    """Refuse unknown settings, and values that would fail or fill the memory when the layer runs."""
     for key, value in settings.items():
         expect(key in _READERS, f"no setting {key!r:.60}")
         try:
@@ -355,10 +346,10 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 
 def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
-    """Refuse settings that a constructor took for something else, and children it has not."""
+    """Refuse settings that a constructor has changed, and children."""
     settings = {key: _encode(value, key) for key, value in _settings(spec["type"], module).items()}
-    claimed = [key for key in spec["settings"] if key in settings]
-    if any(spec["settings"][key] != settings[key] for key in claimed) or spec["children"]:
+    other = any(settings.get(key, value) != value for key, value in spec["settings"].items())
+    if other or spec["children"]:
         raise ValueError(f"{spec['type']} with other settings or with children")
     window = _WINDOWS.search(spec["type"])
     if window is not None:
@@ -366,9 +357,9 @@ def _check_layer(spec: dict[str, Any], module: nn.Module) -> None:
 
 
 def _check_window(settings: dict[str, Any], axes: int, *, pools: bool) -> None:
-    """Refuse windows with other axes or, unlike pads, a negative padding.
+    """Refuse windows with a wrong number of axes, and negative padding.
 
-    A list of one value counts for every axis of a pooling, not of a convolution.
+    One value in a list counts for every axis of a pooling layer, not of a convolution.
     """
     for key in ("kernel_size", "stride", "dilation", "padding", "output_padding"):
         value = settings.get(key)
@@ -397,44 +388,41 @@ _CHILDREN: dict[type[nn.Module], dict[str, type[nn.Module]]] = {
 def _composite(
     kind: type[nn.Module], settings: dict[str, Any], children: OrderedDict[str, nn.Module]
 ) -> nn.Module:
-    """Put a module together from its children."""
+    """Build a composite from its children."""
     if kind is nn.ModuleList:
         if list(children) != [str(index) for index in range(len(children))]:
             raise ValueError("a list with names")
-        return nn.ModuleList(children.values())
-    if kind is nn.Sequential:
-        return nn.Sequential(children)
-    if kind is ConformalLayers:
-        return ConformalLayers(children, **settings)
+        return nn.ModuleList(children.values(), **settings)
+    if kind in (nn.Sequential, ConformalLayers):
+        return kind(children, **settings)
     expected = _CHILDREN.get(kind, {"features": nn.Module, "head": nn.Module})
     fits = set(children) == set(expected)
     if not fits or not all(isinstance(children[name], of) for name, of in expected.items()):
         raise ValueError(f"other parts than {', '.join(expected)}")
     given: Any = children
-    module: Any
     if kind is Split:
-        module = Split(modules=given["groups"], **settings)
+        module: nn.Module = Split(modules=given["groups"], **settings)
     elif kind is Residual:
         module = Residual(shortcut=given["shortcut"], **settings)
     elif kind is Parallel:
         module = Parallel(*given["branches"], **settings)
     else:
-        module = kind.__new__(kind, **settings)  # keeps the arguments
-        if module.arguments != settings:
+        network: Any = kind.__new__(kind, **settings)  # keeps the arguments
+        if network.arguments != settings:
             raise ValueError(f"{kind.__name__} with other arguments")
         # The children may differ from those of the constructor, such as a new head.
-        networks.base.Network.__init__(module, given["features"], given["head"])
+        networks.base.Network.__init__(network, given["features"], given["head"])
+        module = network
     for name, child in children.items():
         setattr(module, name, child)
-    made: nn.Module = module
-    return made
+    return module
 
 
 # -- values -----------------------------------------------------------------------------------------
 
 
 def _encode(value: Any, name: str) -> Any:
-    """Return a setting as JSON has it; a number that JSON lacks is ``{"number": "inf"}``."""
+    """Return a setting as JSON; infinity and NaN are ``{"number": "inf"}`` and the like."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, numbers.Integral):  # such as numpy's
@@ -449,21 +437,21 @@ def _encode(value: Any, name: str) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    """Return the value of :func:`_encode`; lists come back as tuples."""
+    """Invert :func:`_encode`; lists become tuples."""
     if isinstance(value, list):
         return tuple(_decode(item) for item in value)
     return float(value["number"]) if isinstance(value, dict) else value
 
 
-def _in_rows(tensor: Tensor) -> bool:
-    """Check whether the strides of a tensor are those of a new one, or have holes."""
+def _has_plain_strides(tensor: Tensor) -> bool:
+    """Check whether a tensor is contiguous, or has gaps, which files leave out."""
     fresh = torch.empty(tensor.shape, device="meta").stride()
     dense = torch.empty_like(tensor, device="meta").stride()
     return tensor.stride() == fresh or tensor.stride() != dense
 
 
-def _laid(tensor: Tensor, strides: list[int] | None) -> Tensor:
-    """Copy a tensor into memory with other strides, which may leave no holes."""
+def _with_strides(tensor: Tensor, strides: list[int] | None) -> Tensor:
+    """Copy a tensor to other strides; refuse strides that leave gaps."""
     if strides is None:
         return tensor
     expected = 1

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -36,10 +35,12 @@ TOLERANCES: dict[torch.dtype, float] = {
     torch.bfloat16: 2e-2,
     torch.float16: 1e-2,
 }
-_SAMPLES = 2  # on which a choice is checked
-_CHECKED = 2e8  # largest network that is checked, in multiply-adds of its layers for one sample
-_MODERATE = 1e-3, 1e5  # norms of samples that need no division, at most
+_SAMPLES = 2  # random inputs of the check of a choice
+_CHECKED = 2e8  # multiply-adds of the layers for one sample, up to which a choice is checked
+_MODERATE = 1e-3, 1e5  # the widest limits
+Limits = tuple[float, float] | None  # the least and largest norm of samples that need no division
 _Choose = Callable[[Problem], Plan]
+_LAYERS = Plan("layers", "", ())
 
 
 def lower_part(
@@ -47,7 +48,7 @@ def lower_part(
 ) -> tuple[Recipe, tuple[Plan, ...]]:
     """Return the recipe of a network in the dtype of the fold, and the plan of every stage.
 
-    The ``problem`` of the only stage of a network without maps has arrays that are built already.
+    The ``problem`` of a network of one stage may hold arrays that are built already.
     """
     lowering = _PartLowering(graph, conditions, problem)
     recipe, plans = lowering.lower(make_plan)
@@ -64,40 +65,37 @@ def lower_part(
 def lower_checked(
     graph: StageGraph, conditions: Conditions, problem: Problem | None = None
 ) -> tuple[Recipe, tuple[Plan, ...]]:
-    """Return the recipe of an automatic choice, or of the next strategy if it is not accurate.
+    """Lower with the fastest strategy that is accurate; keep the fastest one if none is.
 
-    The error is measured on a few random samples against the layers in float64. If no strategy is
-    accurate enough, the first choice is kept.
+    The error is measured on random samples against the layers in float64.
     """
     lowering = _PartLowering(graph, conditions, problem)
     work = sum(stage.multiply_adds for stage in graph.stages)
     checked = conditions.dtype != torch.float64 and work <= _CHECKED
     reference = _reference(graph, conditions) if checked else None
+    first: tuple[Recipe, tuple[Plan, ...]] | None = None
+    fault: ConformalError | None = None
 
-    def accurate(recipe: Recipe) -> bool:
-        limit = TOLERANCES.get(conditions.dtype, 1.0)
-        return reference is None or _error(recipe, conditions, *reference) <= limit
+    def choices() -> Iterator[_Choose]:
+        yield make_plan
+        why = "loses too many digits" if first is None else "is not accurate enough"
+        for name in lowering.alternatives():
+            yield partial(_with_strategy, name, why)
 
-    found: tuple[Recipe, tuple[Plan, ...]] | None = None
-    fault = None
-    try:
-        found = lowering.lower(make_plan)
-        if accurate(found[0]):
+    for choose in choices():
+        try:
+            found = lowering.lower(choose)
+        except ConformalError as error:  # rounding breaks the tolerance
+            if first is None and (lowering.problem is None or not conditions.budget.requested):
+                raise
+            fault = fault or error
+            continue
+        if reference is None or _accurate(found[0], conditions, *reference):
             return found
-    except ConformalError as error:
-        if lowering.problem is None or not conditions.budget.requested:
-            raise
-        fault = error
-    why = "loses too many digits" if found is None else "is not accurate enough"
-    for name in lowering.alternatives():
-        with contextlib.suppress(ConformalError):  # its rounding does not keep the tolerance
-            other = lowering.lower(partial(_named, name, why))
-            if accurate(other[0]):
-                return other
-            found = found or other
-    if found is None:
+        first = first or found
+    if first is None:
         raise fault or TypeError("no recipe and no fault")
-    return found
+    return first
 
 
 class _PartLowering:
@@ -108,16 +106,23 @@ class _PartLowering:
     ) -> None:
         self.graph, single = graph, graph.single
         self.conditions = replace(conditions, staged=single is None)
-        # Of the only stage, if there is one.
+        # None for a network of several stages.
         self.problem = problem or (None if single is None else Problem(single, self.conditions))
         self.plans: list[Plan] = []
-        self.most = 1.0  # a bound of all values
 
     def lower(self, choose: _Choose) -> tuple[Recipe, tuple[Plan, ...]]:
         """Return the recipe and the plan of every stage."""
-        conditions = self.conditions
+        conditions, embedding = self.conditions, self.graph.embedding
         builder = RecipeBuilder(self.graph.input_shape)
-        output = self.append(builder, choose)
+        self.plans = []
+        if self.problem is None:
+            start, last, limits = self._append_stages(builder, choose)
+        else:
+            start, last, limits = self._append_single(builder, self.problem, choose)
+        offset = embedding.offset / embedding.norm_factor
+        if limits is not None and (offset == 0 or limits[0] < offset < limits[1]):
+            builder.amend(start.z, limits=limits)
+        output = _add_division(builder, last, self.graph.bias)
         recipe = placed(builder.recipe(output), conditions.dtype, conditions.device)
         for name, array in recipe.constants.items():
             if not bool(array.isfinite().all()):
@@ -127,79 +132,69 @@ class _PartLowering:
         return recipe, tuple(self.plans)
 
     def alternatives(self) -> list[str]:
-        """Return what to try instead of a choice: the next strategies of a stage, or the layers of all."""
+        """Return the other strategies to try: those of a single stage by speed, the layers of several."""
         return ["layers"] if self.problem is None else alternatives(make_plan(self.problem))
 
-    def append(self, builder: RecipeBuilder, choose: _Choose) -> str:
-        """Append all operations from the input to the output; return the output."""
+    def _append_single(
+        self, builder: RecipeBuilder, problem: Problem, choose: _Choose
+    ) -> tuple[Points, Points, Limits]:
+        """Append a network of one stage; return its first and last points, and the limits of norms."""
+        stage, plan = problem.stage, choose(problem)
+        start = _add_embedding(builder, self.graph, wide=stage.affine and plan.strategy != "layers")
+        last, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
+        self.plans.append(replace(plan, certificate=certificate))
+        limits = None if stage.affine else _limits_of_chain(stage, float(last.scaling.rho))
+        return start, last, limits
+
+    def _append_stages(
+        self, builder: RecipeBuilder, choose: _Choose
+    ) -> tuple[Points, Points, Limits]:
+        """Append several stages with the maps and joins between them; return the same values."""
         graph = self.graph
-        self.plans, self.most = [], 1.0
-        if self.problem is not None:
-            single, plan = self.problem.stage, choose(self.problem)
-            wide = single.affine and plan.strategy != "layers"
-            start = _embedded(builder, graph, wide)
-            last = self._lowered(builder, self.problem, plan, start)
-            if not single.affine:
-                limits = _limits_of_chain(single, float(last.scaling.rho))
-                builder.amend(start.z, limits=_with_offset(limits, graph))
-            return _left(builder, last, graph.bias)
-        start = _embedded(builder, graph, wide=False)
+        start = _add_embedding(builder, graph, wide=False)
         values: list[Points] = []
+        largest = 1.0  # a bound of all values
         for index, node in enumerate(graph.nodes):
             sources = [start if source < 0 else values[source] for source in node.sources]
             action = node.action
             if isinstance(action, HomogeneousMap):
-                values.append(_mapped(builder, action, sources[0]))
+                values.append(_add_map(builder, action, sources[0]))
             elif isinstance(action, Stage):
                 entering = sources[0]
                 if not action.direct:
                     entering = entering.for_squares(builder, action.sites)
                 stage = replace(action, start=entering.scaling, entry=entering.bound)
-                last_one = index == len(graph.nodes) - 1
-                embedded = entering is start
-                problem = Problem(stage, self.conditions, embedded=embedded, last=last_one)
-                plan = _layers(problem) if stage.moves_only else choose(problem)
-                plan = replace(plan, advice=advice_for(graph, index, plan.strategy))
-                values.append(self._lowered(builder, problem, plan, entering))
+                last = index == len(graph.nodes) - 1
+                problem = Problem(stage, self.conditions, embedded=entering is start, last=last)
+                plan = _LAYERS if stage.moves_only else choose(problem)
+                first = len(builder.operations)
+                points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, entering)
+                values.append(points)
+                largest = max(largest, stage.bound)
+                if not stage.moves_only:  # nothing was planned for slices and reshapes
+                    advice = advice_for(graph, index, plan.strategy)
+                    span = first, len(builder.operations)
+                    self.plans.append(
+                        replace(plan, certificate=certificate, advice=advice, operations=span)
+                    )
             else:
                 values.append(join_points(builder, action, sources))
-            self.most = max(self.most, values[-1].bound)
-        limits = _limits_of_stages(graph, self.most, builder)
-        builder.amend(start.z, limits=_with_offset(limits, graph))
-        return _left(builder, values[-1], graph.bias)
-
-    def _lowered(
-        self, builder: RecipeBuilder, problem: Problem, plan: Plan, start: Points
-    ) -> Points:
-        """Append a stage; one that only moves coefficients leaves no plan to report."""
-        first = len(builder.operations)
-        points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
-        plan = replace(plan, certificate=certificate)
-        if self.graph.single is not None:
-            self.plans.append(plan)
-        elif not problem.stage.moves_only:
-            self.plans.append(replace(plan, operations=(first, len(builder.operations))))
-        self.most = max(self.most, problem.stage.bound)
-        return points
+            largest = max(largest, values[-1].bound)
+        return start, values[-1], _limits_of_stages(graph, largest, builder)
 
 
-def _layers(problem: Problem) -> Plan:
-    return Plan("layers", "", ())
-
-
-def _embedded(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
+def _add_embedding(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
     """Append the embedding of the input."""
-    embedding, x = graph.embedding, INPUT
+    factor, offset, x = graph.embedding.norm_factor, graph.embedding.offset, INPUT
     if wide:
         x = builder.add(layer.Cast, x, name="exact", to=layer.WIDE)
-    names, offset = ("unit", "peak", "tau"), embedding.offset / embedding.norm_factor
-    unit, peak, tau = builder.add_many(point.Normalize, x, names=names, offset=offset)
-    factor = embedding.norm_factor
+    names = "unit", "peak", "tau"
+    unit, peak, tau = builder.add_many(point.Normalize, x, names=names, offset=offset / factor)
     return Points(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
 
 
-def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
-    """Append a homogeneous map of z; windows are squared, so z is rescaled where it could be large."""
+def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> Points:
+    """Append a homogeneous map of z; LPPool squares its windows, so a large z is rescaled first."""
     points = before
     if before.bound > SQUARED:
         points = replace(before.rescale(builder)[0], rebased=before.rebased)
@@ -208,7 +203,7 @@ def _mapped(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> P
     return replace(points, z=z, bound=bound, size=size)
 
 
-def _left(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
+def _add_division(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
     """Append the division, and the bias of an absorbed head."""
     y = last.z
     if last.tau is not None:
@@ -219,8 +214,12 @@ def _left(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
     return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))
 
 
-def _limits_of_chain(stage: Stage, scale: float) -> tuple[float, float] | None:
-    """Return the least and largest norm of samples whose values stay in the range of float32."""
+def _limits_of_chain(stage: Stage, scale: float) -> Limits:
+    """Return the least and largest norm of samples whose values stay in the range of float32.
+
+    Within these limits a runtime may leave out the division of a sample by its peak.
+    """
+    # τ is at most ‖x‖ + form·‖x‖² for published rules, ‖x‖ + form·‖x‖ for others; scale/τ must be a normal number.
     pairs = zip(stage.chain.segments, stage.chain.bounds, strict=True)
     form = sum(segment.weight * bound * bound for segment, bound in pairs)
     low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / stage.bound)
@@ -231,32 +230,21 @@ def _limits_of_chain(stage: Stage, scale: float) -> tuple[float, float] | None:
     return (low, high) if fits else None
 
 
-def _limits_of_stages(
-    graph: StageGraph, most: float, builder: RecipeBuilder
-) -> tuple[float, float] | None:
-    """Return such norms for a network of several stages, where τ is proportional to the norm."""
+def _limits_of_stages(graph: StageGraph, largest: float, builder: RecipeBuilder) -> Limits:
+    """Return the limits of a network of several stages, where τ is proportional to the norm."""
     sites = [site for stage in graph.stages for site in stage.sites]
-    moderate = most <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
+    moderate = largest <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
     if not moderate or not all(site.rule.on_points for site in sites):
         return None
     scaled = (op for op in builder.operations if isinstance(op, (point.Rebase, point.Divide)))
     return _MODERATE if all(1e-8 < op.scale < 1e8 for op in scaled) else None
 
 
-def _with_offset(
-    limits: tuple[float, float] | None, graph: StageGraph
-) -> tuple[float, float] | None:
-    """Return the limits if an offset is moderate, too."""
-    offset = graph.embedding.offset / graph.embedding.norm_factor
-    fits = limits is not None and (offset == 0 or limits[0] < offset < limits[1])
-    return limits if fits else None
-
-
 # -- checks of a choice -----------------------------------------------------------------------------
 
 
-def _named(name: str, fault: str, problem: Problem) -> Plan:
-    """Return the plan with another strategy than its choice."""
+def _with_strategy(name: str, fault: str, problem: Problem) -> Plan:
+    """Replace the strategy of the plan; ``fault`` says why."""
     plan = make_plan(problem)
     if plan.strategy == name:
         return plan
@@ -264,7 +252,7 @@ def _named(name: str, fault: str, problem: Problem) -> Plan:
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
-    """Cast the constants and modules of a recipe, wide ones to the widest dtype of the device."""
+    """Move a recipe to a device and cast it; wide constants get the widest dtype of the device."""
 
     def convert(name: str, array: Tensor) -> Tensor:
         if not array.is_floating_point():  # indices
@@ -279,17 +267,18 @@ def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
 
 
 def _reference(graph: StageGraph, conditions: Conditions) -> tuple[Tensor, Tensor]:
-    """Return random samples, and the outputs of the layers for them in float64."""
+    """Return random samples, and the outputs of the layers for them in float64, on the CPU."""
     generator = torch.Generator().manual_seed(0)
     shape = _SAMPLES, *graph.input_shape
     x = torch.rand(shape, generator=generator, dtype=torch.float64).to(conditions.dtype)
     wide = Conditions(ErrorBudget(0.0), torch.float64, torch.device("cpu"))
-    recipe, _ = _PartLowering(graph, wide).lower(_layers)
+    recipe, _ = _PartLowering(graph, wide).lower(lambda _: _LAYERS)
     return x.to(conditions.device), RecipeModule(recipe, torch.float64)(x.double())
 
 
-def _error(recipe: Recipe, conditions: Conditions, x: Tensor, expected: Tensor) -> float:
-    y = RecipeModule(recipe, conditions.dtype)(x).double().cpu().flatten(1)
-    expected = expected.flatten(1)
-    size = torch.linalg.vector_norm(expected, dim=1)
-    return float((torch.linalg.vector_norm(y - expected, dim=1) / size).max())
+def _accurate(recipe: Recipe, conditions: Conditions, x: Tensor, expected: Tensor) -> bool:
+    """Check the outputs of a recipe against the tolerance of its dtype."""
+    y = RecipeModule(recipe, conditions.dtype)(x).double().cpu()
+    error = torch.linalg.vector_norm((y - expected).flatten(1), dim=1)
+    size = torch.linalg.vector_norm(expected.flatten(1), dim=1)
+    return bool((error <= TOLERANCES.get(conditions.dtype, 1.0) * size).all())

@@ -1,4 +1,4 @@
-"""What ``cl.quantize`` has measured: errors and sizes of a fold in int8 beside those in floats."""
+"""The report of ``cl.quantize``: errors and sizes of a fold in int8 against the fold in floats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Quantization(Printed):
     """Errors and sizes of a fold in int8; prints as a table.
 
     Attributes:
-        images: that it was calibrated and measured with.
-        mean_error, largest_error: relative errors of the outputs of an image against those of the fold in floats.
+        images: the number of images for calibration and measurement.
+        mean_error, largest_error: relative errors of the outputs against those of the fold in floats.
         agreement: share of images with the same largest output.
         float_bytes, int8_bytes: of all constants.
-        float_operations: names of operations that still compute with floats, but for the last product.
+        float_operations: names of operations that still compute with floats, without the last product.
     """
 
     images: int
@@ -47,12 +47,12 @@ class Quantization(Printed):
             yield f"in floats: {', '.join(self.float_operations)}"
 
     def stored(self) -> dict[str, Any]:
-        """Return it as JSON values, for the notes of a file."""
+        """Return the report as JSON values for the notes of a file."""
         return asdict(self) | {"float_operations": list(self.float_operations)}
 
 
 def read_quantization(about: Mapping[str, Any] | None) -> Quantization | None:
-    """Return what the notes of a file say of int8; None where they say nothing that can be read."""
+    """Return the report in the notes of a file; None if there is none or it is malformed."""
     stored = (about or {}).get("quantization")
     if not isinstance(stored, Mapping) or set(stored) != {f.name for f in fields(Quantization)}:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConformalError, refusal, shape_text
+from ..errors import ConformalError, refusal
 from ..recipe import integer_operations as integer
 from ..recipe.recipe import Recipe
 from .calibration import Calibration
@@ -23,12 +23,12 @@ _WHERE = "quantize(folded, images)"
 
 
 def quantize(folded: Folded, images: Tensor) -> Folded:
-    """Return a fold that computes with whole numbers: 8-bit weights and features, 32-bit sums.
+    """Quantise a fold to integers: 8-bit weights and features, 32-bit sums.
 
-    Torch, numpy, ONNX and C compute the same whole numbers with it. Scales are chosen by the values that the
-    fold has for the images, which should be like those to come, and none of the test images; a few
-    hundred are enough. Energies and norms are computed from whole numbers, t is one float64 number of a
-    sample, and the outputs are floats. docs/quantization.md explains the arithmetic.
+    Torch, numpy, ONNX and C compute the same integers with it. Scales are calibrated on the images, which should
+    resemble those to come and include no test image; a few hundred are enough. Energies and norms are computed
+    from integers, t is one float64 number for each sample, and the outputs are floats. docs/quantization.md
+    explains the arithmetic.
 
     Args:
         folded: from :func:`conformallayers.fold` or :func:`conformallayers.load`, in float32 or float64.
@@ -57,7 +57,9 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
     calibration = Calibration(recipe, folded.dtype, x)
     try:
         quantized = Quantizer(recipe, calibration).quantized().pruned()
-    except ValueError as error:  # of scales: what int8 lacks is refused by name
+    except (
+        ValueError
+    ) as error:  # from calibration.py; operations that int8 lacks raise ConformalError
         if isinstance(error, ConformalError):
             raise
         remedy = "Scale the images to about 1 in front of the network, as x / 255."
@@ -75,35 +77,34 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
 
 
 def _checked(folded: Any, images: Any) -> Tensor:
-    where = _WHERE
     if not isinstance(folded, Folded):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
-        raise refusal(where, "a Folded", got, remedy)
+        raise refusal(_WHERE, "a Folded", got, remedy)
     if folded.dtype not in _DTYPES:
         remedy = "Fold with dtype=torch.float32."
-        raise refusal(where, "a fold in float32 or float64", str(folded.dtype), remedy)
+        raise refusal(_WHERE, "a fold in float32 or float64", str(folded.dtype), remedy)
     if integer.integer_values(folded.recipe.operations):
-        raise refusal(where, "a fold in floats", "one in int8", "Quantize the fold it came from.")
+        raise refusal(_WHERE, "a fold in floats", "one in int8", "Quantize the fold it came from.")
     if any(array.is_meta for array in folded.recipe.constants.values()):
-        raise refusal(where, "constants with values", "some on meta", "Give them values first.")
+        raise refusal(_WHERE, "constants with values", "some on meta", "Give them values first.")
     if not isinstance(images, Tensor):
-        raise refusal(where, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
+        raise refusal(_WHERE, "images as a tensor", type(images).__name__, "Use torch.as_tensor.")
     if not images.is_floating_point() or images.layout != torch.strided:
         got = f"{images.dtype}, {images.layout}"
-        raise refusal(where, "a dense tensor of floats", got, _SCALED)
-    shape = shape_text(folded.input_shape)[1:].replace(",)", ")")
+        raise refusal(_WHERE, "a dense tensor of floats", got, _SCALED)
     fits = tuple(images.shape[1:]) == folded.input_shape and len(images) > 0
     x = images.detach().to(device="cpu", dtype=folded.dtype)
     remedy = "Give a few hundred images, none of them test images."
     if not fits or not bool(x.isfinite().all()):
         got = f"{tuple(images.shape)}" if not fits else f"some that are not finite in {x.dtype}"
-        raise refusal(where, f"finite images of shape (N, {shape}", got, remedy)
+        shape = ", ".join(map(str, folded.input_shape))
+        raise refusal(_WHERE, f"finite images of shape (N, {shape})", got, remedy)
     white = (folded.about or {}).get("white")
     if isinstance(white, (int, float)) and not 0 <= x.min() <= x.max() <= white * (1 + 1e-3):
         got = f"{float(x.min()):g} to {float(x.max()):g}"
-        raise refusal(where, f"pixels from 0 to {white:g}", got, _SCALED)
+        raise refusal(_WHERE, f"pixels from 0 to {white:g}", got, _SCALED)
     if not x.any():
-        raise refusal(where, "images that set scales", "zeros alone", remedy)
+        raise refusal(_WHERE, "images that set scales", "zeros alone", remedy)
     return x
 
 

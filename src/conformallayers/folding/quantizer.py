@@ -1,13 +1,13 @@
-"""Rewrite a recipe in whole numbers, operation by operation.
+"""Rewrite a recipe in integers, operation by operation.
 
-A value is held as features with a scale, and with the coordinate that it still has to be divided by: pooling,
-ReLU and changes of shape let a division pass, and the next product divides its sums. A product is held back
-until somebody reads it, so that the division, the bias and the ReLU behind it become parts of it.
+A value is held as features with a scale, and with the coordinate τ that still divides it: the division commutes
+with pooling, ReLU and reshapes, and the next product applies it to its sums. A product is pending until its value is
+needed, so that the division, the bias and the ReLU behind it are fused into it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 from typing import Any
 
@@ -25,24 +25,25 @@ from ..recipe.operation import OPERATIONS, Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .calibration import Calibration, multipliers, rounded_weights
-from .quantized_values import Features, Held, Number, Scalar, Sums
+from .quantized_values import Features, Held, Number, Sums
 
 RUN = Runtime("int8")
-_OF_POINTS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
-_REFUSED = (*_OF_POINTS, layer.SparseMatmul)
+_POINT_OPERATIONS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
+_REFUSED = (*_POINT_OPERATIONS, layer.SparseMatmul)
 _OTHER_POOLING = "Use another pooling."
-_LARGEST_BIAS = 2**24  # in units of sums
+_LARGEST_BIAS = 2**24  # of the sums; a larger bias is added behind their multiplier
 
 
 class Quantizer:
-    """Collect the operations on whole numbers that take the place of those of a recipe on the CPU."""
+    """Rewrite the operations of a recipe on the CPU as operations on integers."""
 
     def __init__(self, recipe: Recipe, calibration: Calibration) -> None:
         self.recipe, self.calibration = recipe, calibration
         self.builder = RecipeBuilder(recipe.input_shape)
         self.shapes = recipe.shapes()
         self.held: dict[str, Held] = {INPUT: Number(INPUT)}
-        self.scalars: dict[str, Scalar] = {}
+        self.scalars: dict[str, str] = {}  # names in the new recipe
+        self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
         for op in recipe.operations:
             for name in op.inputs:
@@ -52,57 +53,56 @@ class Quantizer:
         """Rewrite all operations."""
         for op in self.recipe.operations:
             scalars = not all(self.shapes[name] for name in op.inputs)
-            if type(op) in RUN and (isinstance(op, _OF_POINTS) or not scalars):
+            if type(op) in RUN and (isinstance(op, _POINT_OPERATIONS) or not scalars):
                 RUN[type(op)](op, self)
             else:
                 self.keep(op)
         return self.builder.recipe(self.number(self.recipe.output))
 
     def keep(self, op: Operation) -> None:
-        """Run an operation on floats as it is; refuse one that reads or writes scalars of samples."""
+        """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
         if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
-            raise _refusal(op.kind, self._without())
+            raise _refusal(op.kind, self._remedy())
         if isinstance(op, layer.Call):
             remedy = "Fold the layers before it, and run it behind the fold."
             raise _refusal(op.what, remedy)
         options = _options(op)
-        for _, name in op.constants():
-            for field, held in options.items():
-                if held == name:
-                    wide = name in self.recipe.wide
-                    options[field] = self.constant(name, self.recipe.constants[name], wide)
+        for item in fields(op):
+            name = options.get(item.name)
+            if "constant" in item.metadata and name is not None:
+                wide = name in self.recipe.wide
+                options[item.name] = self.constant(name, self.recipe.constants[name], wide)
         inputs = [self.number(name) for name in op.inputs]
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
         self.held.update(zip(op.outputs, map(Number, names), strict=True))
 
-    def _without(self) -> str:
-        """Return how to fold without the operations that int8 lacks: "conv" too has growths of inner biases."""
+    def _remedy(self) -> str:
+        """Return the remedy for an operation that int8 lacks: a strategy that does not need it."""
         grown = [op for op in self.recipe.operations if isinstance(op, point.Grow)]
         if any(op.gram is not None for op in grown):
             return 'Fold with strategy="layers", or remove the inner biases.'
         return 'Fold with strategy="layers".' if grown else 'Fold with strategy="layers" or "conv".'
 
-    def alone(self, name: str) -> bool:
-        """Tell whether one operation reads a value, and that nothing else needs it."""
+    def read_once(self, name: str) -> bool:
+        """Tell whether exactly one operation reads a value, which is not the output."""
         return len(self._readers[name]) == 1 and name != self.recipe.output
 
     def array(self, name: str) -> Array:
         """Return a constant in float64."""
         found: Tensor = self.recipe.constants[name]
-        return found.detach().double().cpu().numpy()
+        return found.detach().double().numpy()
 
     def constant(self, name: str, array: Any, wide: bool = False) -> str:
-        """Keep an array in the new recipe."""
-        tensor = array.cpu() if isinstance(array, Tensor) else torch.from_numpy(np.asarray(array))
-        return self.builder.constant(name, tensor.clone(), wide=wide)
+        """Add a constant to the new recipe; return its name."""
+        return self.builder.constant(name, torch.as_tensor(array).clone(), wide=wide)
 
     # -- values in the form that an operation needs ---------------------------------------------------
 
     def number(self, name: str) -> str:
-        """Return a value as floats."""
+        """Return the name of a value in floats."""
         held = self.held[name]
         if isinstance(held, Features):
-            inputs, scale = (held.name, *self.taus(held)), held.scale
+            inputs, scale = (held.name, *self.taus(held.tau)), held.scale
             found = self.builder.add(integer.Dequantize, *inputs, name="y", scale=scale)
         elif isinstance(held, Sums):
             found = self._product(held, name, None)
@@ -115,27 +115,26 @@ class Quantizer:
         return found
 
     def features(self, name: str, *, divided: bool = False) -> Features:
-        """Return a value as features; ``divided`` by its coordinate."""
+        """Return a value as features, ``divided`` by its coordinate if asked for."""
         held = self.held[name]
         if isinstance(held, Sums):
-            scale = self.calibration.scale(self.measured(name))
-            held = self.held[name] = Features(self._product(held, name, scale), scale)
+            scale = self.scale(name)
+            held = Features(self._product(held, name, scale), scale)
         elif isinstance(held, Number):
-            scale = self.calibration.scale(self.measured(name))
-            options = {"factor": float(np.float32(1 / scale)), **self.addend(held)}
-            found = self.builder.add(integer.Quantize, held.name, name="q", **options)
-            held = self.held[name] = Features(found, 1 / options["factor"])
+            factor, addend = float(np.float32(1 / self.scale(name))), self.addend(held)
+            q = self.builder.add(integer.Quantize, held.name, name="q", factor=factor, **addend)
+            held = Features(q, 1 / factor)
         if divided and held.tau is not None:
-            scale = self.calibration.scale(self.measured(name))
-            held = self.held[name] = self.requantized([held], name, scale, held.tau)
+            held = self.requantized([held], name, self.scale(name), held.tau)
+        self.held[name] = held
         return held
 
-    def taus(self, held: Features | Sums) -> tuple[str, ...]:
-        """Return the coordinate that a value has to be divided by, if there is one."""
-        return () if held.tau is None else (self.scalars[held.tau].name,)
+    def taus(self, tau: str | None) -> tuple[str, ...]:
+        """Return the input of an operation that divides by a coordinate; none without one."""
+        return () if tau is None else (self.scalars[tau],)
 
     def addend(self, held: Number) -> dict[str, Any]:
-        """Return the settings of an addend of 8 bits."""
+        """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
         value = np.zeros(1) if held.addend is None else self.array(held.addend)
         if not value.any():
             return {}
@@ -146,14 +145,18 @@ class Quantizer:
         rounded = np.rint(value * 2.0**exponent).astype(np.int8)
         return {"addend": self.constant("addend", rounded), "exponent": exponent}
 
-    def measured(self, name: str) -> str:
-        """Return the value that tells the scale of another one: behind a ReLU, or concatenated with others."""
-        while self.alone(name):
+    def scale(self, name: str, tau: str | None = None) -> float:
+        """Return the scale of a value, times its coordinate if there is one.
+
+        Operations that keep integers, such as a ReLU or a concatenation, keep the scale too: it is calibrated on
+        the value behind them.
+        """
+        while self.read_once(name):
             (op,) = self._readers[name]
             if isinstance(op, layer.Slice) or not integer.keeps_integers(op):
                 break
             (name,) = op.outputs
-        return name
+        return self.calibration.scale(name, tau)
 
     def requantized(
         self,
@@ -164,59 +167,58 @@ class Quantizer:
         addend: Array | None = None,
     ) -> Features:
         """Append a sum of features, divided by a coordinate, with a constant added, in another scale."""
-        in_parts = tau is not None or addend is not None
-        unit = 2.0**PART_BITS if in_parts else 1.0
-        factors = np.array([value.scale / scale * unit for value in values])
+        factors = np.array([value.scale / scale for value in values])
         most = np.full(len(values), LEVELS * len(values))
-        found, shift = multipliers(factors, most, tau is not None)
-        options: dict[str, Any] = {"multipliers": tuple(int(n) for n in found), "shift": shift}
-        if addend is not None:
-            options["addend"] = self.constant("addend", _parts(addend, scale))
-        inputs = [value.name for value in values] + (
-            [] if tau is None else [self.scalars[tau].name]
-        )
-        made = self.builder.add(integer.Requantize, *inputs, name=name, **options)
+        found, options = self._rescaling(factors, most, scale, tau, addend)
+        options["multipliers"] = tuple(int(n) for n in found)
+        inputs = [value.name for value in values]
+        made = self.builder.add(integer.Requantize, *inputs, *self.taus(tau), name=name, **options)
         return Features(made, scale)
 
+    def _rescaling(
+        self, factors: Array, most: Array, scale: float, tau: str | None, addend: Array | None
+    ) -> tuple[Array, dict[str, Any]]:
+        """Return the multipliers of sums of at most ``most``, and the shift and the addend behind them."""
+        if tau is not None or addend is not None:  # then the products count parts of a feature
+            factors = factors * 2.0**PART_BITS
+        found, shift = multipliers(factors, most, tau is not None)
+        options: dict[str, Any] = {"shift": shift}
+        if addend is not None:
+            parts = np.clip(np.rint(addend / scale * 2.0**PART_BITS), -(2**28), 2**28)
+            options["addend"] = self.constant("addend", parts.astype(np.int32))
+        return found, options
+
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
-        """Append a product: as features of a scale, or as floats."""
+        """Append a pending product: as features of a scale, or as floats without one."""
         weight, unit = rounded_weights(sums.weight)
         steps = unit * sums.scale  # of the sums of each channel
-        bias, addend = sums.bias / steps, sums.addend
+        bias, addend = np.rint(sums.bias / steps), sums.addend
+        # A bias far above the sums would leave their multiplier too few bits: then it is an addend behind them.
         if sums.tau is None and np.abs(bias).max() >= _LARGEST_BIAS:
             bias, addend = np.zeros_like(bias), sums.bias
-        most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(np.rint(bias))
+        most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(bias)
         options: dict[str, Any] = {"weight": self.constant("weight", weight.astype(np.int8))}
-        if np.rint(bias).any():
-            if np.abs(bias).max() >= 2**30:
-                got = "a bias that is far larger than what it is added to"
-                raise _refusal(got, "Make it smaller.")
-            options["bias"] = self.constant("bias", np.rint(bias).astype(np.int32))
-        if scale is None:
-            options["scale"] = self.constant("scale", steps, wide=True)
-            if addend.any():
-                options["addend"] = self.constant("addend", addend, wide=True)
+        if np.abs(bias).max() >= 2**30:
+            got = "a bias that is far larger than the sums that it is added to"
+            raise _refusal(got, "Make it smaller.")
+        if bias.any():
+            options["bias"] = self.constant("bias", bias.astype(np.int32))
+        added = addend if addend.any() else None
+        if scale is not None:
+            found, more = self._rescaling(steps / scale, most, scale, sums.tau, added)
+            options |= {"multiplier": self.constant("multiplier", found), "low": sums.low, **more}
         else:
-            in_parts = sums.tau is not None or addend.any()
-            factors = steps / scale * (2.0**PART_BITS if in_parts else 1.0)
-            found, options["shift"] = multipliers(factors, most, sums.tau is not None)
-            options["multiplier"] = self.constant("multiplier", found)
-            if addend.any():
-                options["addend"] = self.constant("addend", _parts(addend, scale))
-            options["low"] = sums.low
+            options["scale"] = self.constant("scale", steps, wide=True)
+            if added is not None:
+                options["addend"] = self.constant("addend", added, wide=True)
         if isinstance(sums.op, layer.Conv):
             kept = "stride", "padding", "dilation", "groups"
             options |= {field: getattr(sums.op, field) for field in kept}
         kind = integer.IntegerConv if isinstance(sums.op, layer.Conv) else integer.IntegerMatmul
-        made = self.builder.add(kind, sums.x, *self.taus(sums), name=name, **options)
+        made = self.builder.add(kind, sums.x, *self.taus(sums.tau), name=name, **options)
         if scale is None and sums.low == 0:
             made = self.builder.add(layer.Elementwise, made, name=name, function="relu")
         return made
-
-
-def _parts(addend: Array, scale: float) -> Array:
-    found = np.rint(addend / scale * 2.0**PART_BITS)
-    return np.clip(found, -(2**28), 2**28).astype(np.int32)
 
 
 def _refusal(got: str, remedy: str) -> Exception:
@@ -241,17 +243,18 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
     held, value = to.held[x], to.array(op.value)
     if isinstance(held, Number):
         fits = np.abs(value).max(initial=0) <= LEVELS
-        if fits and held.addend is None and to.alone(x):
+        if fits and held.addend is None and to.read_once(x):
             to.held[y] = replace(held, addend=op.value)
         else:
             to.keep(op)
         return
-    of_channels = _of_channels(held, value)
-    if isinstance(held, Sums) and of_channels is not None and to.alone(x) and held.low:
-        field = "bias" if held.tau is None else "addend"
-        to.held[y] = replace(held, **{field: getattr(held, field) + of_channels})
-        return
-    found, scale = to.features(x), to.calibration.scale(to.measured(y))
+    if isinstance(held, Sums) and to.read_once(x) and held.low:
+        channels = held.channels(value)
+        if channels is not None:
+            field = "bias" if held.tau is None else "addend"
+            to.held[y] = replace(held, **{field: getattr(held, field) + channels})
+            return
+    found, scale = to.features(x), to.scale(y)
     to.held[y] = to.requantized([found], y, scale, found.tau, value)
 
 
@@ -259,10 +262,10 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
 def _multiply(op: layer.Multiply, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     held, factor = to.held[x], to.array(op.factor)
-    if isinstance(held, Sums) and to.alone(x) and factor.min() > 0:
-        of_channels = _of_channels(held, factor)
-        if of_channels is not None:
-            to.held[y] = held.times(of_channels)
+    if isinstance(held, Sums) and to.read_once(x) and factor.min() > 0:
+        channels = held.channels(factor)
+        if channels is not None:
+            to.held[y] = held.times(channels)
             return
     if isinstance(held, (Sums, Features)) and factor.size == 1 and factor.item() > 0:
         found = to.features(x)
@@ -271,25 +274,11 @@ def _multiply(op: layer.Multiply, to: Quantizer) -> None:
     to.keep(op)
 
 
-def _of_channels(held: Held, value: Array) -> Array | None:
-    """Return a constant that broadcasts to a product as one number for each channel, or None."""
-    if not isinstance(held, Sums):
-        return None
-    count, spatial = len(held.weight), held.weight.ndim - 2
-    if value.size == 1:
-        return np.full(count, value.item())
-    fits = value.size == count and value.shape[value.ndim - 1 - spatial :] == (
-        count,
-        *[1] * spatial,
-    )
-    return value.reshape(-1) if fits else None
-
-
 @RUN.runs(layer.Elementwise)
 def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     held = to.held[x]
-    if isinstance(held, Sums) and op.function == "relu" and to.alone(x):
+    if isinstance(held, Sums) and op.function == "relu" and to.read_once(x):
         to.held[y] = replace(held, low=0)
     elif isinstance(held, (Sums, Features)) and op.function in ("relu", "abs"):
         _pass(op, to)
@@ -299,7 +288,7 @@ def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
 
 @RUN.runs(layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
 def _pass(op: Operation, to: Quantizer) -> None:
-    """Append an operation that whole numbers pass."""
+    """Append an operation that maps integers to integers of the same scale."""
     (x,), (y,) = op.inputs, op.outputs
     if isinstance(to.held[x], Number) or not integer.keeps_integers(op):
         to.keep(op)
@@ -327,7 +316,7 @@ def _concatenate(op: layer.Concatenate, to: Quantizer) -> None:
     if len({value.tau for value in found}) > 1:
         found = [to.features(x, divided=True) for x in op.inputs]
     scales = {value.scale for value in found}
-    scale = scales.pop() if len(scales) == 1 else to.calibration.scale(to.measured(y), found[0].tau)
+    scale = scales.pop() if len(scales) == 1 else to.scale(y, found[0].tau)
     same = [
         value if value.scale == scale else replace(to.requantized([value], y, scale), tau=value.tau)
         for value in found
@@ -340,7 +329,7 @@ def _concatenate(op: layer.Concatenate, to: Quantizer) -> None:
 def _add(op: layer.Add, to: Quantizer) -> None:
     (y,) = op.outputs
     found = [to.features(x, divided=True) for x in op.inputs]
-    to.held[y] = to.requantized(found, y, to.calibration.scale(to.measured(y)))
+    to.held[y] = to.requantized(found, y, to.scale(y))
 
 
 @RUN.runs(layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool)
@@ -355,7 +344,7 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
         got = f"{op.kind} of windows of different sizes, or of more than 1024 numbers"
         raise _refusal(got, _OTHER_POOLING)
     found = to.features(x)
-    scale = to.calibration.scale(to.measured(y), found.tau)
+    scale = to.scale(y, found.tau)
     kept = "kernel", "stride", "padding", "ceil_mode"
     options: dict[str, Any] = {field: getattr(windows, field) for field in kept}
     norms = isinstance(op, layer.NormPool)
@@ -371,7 +360,7 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
 def _windows(
     op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer
 ) -> layer.AvgPool:
-    """Return the average of the same windows."""
+    """Return the average pooling with the same windows."""
     if isinstance(op, layer.AvgPool):
         return op
     if isinstance(op, layer.NormPool):
@@ -390,24 +379,24 @@ def _normalize(op: point.Normalize, to: Quantizer) -> None:
     held = to.held[x]
     if not isinstance(held, Number):
         held = Number(to.number(x))
-    levels = float(np.float32(min(1 / to.calibration.scale(to.measured(unit)), 1e7)))
+    levels = float(np.float32(min(1 / to.scale(unit), 1e7)))
     options = {"levels": levels, "offset": op.offset, **to.addend(held)}
     names = to.builder.add_many(integer.QuantizePoint, held.name, names=op.outputs, **options)
     to.held[unit] = Features(names[0], 1 / levels)
-    to.scalars |= {m: Scalar(names[1]), tau: Scalar(names[2])}
+    to.scalars |= {m: names[1], tau: names[2]}
 
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, to: Quantizer) -> None:
     found = to.features(op.inputs[0], divided=True)
     weight = op.weight * found.scale * found.scale
-    name = to.builder.add(integer.IntegerEnergy, found.name, name=op.outputs[0], weight=weight)
-    to.scalars[op.outputs[0]] = Scalar(name)
+    (n,) = op.outputs
+    to.scalars[n] = to.builder.add(integer.IntegerEnergy, found.name, name=n, weight=weight)
 
 
 @RUN.runs(point.Rescale)
 def _rescale(op: point.Rescale, to: Quantizer) -> None:
-    """Whole numbers stay in range: only the energy is new."""
+    """Compute only the energy: integers need no rescaling."""
     to.held[op.outputs[0]] = to.features(op.inputs[0], divided=True)
     for x, y in zip(op.inputs[1:], op.outputs[1:3], strict=True):
         to.scalars[y] = to.scalars[x]
@@ -421,9 +410,8 @@ def _advance(op: point.Advance, to: Quantizer) -> None:
         remedy = "Use ReSPro or Gnomonic."
         expected = f"activations of the rules {', '.join(integer.RULES)}"
         raise refusal("quantize(folded)", expected, op.rule, remedy)
-    inputs = [to.scalars[name].name for name in op.inputs]
-    made = to.builder.add(integer.IntegerAdvance, *inputs, name=op.outputs[0], rule=op.rule)
-    to.scalars[op.outputs[0]] = Scalar(made)
+    inputs, (tau,) = [to.scalars[name] for name in op.inputs], op.outputs
+    to.scalars[tau] = to.builder.add(integer.IntegerAdvance, *inputs, name=tau, rule=op.rule)
 
 
 @RUN.runs(point.Divide)
@@ -435,17 +423,17 @@ def _divide(op: point.Divide, to: Quantizer) -> None:
 def _rebase(op: point.Rebase, to: Quantizer) -> None:
     z, m, tau = op.inputs
     _divided(z, op.outputs[0], tau, op.scale, to)
-    inputs, outputs = [to.scalars[name].name for name in (m, tau)], op.outputs[1:]
-    names = to.builder.add_many(
-        integer.IntegerRebase, *inputs, names=outputs, coordinate=op.coordinate
-    )
-    to.scalars |= {outputs[0]: Scalar(names[0]), outputs[1]: Scalar(names[1], one=True)}
+    inputs, outputs = [to.scalars[m], to.scalars[tau]], op.outputs[1:]
+    options = {"coordinate": op.coordinate}
+    names = to.builder.add_many(integer.IntegerRebase, *inputs, names=outputs, **options)
+    to.scalars.update(zip(outputs, names, strict=True))
+    to.ones.add(names[1])
 
 
 def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
-    """Hold a value as one that is divided by a coordinate, and multiplied by a number."""
-    held, one = to.held[x], to.scalars[tau].one
-    if isinstance(held, Sums) and to.alone(x) and held.low and (one or held.tau is None):
+    """Let ``y = scale·x/τ`` without an operation: change the scale, and keep τ pending."""
+    held, one = to.held[x], to.scalars[tau] in to.ones
+    if isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
         times = held.times(scale)
         to.held[y] = times if one else replace(times, tau=tau)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +19,20 @@ from ..scaling import Scaling
 from ..testing.checks import fold_error
 from ..utils.html import Block, Printed, Table
 from .certificate import ErrorBudget, holds, rounding_budget
-from .explicit import Run, StageOperations, Values, forms_of_energies, spans_of
+from .explicit import Run, StageOperations, Values, forms_of_energies, in_float64, spans_of
 from .fold import stages_by_part
 from .folded import Folded
 from .forms import forms_of
 from .operators import apply_all, impulses
 from .part import TOLERANCES
+from .plan import Plan
 from .split import StageGraph
 from .stages import Chain, Stage
 from .strategies.dense import stage_too_large
 
 _OUTPUT = "output"  # the path of the finding that compares outputs of the whole model
 _REMEDY = "Pass the model that was folded."
-_RANDOM = 16  # points on which a stage is compared that is too large to be written out
+_RANDOM = 16  # points to compare a stage on that is too large to be written out
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Finding:
 
 
 class Verification(Printed, tuple[Finding, ...]):
-    """The findings of all parts; true if all of them are right, prints as a table."""
+    """The findings of all parts; true if all are ok, prints as a table."""
 
     def __bool__(self) -> bool:
         return all(finding.ok for finding in self)
@@ -111,16 +111,10 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
         if len(stages) != len(parts):
             expected = f"a model with {len(parts)} ConformalLayers"
             raise refusal("verify(model)", expected, f"one with {len(stages)}", _REMEDY)
-        exact = copy.deepcopy(folded).double()
+        checker = _Checker(folded)
         findings: list[Finding] = []
         for part, (path, candidates) in zip(parts, stages.items(), strict=True):
-            if candidates[0].single is None:
-                findings += _check_stages(path, folded, exact, candidates)
-                continue
-            absorbed = folded.plans[path].absorbed if path in folded.plans else 0
-            stage = candidates[min(absorbed, len(candidates) - 1)].single
-            if stage is not None:
-                findings.append(_check_single(path, folded, exact, part, stage))
+            findings += checker.part(path, part, candidates)
         findings.append(_check_output(folded, model))
     return Verification(findings)
 
@@ -128,9 +122,9 @@ def verify(folded: nn.Module, model: nn.Module) -> Verification:
 # -- what a fold computes ---------------------------------------------------------------------------
 
 
-def _stage_span(recipe: Recipe, operations: tuple[int, int]) -> StageOperations | None:
-    """Return the operations of one of several stages; None where they make no sense."""
-    first, end = operations
+def _stage_span(recipe: Recipe, operations: tuple[int, int] | None) -> StageOperations | None:
+    """Return the operations of one of several stages; None unless exactly one z leaves them."""
+    first, end = operations or (0, 0)
     inside, behind = recipe.operations[first:end], recipe.operations[end:]
     written = {name for operation in inside for name in operation.outputs}
     outside = [name for op in inside for name in op.inputs if name not in written]
@@ -149,9 +143,6 @@ def _sampled(run: Run, points: Iterable[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return torch.cat(images), [torch.cat(parts) for parts in zip(*energies, strict=True)]
 
 
-# -- one stage --------------------------------------------------------------------------------------
-
-
 def _chain_run(chain: Chain, x: Tensor) -> Values:
     """Run the layers of a chain: the image, and the energy of each form."""
     energies = [x.new_zeros(len(x)) for _ in chain.groups]
@@ -162,172 +153,162 @@ def _chain_run(chain: Chain, x: Tensor) -> Values:
     return apply_all(chain.trailing, x).flatten(1), energies
 
 
-def _grouped(advances: Sequence[Advance], chain: Chain) -> tuple[tuple[int, ...], ...] | None:
-    """Return the operations that add up to each form; None for operations of another network."""
-    names = [advance.rule for advance in advances]
-    if names == [rule.name for rule in chain.rules]:
-        return tuple((index,) for index in range(len(names)))
-    return chain.groups if names == [segment.site.rule.name for segment in chain.segments] else None
+# -- parts and stages of a fold ---------------------------------------------------------------------
 
 
-def _check_chain(
-    path: str,
-    folded: Folded,
-    exact: Folded,
-    span: StageOperations,
-    stage: Stage,
-    gain: float | None = None,
-) -> tuple[Finding, float]:
-    """Compare the matrix and the forms of a stage without biases; return also the factor of its output.
+class _Checker:
+    """Compare the parts of a fold with the layers of its model."""
 
-    A stage that is too large to be written out is compared on random points. Without a ``gain`` it is the one that fits
-    best: the stages behind it must make up for it.
-    """
-    chain, eps = stage.chain, torch.finfo(folded.dtype).eps
-    groups = _grouped(span.advances, chain)
-    if groups is None:
-        return Finding(path, math.nan, 0.0, None), 1.0
-    points, note = _points(exact, stage)
-    fold = partial(span.run, exact, groups=groups)
-    image, energies = _sampled(fold, points())
-    expected, wanted = _sampled(partial(_chain_run, chain), points())
-    gain = _factor(image, expected) if gain is None else gain
-    error = _distance(image * gain, expected)
-    budget = _budget(folded, path, chain)
-    margins: list[float | None] = []
-    if note:
-        for found, true in zip(energies, wanted, strict=True):
-            close = (found - true).abs() <= (64 * eps + budget.epsilon) * (
-                true + budget.inverse_radius
-            )
-            margins.append(1.0 if bool(close.all()) else None)
-    elif groups:
-        forms = forms_of(chain, stage.device, ErrorBudget(0.0)).values
-        pairs = zip(forms, forms_of_energies(fold, points()), strict=True)
-        margins = [_margin(form, found, budget, eps) for form, found in pairs]
-    proven = [margin for margin in margins if margin is not None]
-    failed = error > 64 * eps or len(proven) < len(margins) or math.isnan(error)
-    margin = None if failed else min([1.0, *proven])
-    return Finding(path, error, budget.epsilon, margin, note), gain
+    def __init__(self, folded: Folded) -> None:
+        self.recipe, self.plans = folded.recipe, folded.plans
+        self.exact = in_float64(folded)
+        self.eps = torch.finfo(folded.dtype).eps
 
+    def part(
+        self, path: str, span: StageOperations | None, candidates: Sequence[StageGraph]
+    ) -> Iterator[Finding]:
+        """Check a ConformalLayers; ``candidates`` absorb none, one, … of the layers behind it."""
+        labels = [path]
+        if candidates[0].single is None:
+            labels = [f"{path} stage {i + 1}".strip() for i in range(len(self.plans))]
+        plans = {label: self.plans[label] for label in labels if label in self.plans}
+        absorbed = max((plan.absorbed for plan in plans.values()), default=0)
+        graph = candidates[min(absorbed, len(candidates) - 1)]
+        if graph.single is None:
+            yield from self._stages(path, plans, graph)
+        else:
+            yield self._single(path, span, graph.single)
 
-def _check_direct(
-    path: str, folded: Folded, exact: Folded, span: StageOperations, stage: Stage
-) -> tuple[Finding, Scaling]:
-    """Compare the matrix, the bias and the energy of a stage with biases."""
-    eps, start = torch.finfo(folded.dtype).eps, stage.start
-    rebase = folded.recipe.operations[span.operations][0]
-    rules = [site.rule.name for site in stage.sites]
-    if not isinstance(rebase, Rebase) or [advance.rule for advance in span.advances] != rules:
-        return Finding(path, math.nan, 0.0, None), Scaling()
-    points, note = _points(exact, stage)
+    def _single(self, path: str, span: StageOperations | None, stage: Stage) -> Finding:
+        """Check a network of one stage; with biases, branches or rescaled layers only outputs are compared."""
+        if span is None or stage.affine:
+            why = "its layers are rescaled"
+            if stage.affine:
+                why = "branches pass activations" if stage.branched else "biases inside"
+            return Finding(path, math.nan, 0.0, 1.0, f"by its output: {why}")
+        _expect_shapes(path, self.recipe, span, stage)
+        return self._chain(path, span, stage, span.scale / stage.chain.scale)[0]
 
-    def fold(point: Tensor) -> Values:
-        return span.run(exact, point / float(start.rho))
+    def _stages(self, path: str, plans: Mapping[str, Plan], graph: StageGraph) -> Iterator[Finding]:
+        stages = [stage for stage in graph.stages if not stage.moves_only]
+        if len(stages) != len(plans):
+            expected, got = f"{len(plans)} stages in {path or 'the model'}", f"{len(stages)}"
+            raise refusal("verify(model)", expected, got, _REMEDY)
+        writers = {name: op for op in self.recipe.operations for name in op.outputs}
+        left: dict[str, Scaling] = {}  # of the points that leave each stage, by the name of their z
+        for (label, plan), stage in zip(plans.items(), stages, strict=True):
+            span = _stage_span(self.recipe, plan.operations)
+            if span is None:
+                yield Finding(label, math.nan, 0.0, None)
+                continue
+            _expect_shapes(label, self.recipe, span, stage)
+            start = _scaling_at(span.given[0], writers, left, Scaling(graph.embedding.norm_factor))
+            stage = replace(stage, start=start)
+            if stage.direct:
+                finding, left[span.left] = self._direct(label, span, stage)
+            else:
+                finding, gain = self._chain(label, span, stage)
+                left[span.left] = stage.chain.end.lacking(gain)
+            yield finding
 
-    image, energies = _sampled(fold, points())
-    expected, _ = _sampled(partial(_chain_run, stage.chain), points())
-    zero = torch.zeros(1, *stage.input_shape).to(image)
-    bias, wanted = fold(zero)[0], torch.zeros_like(image[:1])
-    if stage.constant is not None:
-        wanted = stage.constant.view(1, -1)
-    gain = _factor(torch.cat([image - bias, bias]), torch.cat([expected, wanted]))
-    scaling = Scaling().lacking(gain)
-    squares = [site.activate(scaling) * image.square().sum(1) for site in stage.sites]
-    errors = [
-        _distance((image - bias) * gain, expected),
-        _distance(bias * gain, wanted),
-        abs(rebase.coordinate / float(start.sigma) - 1),
-        *(_distance(n, square) for n, square in zip(energies, squares, strict=True)),
-    ]
-    error = math.nan if any(map(math.isnan, errors)) else max(errors)
-    return Finding(path, error, 0.0, 1.0 if error <= 64 * eps else None, note), scaling
+    def _chain(
+        self, path: str, span: StageOperations, stage: Stage, gain: float | None = None
+    ) -> tuple[Finding, float]:
+        """Compare the matrix and the forms of a stage without biases; return also the factor of its output.
 
+        A stage that is too large to be written out is compared on random points. Without a ``gain``, the factor
+        that fits best is taken: the stages behind make up for it.
+        """
+        chain = stage.chain
+        if [group[0].rule for group in span.forms(self.exact)] != [r.name for r in chain.rules]:
+            return Finding(path, math.nan, 0.0, None), 1.0
+        points, note = self._points(stage)
+        fold = partial(span.run, self.exact)
+        image, energies = _sampled(fold, points())
+        expected, wanted = _sampled(partial(_chain_run, chain), points())
+        gain = _factor(image, expected) if gain is None else gain
+        error = _distance(image * gain, expected)
+        budget = self._budget(path, chain)
+        margins: list[float | None] = []
+        if note:
+            relative = 64 * self.eps + budget.epsilon
+            for found, true in zip(energies, wanted, strict=True):
+                close = (found - true).abs() <= relative * (true + budget.inverse_radius)
+                margins.append(1.0 if bool(close.all()) else None)
+        elif chain.rules:
+            forms = forms_of(chain, stage.device, ErrorBudget(0.0)).values
+            pairs = zip(forms, forms_of_energies(fold, points()), strict=True)
+            margins = [_margin(form, found, budget, self.eps) for form, found in pairs]
+        proven = [margin for margin in margins if margin is not None]
+        failed = error > 64 * self.eps or len(proven) < len(margins) or math.isnan(error)
+        margin = None if failed else min([1.0, *proven])
+        return Finding(path, error, budget.epsilon, margin, note), gain
 
-def _points(exact: Folded, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
-    """Return what a stage is compared on: every impulse, or random points and the reason for them."""
-    device = exact.anchor.device
-    reason = stage_too_large(stage)
-    if reason is None:
-        return lambda: impulses(stage.input_shape, 256, device), ""
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(_RANDOM, *stage.input_shape, generator=generator, dtype=torch.float64)
-    points = scale_samples(points, 1 / torch.linalg.vector_norm(points.flatten(1), dim=1))
-    return lambda: points.to(device).split(1), f"at {_RANDOM} points: {reason}"
+    def _direct(self, path: str, span: StageOperations, stage: Stage) -> tuple[Finding, Scaling]:
+        """Compare the matrix, the bias and the energy of a stage with biases."""
+        start, rebase = stage.start, self.recipe.operations[span.operations][0]
+        rules = [site.rule.name for site in stage.sites]
+        if not isinstance(rebase, Rebase) or [advance.rule for advance in span.advances] != rules:
+            return Finding(path, math.nan, 0.0, None), Scaling()
+        points, note = self._points(stage)
 
+        def fold(point: Tensor) -> Values:
+            return span.run(self.exact, point / float(start.rho))
 
-def _budget(folded: Folded, path: str, chain: Chain) -> ErrorBudget:
-    """Return the error that a part of the fold may have by its certificate."""
-    certificate = folded.plans[path].certificate if path in folded.plans else None
-    budget = rounding_budget(torch.float32)
-    if certificate is not None:
-        requested = certificate.epsilon > budget.epsilon
-        budget = ErrorBudget(certificate.epsilon, certificate.max_norm, requested)
-    return replace(budget, radius=1.0) if chain.scale_free else budget  # at any norm, see Problem
+        image, energies = _sampled(fold, points())
+        expected, _ = _sampled(partial(_chain_run, stage.chain), points())
+        zero = torch.zeros(1, *stage.input_shape).to(image)
+        bias, wanted = fold(zero)[0], torch.zeros_like(image[:1])
+        if stage.constant is not None:
+            wanted = stage.constant.view(1, -1)
+        # One factor must fit matrix and bias together: the stages behind can undo no other difference.
+        gain = _factor(torch.cat([image - bias, bias]), torch.cat([expected, wanted]))
+        scaling = Scaling().lacking(gain)
+        squares = [site.activate(scaling) * image.square().sum(1) for site in stage.sites]
+        errors = [
+            _distance((image - bias) * gain, expected),
+            _distance(bias * gain, wanted),
+            abs(rebase.coordinate / float(start.sigma) - 1),
+            *(_distance(n, square) for n, square in zip(energies, squares, strict=True)),
+        ]
+        error = math.nan if any(map(math.isnan, errors)) else max(errors)
+        return Finding(path, error, 0.0, 1.0 if error <= 64 * self.eps else None, note), scaling
+
+    def _points(self, stage: Stage) -> tuple[Callable[[], Iterable[Tensor]], str]:
+        """Return the points to compare a stage on: every impulse, or random points and the reason for them."""
+        device = self.exact.anchor.device
+        reason = stage_too_large(stage)
+        if reason is None:
+            return lambda: impulses(stage.input_shape, 256, device), ""
+        generator = torch.Generator().manual_seed(0)
+        points = torch.randn(_RANDOM, *stage.input_shape, generator=generator, dtype=torch.float64)
+        points = scale_samples(points, 1 / torch.linalg.vector_norm(points.flatten(1), dim=1))
+        return lambda: points.to(device).split(1), f"at {_RANDOM} points: {reason}"
+
+    def _budget(self, path: str, chain: Chain) -> ErrorBudget:
+        """Return the allowed error of a part: that of its certificate, or rounding."""
+        certificate = self.plans[path].certificate if path in self.plans else None
+        budget = rounding_budget(torch.float32)
+        if certificate is not None:
+            requested = certificate.epsilon > budget.epsilon
+            budget = ErrorBudget(certificate.epsilon, certificate.max_norm, requested)
+        # A proof at R = 1 holds at any norm, see Problem.
+        return replace(budget, radius=1.0) if chain.scale_free else budget
 
 
 def _margin(form: Tensor, approximate: Tensor, budget: ErrorBudget, eps: float) -> float | None:
     """Prove that a form is close enough; None where it is not."""
-    # The proof is computed in float64 itself; without a tolerance the rounding of the fold is no matter.
+    # The proof is computed in float64 itself; without a tolerance the rounding of the fold does not matter.
     ignored = torch.finfo(torch.float64).eps if budget.requested else eps
     equal = (approximate - form).abs() <= 8 * ignored * form.abs().max()
     approximate = torch.where(equal, form, approximate)
     return holds(form, approximate, budget) if bool((approximate != form).any()) else 1.0
 
 
-# -- parts of a fold --------------------------------------------------------------------------------
-
-
-def _check_single(
-    path: str, folded: Folded, exact: Folded, part: StageOperations | None, stage: Stage
-) -> Finding:
-    """Check a ConformalLayers without maps; with biases, branches or rescaled layers only outputs are compared."""
-    if part is None or stage.affine:
-        why = "its layers are rescaled"
-        if stage.affine:
-            why = "branches pass activations" if stage.branched else "biases inside"
-        return Finding(path, math.nan, 0.0, 1.0, f"by its output: {why}")
-    _expect_shapes(path, folded.recipe, part, stage)
-    gain = part.scale / stage.chain.scale
-    return _check_chain(path, folded, exact, part, stage, gain)[0]
-
-
-def _check_stages(
-    path: str, folded: Folded, exact: Folded, candidates: Sequence[StageGraph]
-) -> Iterator[Finding]:
-    """Check a ConformalLayers stage by stage."""
-    labels = [f"{path} stage {i + 1}".strip() for i in range(len(folded.plans))]
-    plans = {label: folded.plans[label] for label in labels if label in folded.plans}
-    absorbed = max((plan.absorbed for plan in plans.values()), default=0)
-    graph = candidates[min(absorbed, len(candidates) - 1)]
-    stages = [stage for stage in graph.stages if not stage.moves_only]
-    if len(stages) != len(plans):
-        expected, got = f"{len(plans)} stages in {path or 'the model'}", f"{len(stages)}"
-        raise refusal("verify(model)", expected, got, _REMEDY)
-    writers = {name: op for op in folded.recipe.operations for name in op.outputs}
-    left: dict[str, Scaling] = {}  # of the points that leave each stage, by the name of their z
-    for (label, plan), stage in zip(plans.items(), stages, strict=True):
-        span = None
-        if plan.operations is not None:
-            span = _stage_span(folded.recipe, plan.operations)
-        if span is None:
-            yield Finding(label, math.nan, 0.0, None)
-            continue
-        _expect_shapes(label, folded.recipe, span, stage)
-        start = _scaling_at(span.given[0], writers, left, Scaling(graph.embedding.norm_factor))
-        stage = replace(stage, start=start)
-        if stage.direct:
-            finding, left[span.left] = _check_direct(label, folded, exact, span, stage)
-        else:
-            finding, gain = _check_chain(label, folded, exact, span, stage)
-            left[span.left] = stage.chain.end.lacking(gain)
-        yield finding
-
-
 def _scaling_at(
     z: str, writers: Mapping[str, Operation], left: Mapping[str, Scaling], embedded: Scaling
 ) -> Scaling:
-    """Return the scalars of the points with some z: maps and joins between stages leave them alone."""
+    """Return the scaling of the points with value ``z``: maps and joins between stages keep it."""
     while z not in left:
         writer = writers[z]
         if isinstance(writer, (Normalize, Rebase)):
@@ -337,8 +318,7 @@ def _scaling_at(
 
 
 def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stage) -> None:
-    shapes = recipe.shapes()
-    actual = shapes[span.given[0]], shapes[span.left]
+    actual = span.shapes(recipe)
     if actual != (stage.input_shape, stage.output_shape):
         expected = f"a part {actual[0]} → {actual[1]}"
         got = f"{stage.input_shape} → {stage.output_shape}"
@@ -346,7 +326,7 @@ def _expect_shapes(path: str, recipe: Recipe, span: StageOperations, stage: Stag
 
 
 def _check_output(folded: Folded, model: nn.Module) -> Finding:
-    """Compare the whole models on random inputs; only this checks the layers around the parts."""
+    """Compare the outputs of fold and model on random inputs; only this checks layers around the parts."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4, *folded.input_shape, generator=generator).to(folded.anchor)
     certificate = folded.certificate
@@ -358,7 +338,7 @@ def _check_output(folded: Folded, model: nn.Module) -> Finding:
 
 
 def _factor(actual: Tensor, expected: Tensor) -> float:
-    """Return the factor that takes one array closest to another; 1 for zeros."""
+    """Return the factor of ``actual`` that fits ``expected`` best in least squares; 1 for zeros."""
     squares = float(actual.square().sum())
     return float((actual * expected).sum()) / squares if squares else 1.0
 
