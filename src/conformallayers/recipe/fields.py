@@ -22,9 +22,8 @@ def setting(stored: str, reader: Reader, default: Any = MISSING) -> Any:
 
 def constant(stored: str, *, optional: bool = False, dtype: str | None = None) -> Any:
     """Declare a constant: the field holds the name of an array, of whole numbers if there is a dtype."""
-    default = None if optional else MISSING
-    metadata = {"constant": stored, "optional": optional, "dtype": dtype}
-    return field(default=default, metadata=metadata)
+    metadata = {"constant": stored, "reader": name, "dtype": dtype}
+    return field(default=None if optional else MISSING, metadata=metadata)
 
 
 def number(value: Any) -> float:

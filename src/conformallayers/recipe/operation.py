@@ -8,7 +8,7 @@ and all values behind ``Cast("wide")`` are float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from ..errors import refusal
@@ -122,25 +122,25 @@ class Runtime(dict[type[Operation], Run]):
             raise refusal(where, f"activations that {self.name} has", got, remedy)
 
 
-def read_settings(kind: type[Operation], stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an operation from the settings of a file, each of them checked.
+def read_fields(kind: type[Operation], role: str, stored: Any) -> dict[str, Any]:
+    """Return the fields of an operation from the entries of a file, each of them checked.
+
+    Args:
+        kind: the operation.
+        role: of the fields, "setting" or "constant".
+        stored: values by their stored names.
 
     Raises:
-        ValueError: a setting is missing, unknown or not what its reader takes.
+        ValueError: an entry is missing, unknown or not what its reader takes.
     """
-    known: dict[str, Field[Any]] = {
-        item.metadata["setting"]: item for item in fields(kind) if "setting" in item.metadata
-    }
-    unknown = set(stored) - set(known)
-    if unknown:
-        raise ValueError(f"{kind.kind} has no setting {sorted(unknown)[0]!r:.60}")
-    found = {}
+    known = {item.metadata[role]: item for item in fields(kind) if role in item.metadata}
+    expect(isinstance(stored, dict), f"{kind.kind} without {role}s")
+    for name in stored:
+        expect(name in known, f"{kind.kind} has no {role} {name!r:.60}")
     for name, item in known.items():
-        if name in stored:
-            found[item.name] = item.metadata["reader"](stored[name])
-        elif item.default is MISSING:
-            raise ValueError(f"{kind.kind} lacks its setting {name}")
-    return found
+        there = name in stored or item.default is not MISSING
+        expect(there, f"{kind.kind} lacks its {role} {name}")
+    return {known[name].name: known[name].metadata["reader"](stored[name]) for name in stored}
 
 
 def expect(condition: object, complaint: str) -> None:
