@@ -152,21 +152,18 @@ def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
     return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
 
 
-@RUN.runs(layer.AdaptiveMaxPool)
-def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: Network, x: Array) -> Array:
-    for axis, table, _weights in places.resampled(op, x.shape[1:], x.dtype):
-        x = np.take(x, table, axis + 1).max(axis + 1)
-    return x
-
-
-@RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
+@RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.Upsample)
 def _resample(
-    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Network, x: Array
+    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pad | layer.Upsample,
+    _: Network,
+    x: Array,
 ) -> Array:
-    """Replace the entries along each axis by weighted sums of a few of them."""
+    """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
         if places.copies_entries(weights):
             x = np.take(x, table[0], axis + 1)
+        elif isinstance(op, layer.AdaptiveMaxPool):
+            x = np.take(x, table, axis + 1).max(axis + 1)
         else:
             column = weights.reshape(*weights.shape, *[1] * (x.ndim - axis - 2))
             y = (np.take(x, table, axis + 1) * column).sum(axis + 1)
