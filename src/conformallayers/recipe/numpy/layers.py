@@ -22,7 +22,7 @@ RUN = Runtime("numpy")
 
 
 def _affine(net: Network, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
-    """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
+    """Multiply by a weight and add a bias, if there; y has ``after`` more axes behind theirs."""
     for name, function in ((weight, np.multiply), (bias, np.add)):
         if name is not None:
             constant = net.constant(name)
@@ -54,7 +54,7 @@ def _long_product(x: Array, weight: Array) -> Array:
 
 @RUN.runs(layer.SparseMatmul)
 def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
-    """Add up the entries of each row, one sample at a time; reduceat has no empty sums."""
+    """Add up the entries of each row, one sample at a time; reduceat cannot sum empty rows."""
     rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
     y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
     for sample, result in zip(x, y, strict=True):
@@ -88,7 +88,7 @@ def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
-    """Add what every place of the kernel gives, then cut the padding off."""
+    """Add the product with each tap of the kernel at its places of the output, then crop the padding."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
     inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
     weight = weight.reshape(op.groups, inputs, outputs, *kernel)

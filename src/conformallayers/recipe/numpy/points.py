@@ -25,7 +25,7 @@ __all__ = ["RUN"]
 
 
 def _radial_tanh(q: Array) -> Array:
-    """Return u / tanh(u) for u = √q; its series is exact to rounding for short points."""
+    """Return u / tanh(u) for u = √q; for short points its series, which is exact to rounding."""
     short = q < 1e-4
     u = np.sqrt(np.where(short, 1.0, q))
     return np.where(short, 1 + q / 3 - q**2 / 45, u / np.tanh(u))
