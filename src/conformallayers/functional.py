@@ -312,6 +312,11 @@ def transformed(g: Tensor | None = None) -> bool:
     )
 
 
+def is_plain_gradient(g: Tensor) -> bool:
+    """Check that a gradient is not differentiated again, not compiled, and no batch of gradients."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g))
+
+
 def autocasts(x: Tensor) -> bool:
     """Check whether autocast is enabled for the device of x."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
@@ -464,12 +469,11 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
         # Per sample that is factor·g + (slope·s + offset)·y.
         back = guarded_inverse(factor)
         slope, offset = -2 * gain * inverse * back, 2 * g_n * back
-        plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g))
-        if not plain or _narrow(y):
+        if is_plain_gradient(g) and not _narrow(y):
+            g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
+        else:
             s = _inner(g, y).to(tau.dtype)
             g_z = _combine(g, factor, y, slope * s + offset)
-        else:
-            g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
         g_rho = s.sum() * guarded_inverse(rho) if ctx.needs_input_grad[3] else None
         g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha, ctx.needs_input_grad[2])

@@ -23,8 +23,6 @@ from .operation import Operation, Shape, expect
 from .recipe import INPUT, Recipe
 
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-WIDE_DTYPE = "F64"  # of wide constants, whatever the dtype of the fold
-INTEGER_DTYPES = {"int32": "I32", "int8": "I8"}
 # A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
@@ -145,11 +143,10 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
     _limit(len(operations) if isinstance(operations, list) else 0, OPERATIONS_LIMIT, "operations")
     recipe = read_recipe(document, archive.entries)
     expect(recipe.input_shape, "samples without a coefficient")
-    integers = recipe.integer_constants()
-    for name, entry in archive.entries.items():
-        expected = WIDE_DTYPE if name in recipe.wide else DTYPES[dtype]
-        expected = INTEGER_DTYPES[integers[name]] if name in integers else expected
-        expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
+    stored = DTYPES | {"int32": "I32", "int8": "I8"}
+    for name, kind in recipe.constant_dtypes(dtype).items():
+        found = archive.entries[name].dtype
+        expect(found == stored[kind], f"the constant {name:.60} of dtype {found}")
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
     for operation in recipe.operations:  # a call has one, too
         module = getattr(operation, "module", None)

@@ -85,6 +85,11 @@ class Recipe(Printed):
                 found[name] = "int8" if found.get(name) == "int8" else dtype
         return found
 
+    def constant_dtypes(self, dtype: str) -> dict[str, str]:
+        """Return the name of the dtype of every constant, given that of the fold."""
+        fixed = dict.fromkeys(self.wide, "float64") | self.integer_constants()
+        return {name: fixed.get(name, dtype) for name in self.constants}
+
     def wide_values(self) -> frozenset[str]:
         """Return the names of features in float64: those behind ``Cast("wide")``."""
         found: set[str] = set()

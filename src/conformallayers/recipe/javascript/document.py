@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import fields
 from importlib.resources import files
 from typing import Any
@@ -64,17 +63,12 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         entry["to"] = [shapes[name] for name in operation.outputs]
         given = "float64" if operation.inputs[0] in wide else dtype
         entry["tables"] = _tables(operation, entry["from"][0], given)
-    dtypes = dict.fromkeys(recipe.wide, "float64") | recipe.integer_constants()
-    document["constants"] = {
-        name: _encoded(array, dtypes.get(name, dtype)) for name, array in recipe.constants.items()
-    }
+    document["constants"] = {}
+    for name, kind in recipe.constant_dtypes(dtype).items():
+        little = np.asarray(recipe.constants[name], np.dtype(kind).newbyteorder("<"))
+        data = base64.b64encode(little.tobytes()).decode()
+        document["constants"][name] = {"dtype": kind, "shape": little.shape, "data": data}
     return document
-
-
-def _encoded(array: Any, dtype: str) -> Mapping[str, Any]:
-    little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
-    data = base64.b64encode(little.tobytes()).decode()
-    return {"dtype": dtype, "shape": np.shape(array), "data": data}
 
 
 @WRITE.runs(*(kind for kind in OPERATIONS.values() if kind not in _LACKS))
