@@ -18,10 +18,8 @@ from torch import Tensor
 from .utils.autograd import apply
 
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
-SHORT, _BLOCK = (
-    2048,
-    512,
-)  # elements of a sum that keeps its digits, and of the parts of a longer one
+SHORT = 2048  # elements; a longer sum of squares loses digits
+_BLOCK = 512  # elements of a block of a longer sum
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
 
 
@@ -163,7 +161,7 @@ def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
 def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply each sample by the power of two that brings its norm near 1; return the factors too.
 
-    Powers of two round nothing, so the result does not depend on which samples are rescaled.
+    Powers of two are exact, so the result does not depend on which samples are rescaled.
     """
     wide = wide_dtype(z.device)
     size = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)

@@ -25,8 +25,8 @@ from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
 from .operation import expect
 
-FORMAT = 2  # of the document; raised when older readers could no longer understand it
-# What a file holds, and the entry of the document that describes it.
+FORMAT = 2  # version of the document; raised when older readers could not understand it
+# The kinds of files, and the entry of the document that describes each.
 KINDS = {"folded": "recipe", "model": "model", "checkpoint": "state"}
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1}
 _CHUNK = 2**20  # bytes that are read at a time
@@ -88,7 +88,7 @@ def damaged(path: str, fault: str) -> ConformalError:
 
 
 def unbuildable(path: str, error: Exception) -> ConformalError:
-    """Return the error of a file whose content makes no network, with its reason if that is short."""
+    """Return the error of a file from which no network can be built, with the reason if that is short."""
     if isinstance(error, ConformalError) and str(error).startswith(f"load({path})"):
         return error
     own = type(error) is ValueError and len(str(error)) <= _REASON
@@ -110,7 +110,7 @@ def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
 def open_archive(path: Path) -> Archive:
     """Open a file, validate its header and compare its checksum."""
     name = os.fspath(path)
-    # Without O_NONBLOCK a pipe would wait for somebody to write into it.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(name, flags)
     try:

@@ -258,7 +258,7 @@ def _part(part: Any) -> dict[str, Any]:
     found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})
     known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
     expect(known, "a strategy that is no candidate")
-    return {**found, "candidates": list(found["candidates"])}
+    return found
 
 
 def _operations(item: Any) -> tuple[int, int] | None:

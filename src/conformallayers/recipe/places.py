@@ -16,14 +16,13 @@ from .operation import Shape
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, Any]
+Resampling = (
+    layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample
+)
 _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
-def resampled(
-    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample,
-    shape: Shape,
-    dtype: Any,
-) -> Iterator[tuple[int, Table, Array]]:
+def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, Table, Array]]:
     """Yield each axis that an operation changes, with its table and weights.
 
     Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``, or the largest

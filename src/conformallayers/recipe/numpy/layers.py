@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .. import layer_operations as layer
 from .. import places
 from ..operation import Runtime
-from ..places import Array
+from ..places import Array, Resampling
 
 if TYPE_CHECKING:
     from .network import Network
@@ -153,11 +153,7 @@ def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.Upsample)
-def _resample(
-    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.Pad | layer.Upsample,
-    _: Network,
-    x: Array,
-) -> Array:
+def _resample(op: Resampling, _: Network, x: Array) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
         if places.copies_entries(weights):
