@@ -166,7 +166,7 @@ def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
     wide = wide_dtype(z.device)
     size = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
     size = torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))
-    most = 1000.0 if z.dtype == torch.float64 else 120.0
+    most = 1000.0 if z.dtype == torch.float64 else 120.0  # exponents of normal numbers
     factor = torch.exp2(-size.log2().floor().clamp(-most, most))
     return scale_samples(z, factor), factor
 

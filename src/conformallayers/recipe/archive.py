@@ -174,7 +174,7 @@ def _json(text: str | bytes) -> dict[str, Any]:
 
 
 def _check_document(name: str, document: dict[str, Any]) -> None:
-    version = document.get("format")
+    version: Any = document.get("format")
     whole = isinstance(version, int) and not isinstance(version, bool)
     expect(whole and version >= 1, f"format {_shown(version)}")
     if version != FORMAT:

@@ -56,6 +56,7 @@ def energy_of_parts(
     energy, waiting = 0 * alive, iter(forms)
     for a, k in enumerate(linear):
         for b, other in enumerate(linear[a:]):
+            # ⟨A_a x, A_b x⟩ and ⟨A_b x, A_a x⟩ are one form, which counts twice.
             energy = energy + k * other * next(waiting) * (2 if b else 1)
     if gram is not None:
         count = len(op.constant_parts)
@@ -165,6 +166,7 @@ class IntegerArithmetic:
         if not taus and addend is None:
             return self._clipped(parts, op.low)
         parts = parts.round()
+        # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
         for tau in taus:
             factor = self.ratio(2.0**integer.FACTOR_BITS, tau).round()
             factor = column(factor.clip(max=integer.MULTIPLIERS - 1), parts)

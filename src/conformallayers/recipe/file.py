@@ -201,7 +201,7 @@ def _check_scales(recipe: Recipe) -> None:
         near = {peaks[name] for name in operation.inputs}
         expect(len(found) == 1, f"{operation.kind} reads values of different scales")
         (part,), peak = found, next(iter(near))
-        if near != {None}:
+        if near != {None}:  # some input is relative to a peak: then all are, to the same one
             expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
             keeps = type(operation) in _KINDS or layer.is_homogeneous(operation)
             expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")

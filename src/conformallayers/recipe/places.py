@@ -85,6 +85,8 @@ def turned(
         For each spatial axis the entries and the zeros between and around them, and the kernel that convolves
         them, (C_out, C/groups, ...).
     """
+    # Output o gets the inputs at (o + padding - tap·dilation)/stride: a convolution of the spread entries with
+    # the mirrored kernel, whose input and output channels change places within each group.
     kernel = weight.shape[2:]
     split = weight.reshape(op.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
     whole = np.flip(split.reshape(result[0], -1, *kernel), tuple(range(2, weight.ndim)))

@@ -70,13 +70,14 @@ def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
 
 
 def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
-    """Multiply all windows by one matrix for each group."""
+    """Convolve (B, C, ...) by products of all windows with the kernel."""
     axes, batch = len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
     x = _surrounded(x, [(p, p) for p in op.padding])
     windows = _windows(x, kernel, op.stride, op.dilation)
     positions = windows.shape[2 : 2 + axes]
     windows = windows.reshape(batch, op.groups, inputs, *positions, *kernel)
+    # (groups, B·positions, inputs·kernel): one product for each group
     order = 1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes)
     rows = windows.transpose(order).reshape(
         op.groups, batch * math.prod(positions), inputs * math.prod(kernel)

@@ -59,6 +59,7 @@ RUN[point.Dot] = lambda op, _, a, b: _dots(flat(a), flat(b)) * op.weight
 def _rescale(
     op: point.Rescale, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
+    # Squares of this size leave room for the products behind them; other samples are scaled by powers of two.
     n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
     if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
         peak = _peak(z)
