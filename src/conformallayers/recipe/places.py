@@ -148,7 +148,8 @@ def window_sizes(
 def padded(n: int, before: int, after: int, mode: str) -> Table:
     """Return the entry that each position of a padded axis copies; a negative number crops."""
     if mode == "zeros":
-        return sliding(n, 1, n + before + after, 1, before, 1)[0]
+        places = np.arange(-before, n + after)
+        return np.where((places >= 0) & (places < n), places, -1)
     ends, crop = (max(before, 0), max(after, 0)), (max(-before, 0), max(-after, 0))
     places = np.arange(n)
     if mode == "circular":  # torch crops before it repeats entries, and after it mirrors them

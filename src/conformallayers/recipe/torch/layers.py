@@ -120,8 +120,9 @@ def averages(op: layer.AvgPool, x: Tensor) -> Tensor:
     if op.divisor is None:
         return F.avg_pool1d(x, *windows, *options)
     # avg_pool1d has no divisor: pool maps of one row.
-    flat = [(first, *values) for first, values in zip((1, 1, 0), windows, strict=True)]
-    return F.avg_pool2d(x.unsqueeze(2), *flat, *options, op.divisor).squeeze(2)
+    kernel, stride, padding = (1, *op.kernel), (1, *op.stride), (0, *op.padding)
+    pooled = F.avg_pool2d(x.unsqueeze(2), kernel, stride, padding, *options, op.divisor)
+    return pooled.squeeze(2)
 
 
 @RUN.runs(layer.MaxPool)
