@@ -1,4 +1,4 @@
-"""Pure tensor functions on the pair (x, t): the mathematics of the library, without modules.
+"""Pure tensor functions on the pair (x, t), without modules.
 
 ``embed``, ``respro`` and ``project`` follow the formulas of the paper literally. The other functions
 compute the same values in a balanced scaling, ``x = m·κ·z`` and ``t = m·σ·τ``, that stays within the
@@ -18,7 +18,8 @@ from torch import Tensor
 from .utils.autograd import apply
 
 _CHUNK = 2**18  # elements of a feature map that fit into the cache
-_LONG, _BLOCK = 2048, 512  # elements of a sum that loses digits, and of the sums that replace it
+SHORT = 2048  # elements; a longer sum of squares loses digits
+_BLOCK = 512  # elements of a block of a longer sum
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
 
 
@@ -89,7 +90,8 @@ def normalise(
 
     The split keeps squares within the range of float32 for inputs of any scale. The output of a
     network does not depend on m as long as every path uses the same m, so m carries no gradient. A
-    zero sample without an offset has m = 1 and τ = 0. With ``limits`` m is 1 too for norms between them.
+    zero sample without an offset has m = 1 and τ = 0. With ``limits``, samples with a norm between
+    them have m = 1, too.
 
     Returns:
         x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
@@ -100,7 +102,7 @@ def normalise(
     plain = not isinstance(offset, Tensor) and offset == 0
     if not plain:
         offset = torch.as_tensor(offset, dtype=wide, device=x.device)
-        largest = torch.finfo(x.dtype).max  # of an offset that the dtype of x cannot hold
+        largest = torch.finfo(x.dtype).max  # the dtype of x may not hold the offset
         peak = torch.maximum(peak, offset.detach().clamp_max(largest).to(x.dtype))
     peak = peak + (peak == 0)
     if limits is not None:
@@ -159,12 +161,12 @@ def squares_fit(z: Tensor, n: Tensor, tau: Tensor) -> bool:
 def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply each sample by the power of two that brings its norm near 1; return the factors too.
 
-    Powers of two round nothing, so the result does not depend on which samples are rescaled.
+    Powers of two are exact, so the result does not depend on which samples are rescaled.
     """
     wide = wide_dtype(z.device)
     size = torch.linalg.vector_norm(z.detach(), dim=_features(z), dtype=wide)
     size = torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size))
-    most = 1000.0 if z.dtype == torch.float64 else 120.0
+    most = 1000.0 if z.dtype == torch.float64 else 120.0  # exponents of normal numbers
     factor = torch.exp2(-size.log2().floor().clamp(-most, most))
     return scale_samples(z, factor), factor
 
@@ -177,12 +179,12 @@ def norm(z: Tensor) -> Tensor:
     """
     dtype, wide = at_least_float32(z.dtype), wide_dtype(z.device)
     count = math.prod(z.shape[1:])
-    if count <= _LONG:
+    if count <= SHORT:
         short: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
         return short.to(wide)
     if z.dim() == 4 and not transformed() and z.is_contiguous(memory_format=torch.channels_last):
         z = z.permute(0, 2, 3, 1)  # rows of memory
-    block = next((size for size in range(_BLOCK, _BLOCK // 4, -1) if count % size == 0), _BLOCK)
+    block = block_size(count) or _BLOCK
     rows, whole = z.flatten(1), count - count % block
     blocks = rows[:, :whole].unflatten(1, (whole // block, block))
     norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
@@ -191,6 +193,11 @@ def norm(z: Tensor) -> Tensor:
         norms = torch.cat([norms, rest], 1)
     total: Tensor = torch.linalg.vector_norm(norms, dim=1, dtype=wide)
     return total
+
+
+def block_size(count: int) -> int:
+    """Return the largest divisor of a count from 129 to 512, or 0 if there is none."""
+    return next((size for size in range(_BLOCK, _BLOCK // 4, -1) if count % size == 0), 0)
 
 
 def norm_unit(shape: Sequence[int], rms: bool) -> float:
@@ -207,7 +214,7 @@ def squared_norm(z: Tensor) -> Tensor:
 
 
 def guarded_root(n: Tensor, taken: Tensor | bool = True) -> Tensor:
-    """Return √n with gradient 0 where n = 0, and 0 where it is not taken."""
+    """Return √n with gradient 0 where n = 0; 0 where ``taken`` is False."""
     alive = (n != 0) & taken
     return torch.where(alive, torch.where(alive, n, 1.0).sqrt(), 0.0)
 
@@ -219,12 +226,13 @@ def energy(z: Tensor) -> tuple[Tensor, Tensor]:
     """
     if transformed() or not z.requires_grad:  # a custom function has no derivative in forward mode
         return z, squared_norm(z)
-    result: tuple[Tensor, Tensor] = apply(_Energy, z)
-    return result
+    zero = z.new_zeros(z.shape[0], dtype=wide_dtype(z.device))
+    z, n, _ = apply(_Activate, z, zero, torch.ones_like(zero), None)
+    return z, n
 
 
 def dehomogenize(z: Tensor, rho: Scalar, tau: Tensor, alive: bool = False) -> Tensor:
-    """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0; ``alive`` if no τ is."""
+    """Return the point ``ρ z / τ`` in the dtype of z, 0 where τ = 0; ``alive`` if no τ is 0."""
     if isinstance(rho, Tensor) or transformed():
         return scale_samples(z, rho * guarded_inverse(tau, alive))
     result: Tensor = apply(_Dehomogenize, z, tau, rho, alive)
@@ -236,7 +244,7 @@ def activate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return z itself, ``r·τ + gain·‖z‖²/r`` and ``‖z‖²``, where r = α/α is 1 and carries the gradient of α.
 
-    Use the returned z afterwards, as that of :func:`energy`.
+    Use the returned z afterwards, as for :func:`energy`.
     """
     if transformed():
         n = squared_norm(z)
@@ -264,7 +272,7 @@ def activate_and_dehomogenize(
 
 
 def unity(alpha: Tensor) -> Tensor:
-    """Return α/α = 1, with the gradient of its numerator."""
+    """Return α/α = 1 with the gradient of the numerator."""
     return alpha / alpha.detach()
 
 
@@ -300,6 +308,11 @@ def transformed(g: Tensor | None = None) -> bool:
         or torch.autograd.forward_ad._current_level >= 0
         or (g is not None and bool(torch._C._functorch.is_legacy_batchedtensor(g)))
     )
+
+
+def is_plain_gradient(g: Tensor) -> bool:
+    """Check that a gradient is not differentiated again, not compiled, and no batch of gradients."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g))
 
 
 def autocasts(x: Tensor) -> bool:
@@ -347,27 +360,11 @@ def _per_sample(q: Tensor, z: Tensor) -> Tensor:
     return q.to(at_least_float32(z.dtype)).view(-1, *[1] * (z.dim() - 1))
 
 
-class _Energy(torch.autograd.Function):
-    """z ↦ (z, ‖z‖²), with a backward of one pass over z where autograd makes three."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor) -> tuple[Tensor, Tensor]:
-        return z.view_as(z), norm(z).square()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, g_n: Tensor) -> Tensor:
-        (z,) = ctx.saved_tensors
-        return _combine(g, None, z, 2 * g_n)
-
-
 class _Activate(torch.autograd.Function):
-    """(z, τ, gain, α) ↦ (z, r·τ + gain·‖z‖²/r, ‖z‖²) with r = α/α, in one pass over z each way."""
+    """(z, τ, gain, α) ↦ (z, r·τ + gain·‖z‖²/r, ‖z‖²) with r = α/α.
+
+    Forward and backward take one pass over z each, where autograd would take three backward.
+    """
 
     generate_vmap_rule = True
 
@@ -400,7 +397,7 @@ class _Activate(torch.autograd.Function):
 
 
 def _scaled(tau: Tensor, gain: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return r·τ and gain/r, which are τ and gain where no derivative of theirs is wanted."""
+    """Return r·τ and gain/r; only a second derivative needs r = α/α = 1."""
     if alpha is None or not torch.is_grad_enabled():
         return tau, gain
     return tau * unity(alpha), gain / unity(alpha)
@@ -466,15 +463,15 @@ class _ActivateAndDehomogenize(torch.autograd.Function):
         tau, gain = _scaled(tau, gain, alpha)
         inverse = guarded_inverse(tau + gain * n, ctx.alive)
         factor = rho * inverse  # y = factor · z
-        # g_z = factor·g + q·y with q = slope·(g·y) + offset, per sample
+        # With s = g·y: dD/dz = 2·gain·z, so g_z = factor·g - s/D·2·gain·z + 2·g_n·z, and z = y/factor.
+        # Per sample that is factor·g + (slope·s + offset)·y.
         back = guarded_inverse(factor)
         slope, offset = -2 * gain * inverse * back, 2 * g_n * back
-        plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed(g))
-        if not plain or _narrow(y):
+        if is_plain_gradient(g) and not _narrow(y):
+            g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
+        else:
             s = _inner(g, y).to(tau.dtype)
             g_z = _combine(g, factor, y, slope * s + offset)
-        else:
-            g_z, s = _combine_in_chunks(g, factor, y, slope, offset)
         g_d = -s * inverse
         g_rho = s.sum() * guarded_inverse(rho) if ctx.needs_input_grad[3] else None
         g_tau, g_gain, g_alpha = _gradients(g_d, tau, gain, n, alpha, ctx.needs_input_grad[2])
@@ -486,7 +483,7 @@ def _combine_in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Return ``p·g + (slope·s + offset)·y`` and ``s = g·y``, a chunk of samples at a time.
 
-    The second read of a chunk hits the cache, and its products take the memory of the result.
+    The second read of a chunk hits the cache, and the products of the first are kept in the result.
     """
     size = max(1, _CHUNK // max(1, y[:1].numel()))
     result, dots = torch.empty_like(y), torch.empty_like(p)

@@ -1,10 +1,8 @@
 """Run folded networks with numpy alone: no torch is imported, nothing is compiled.
 
-    import conformallayers.numpy as cln
-    net = cln.load("net.safetensors")
-    y = net(x)
-
-A batch of numbers goes in, a batch of numbers comes out.
+import conformallayers.numpy as cln
+net = cln.load("net.safetensors")
+y = net(x)
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def load(path: str | os.PathLike[str]) -> Network:
         y = net(np.empty((0, *net.input_shape), dtype))
         if y.shape != (0, *net.output_shape) or y.dtype != dtype:
             raise ValueError(f"it gives {y.dtype} of shape {y.shape[1:]}")
-    except ConformalError:  # numpy lacks an operation; the file itself is in order
+    except ConformalError:  # numpy lacks an operation; the file is sound
         raise
     except Exception as error:
         raise unbuildable(archive.path, error) from error
@@ -73,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> Network:
 
 
 def _array(archive: Archive, name: str) -> Array:
-    """Read a constant; one that numpy has no arithmetic for is widened to float32."""
+    """Read a constant; half precision is widened to float32."""
     entry = archive.entries[name]
     array: Array = np.empty(prod(entry.shape), _DTYPES[entry.dtype])
     if len(array):
@@ -86,7 +84,7 @@ def _array(archive: Archive, name: str) -> Array:
 
 
 def _check_windows(recipe: Recipe) -> None:
-    """Refuse convolutions whose windows, which numpy writes out, would not fit into memory."""
+    """Refuse convolutions whose windows, which numpy copies, would not fit into memory."""
     shapes = recipe.shapes()
     for operation in recipe.operations:
         if isinstance(operation, Conv):

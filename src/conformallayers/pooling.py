@@ -1,6 +1,6 @@
-"""Pooling of windows: averages and Euclidean norms.
+"""Average and norm pooling.
 
-In training on the CPU, windows are added up by a matrix product where maps are small, and row by row where
+In training on the CPU, windows are summed by a matrix product where maps are small, and row by row where
 windows tile a map. Both take a fraction of the time of torch's kernels, forward and backward. Groups of
 channels that are pooled in different ways take one pass.
 """
@@ -22,8 +22,8 @@ from .functional import (
     autocasts,
     guarded_inverse,
     guarded_root,
+    is_plain_gradient,
     may_look,
-    transformed,
 )
 from .utils.autograd import apply
 
@@ -31,26 +31,25 @@ _AVG_POOL: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 # limit, up, down: sums of squares from 2^-limit to 2^limit have all digits, and so have their second
 # derivatives. Smaller and larger ones are computed again with the coefficients times 2^up and 2^down.
 _SQUARES = {torch.float32: (80, 72, -72), torch.float64: (600, 560, -560)}
-_SMALL = 10**4  # entries of a matrix whose product is cheaper than torch's kernels
-_SMALL_TILED = 10**3  # and cheaper than adding rows
+_SMALL = 10**4  # entries of a matrix; its product is cheaper than torch's kernels
+_SMALL_TILED = 10**3  # entries of a matrix; its product is cheaper than adding rows
 Sizes = tuple[int, ...]  # one number per axis
-Groups = tuple[
-    tuple[slice, bool], ...
-]  # channels, and whether their norms are taken; in order, all channels
+# Ranges of channels, and whether norms are taken of them; together all channels in order.
+Groups = tuple[tuple[slice, bool], ...]
 _ALL = slice(None)
 _AVERAGES: Groups = ((_ALL, False),)
 _NORMS: Groups = ((_ALL, True),)
 
 
 def avg_pool(x: Tensor, kernel: Sizes, stride: Sizes) -> Tensor | None:
-    """Return the average of every window of x (B, C, H, W), or None where torch's own pooling is to be used."""
+    """Return the average of every window of x (B, C, H, W), or None where torch's pooling must be used."""
     return pool_groups(x, kernel, stride, _AVERAGES)
 
 
 def pool_groups(x: Tensor, kernel: Sizes, stride: Sizes, groups: Groups) -> Tensor | None:
     """Return averages of windows of some channels of x (B, C, H, W) and norms of others.
 
-    None where torch's own pooling is to be used, or squares leave the range of the dtype.
+    None where torch's pooling must be used, or squares leave the range of the dtype.
     """
     windows = _fast_windows(x, kernel, stride)
     if windows is None:
@@ -84,11 +83,11 @@ def _squares_fit(total: Tensor, x: Tensor) -> bool | None:
 
 
 def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) -> Tensor:
-    """Return the Euclidean norm of every window, as ``nn.LPPool*d`` with p = 2 has it.
+    """Return the Euclidean norm of every window of x (B, C, ...), as ``nn.LPPool*d`` with p = 2.
 
-    The gradient is 0 where a window is 0, and a window whose squares would leave the range of the dtype
-    is right all the same. With ``ceil_mode`` a window that is cut off at the end counts as a whole one. x
-    has the shape (B, C, ...), kernel and stride one number for each of the last axes.
+    The gradient is 0 where a window is 0. Squares that leave the range of the dtype are no problem. With
+    ``ceil_mode`` a window that is cut off at the end is scaled to a whole one. kernel and stride have one
+    number per spatial axis.
 
     Examples:
         >>> norm_pool(torch.tensor([[[3.0, 4.0, 0.0, 0.0]]]), (2,), (2,))
@@ -110,7 +109,8 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
     fits = _squares_fit(total, wide) if may_look(x) else None
     if fits is not None:
         return (total.sqrt() if fits else guarded_root(total)).to(x.dtype)
-    # Each window is taken from one of three scales; an infinity in the others would make gradients NaN.
+    # Compute all windows in three scales, and take each from the scale in which its squares fit. Clamp: an
+    # infinity in another scale would make the gradient NaN.
     small, large, end = total < low, total > high, 2.0 ** (limit // 2)
     result = guarded_root(squares(wide.clamp(-end, end)), ~(small | large))
     for exponent, taken in zip(exponents, (small, large), strict=True):
@@ -120,14 +120,14 @@ def norm_pool(x: Tensor, kernel: Sizes, stride: Sizes, ceil_mode: bool = False) 
 
 
 def _any_within(x: Tensor, bound: float) -> bool:
-    """Check for numbers, other than zeros, of at most this magnitude."""
+    """Check for nonzero numbers of at most this magnitude."""
     size = x.abs()
     return bool(size.masked_fill_(size == 0, math.inf).min() <= bound)
 
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows on a map of some size, without padding."""
+    """The windows of a map, without padding."""
 
     sizes: Sizes
     kernel: Sizes
@@ -151,7 +151,7 @@ class _Windows:
         return entries <= (_SMALL_TILED if self.tile else _SMALL)
 
     def add(self, x: Tensor, groups: Groups) -> Tensor:
-        """Return the sum of each window, or of its squares, (B, C, H, W) → (B, C, H', W'); without a derivative."""
+        """Sum each window, or its squares, (B, C, H, W) → (B, C, H', W'); without a derivative."""
         total = x.new_empty((*x.shape[:2], *self.counts))
         if self.small:
             whole = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -166,7 +166,7 @@ class _Windows:
         return total
 
     def _add_tiles(self, x: Tensor, squared: bool, out: Tensor) -> None:
-        """Add up rows, whose numbers are neighbours in memory, and then columns."""
+        """Add the rows of windows, which are contiguous, and then their columns."""
         columns, width = self.counts[1], self.kernel[1]
         first, *others = self._rows(x)
         rows = first.square() if squared else first.clone(memory_format=torch.contiguous_format)
@@ -177,7 +177,7 @@ class _Windows:
             out += rows[..., start : columns * width : width]
 
     def spread(self, g: Tensor) -> Tensor:
-        """Give each pixel the sum of its windows' numbers, (B, C, H', W') → (B, C, H, W)."""
+        """Sum, for each pixel, the numbers of its windows: (B, C, H', W') → (B, C, H, W)."""
         if self.small:
             maps = g.reshape(-1, math.prod(self.counts))
             return (maps @ _matrix(self, g.dtype).t()).view(*g.shape[:2], *self.sizes)
@@ -188,7 +188,7 @@ class _Windows:
         return F.pad(tiles, (0, right, 0, bottom)) if bottom or right else tiles
 
     def spread_times(self, g: Tensor, x: Tensor, groups: Groups) -> Tensor:
-        """Return the same, times x in channels whose norms are taken, in one pass and without a derivative."""
+        """Return ``spread(g)``, times x in channels of norms, in one pass and without a derivative."""
         if self.small:
             whole = self.spread(g)
             for channels, norms in groups:
@@ -209,21 +209,21 @@ class _Windows:
         return result
 
     def _rows(self, x: Tensor) -> list[Tensor]:
-        """Return a view for each row of a window, of that row in all windows that tile the map."""
+        """Return a view for each row of a window: that row of all windows, which tile the map."""
         rows, height = self.counts[0], self.kernel[0]
         return [x[:, :, start : rows * height : height] for start in range(height)]
 
 
 def _repeat_columns(g: Tensor, times: int) -> Tensor:
-    """Return a map with every column repeated."""
-    if times == 2:  # the fastest way to write numbers in turn
+    """Repeat every column of a map."""
+    if times == 2:  # complex numbers with equal parts are faster than repeat_interleave
         return torch.view_as_real(torch.complex(g, g)).flatten(3)
     return g.repeat_interleave(times, 3)
 
 
 @lru_cache(maxsize=128)
 def _matrix(windows: _Windows, dtype: torch.dtype) -> Tensor:
-    """Return the matrix of zeros and ones, pixels × windows, that adds up windows."""
+    """Return the matrix of zeros and ones, pixels × windows, that sums windows."""
     with torch.inference_mode(False), torch.no_grad():
         whole = torch.ones(1, 1, dtype=dtype, device="cpu")
         for size, kernel, stride in zip(windows.sizes, windows.kernel, windows.stride, strict=True):
@@ -234,7 +234,7 @@ def _matrix(windows: _Windows, dtype: torch.dtype) -> Tensor:
 
 
 def _fast_windows(x: Tensor, kernel: Sizes, stride: Sizes) -> _Windows | None:
-    """Return the windows if they are those of a training step on the CPU that need no kernel of torch."""
+    """Return the windows in a training step on the CPU that is faster without torch's kernels, else None."""
     plain = (
         x.dim() == 4
         and x.requires_grad
@@ -255,15 +255,10 @@ def _windows(sizes: Sizes, kernel: Sizes, stride: Sizes) -> _Windows | None:
     return windows if windows.small or windows.tile else None
 
 
-def _is_plain(g: Tensor) -> bool:
-    """Check that a gradient is neither differentiated again nor a batch of gradients."""
-    return not (torch.is_grad_enabled() or transformed(g))
-
-
 class _Pool(torch.autograd.Function):
     """Turn sums of windows into averages, and sums of squares into norms, with a gradient of 0 at 0.
 
-    Only for tensors that may be read, so that no transform sees it forward.
+    The caller has checked :func:`may_look`, so that no transform is active in the forward pass.
     """
 
     @staticmethod
@@ -282,8 +277,8 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None, None]:
         windows, groups, share = ctx.windows, ctx.groups, 1 / math.prod(ctx.windows.kernel)
-        x, y = ctx.saved_tensors or (g, g)  # unused where all are averages
-        if _is_plain(g):
+        x, y = ctx.saved_tensors or (g, g)  # averages need neither
+        if is_plain_gradient(g):
             ratio = torch.empty_like(g, memory_format=torch.contiguous_format)
             for channels, norms in groups:
                 part, to = _part(g, channels), _part(ratio, channels)

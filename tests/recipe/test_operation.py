@@ -12,7 +12,7 @@ from conformallayers.recipe.operation import (
     Operation,
     expect,
     expect_shape,
-    read_settings,
+    read_fields,
 )
 
 every_operation = pytest.mark.parametrize("kind", list(OPERATIONS))
@@ -32,7 +32,7 @@ def test_every_field_of_an_operation_is_stored(kind: str) -> None:
 @every_operation
 def test_an_unknown_setting_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=f"{kind} has no setting 'surprise'"):
-        read_settings(OPERATIONS[kind], {"surprise": 1})
+        read_fields(OPERATIONS[kind], "setting", {"surprise": 1})
 
 
 def test_settings_that_equal_their_default_are_left_out() -> None:
@@ -42,7 +42,7 @@ def test_settings_that_equal_their_default_are_left_out() -> None:
     assert dict(grouped.constants()) == {"weight": "w", "bias": "b"}
     assert dict(grouped.settings()) == {**dict(plain.settings()), "groups": 2}
     for operation in (plain, grouped):
-        read = read_settings(layer.Conv, dict(operation.settings()))
+        read = read_fields(layer.Conv, "setting", dict(operation.settings()))
         again = layer.Conv(
             operation.inputs, operation.outputs, weight="w", bias=operation.bias, **read
         )
@@ -51,13 +51,13 @@ def test_settings_that_equal_their_default_are_left_out() -> None:
 
 def test_settings_are_checked_by_their_readers() -> None:
     stored = {"axis": 1, "start": 1, "stop": 3}
-    assert read_settings(layer.Slice, stored) == stored
+    assert read_fields(layer.Slice, "setting", stored) == stored
     with pytest.raises(ValueError, match="slice lacks its setting stop"):
-        read_settings(layer.Slice, {"axis": 1, "start": 1})
+        read_fields(layer.Slice, "setting", {"axis": 1, "start": 1})
     for name in stored:
         for bad in (-1, "1", None, 1.0, True, [1]):
             with pytest.raises(ValueError, match="whole number"):
-                read_settings(layer.Slice, {**stored, name: bad})
+                read_fields(layer.Slice, "setting", {**stored, name: bad})
 
 
 def test_operations_are_values() -> None:

@@ -40,6 +40,13 @@ def test_ends_of_windows(n: int, k: int, s: int, p: int, step: int, ceil: bool) 
     assert found == pooled.tolist()
 
 
+@given(sizes, st.integers(-1, 2), st.integers(-1, 2))
+def test_pads_of_zeros_are_outside(n: int, before: int, after: int) -> None:
+    x = torch.arange(n + 2.0)[None, None]
+    found = places.padded(n + 2, before, after, "zeros")
+    assert found.tolist() == F.pad(x, (before, after), value=-1.0)[0, 0].long().tolist()
+
+
 @given(sizes, st.integers(0, 2), st.integers(0, 2), st.sampled_from(["reflect", "circular"]))
 def test_pads(n: int, before: int, after: int, mode: str) -> None:
     x = torch.arange(n + 2.0)[None, None]
@@ -59,7 +66,7 @@ def test_linear_interpolation(n: int, m: int, corners: bool) -> None:
 def test_tables_of_several_axes_keep_what_is_outside() -> None:
     rows = places.sliding(3, taps=2, positions=2, stride=2, padding=1, dilation=1)
     assert rows.tolist() == [[-1, 1], [0, 2]]
-    columns = places.spreading(2, taps=1, positions=3, stride=2, padding=0, dilation=1)
+    columns = places.spreading(2, positions=3, stride=2, padding=0)
     assert columns.tolist() == [[0, -1, 1]]
     both = places.flattened([rows, columns], (3, 2))
     assert both.tolist() == [[-1, -1, -1, 2, -1, 3], [0, -1, 1, 4, -1, 5]]

@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import ConformalError, refusal
 from ..utils.files import Path, kind_of_file, replace_file
+from .operation import expect
 
-FORMAT = 2  # of the document; raised when older readers could no longer understand it
-# What a file holds, and the entry of the document that describes it.
+FORMAT = 2  # version of the document; raised when older readers could not understand it
+# The kinds of files, and the entry of the document that describes each.
 KINDS = {"folded": "recipe", "model": "model", "checkpoint": "state"}
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1}
 _CHUNK = 2**20  # bytes that are read at a time
@@ -36,7 +37,6 @@ _EMPTY_LIMIT = 2**27  # entries that an empty array would have without its axes 
 _SHOWN = 60  # letters of a value in a message
 _REASON = 120  # letters of a reason in a message
 _KEY, _SUM = "conformallayers", "sha256"
-_AGAIN = "Save it again with cl.save, or copy it again."
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Archive:
         self.file.seek(self.offset)
         pieces = iter(lambda: self.file.read(_CHUNK), b"")
         if checksum(self.header, pieces) != self.header["__metadata__"][_SUM]:
-            damaged(self.path, "bytes that differ from its checksum")
+            raise damaged(self.path, "bytes that differ from its checksum")
 
     def fill(self, name: str, memory: memoryview) -> None:
         """Read the bytes of an array into a buffer of the same size."""
@@ -77,14 +77,24 @@ class Archive:
         while len(memory):
             count = self.file.readinto(memory)
             if not count:
-                damaged(self.path, "an end that was cut off while it was read")
+                raise damaged(self.path, "an end that was cut off while it was read")
             memory = memory[count:]
 
 
-def damaged(path: str, fault: str) -> NoReturn:
-    """Raise the error of a damaged file."""
+def damaged(path: str, fault: str) -> ConformalError:
+    """Return the error of a damaged file."""
     expected = "a whole file of cl.save or conformallayers train"
-    raise refusal(f"load({path})", expected, fault, "Write it again, or copy it again.")
+    return refusal(f"load({path})", expected, fault, "Write it again, or copy it again.")
+
+
+def unbuildable(path: str, error: Exception) -> ConformalError:
+    """Return the error of a file from which no network can be built, with the reason if that is short."""
+    if isinstance(error, ConformalError) and str(error).startswith(f"load({path})"):
+        return error
+    own = type(error) is ValueError and len(str(error)) <= _REASON
+    got = f"a file that makes no network ({error if own else type(error).__name__})"
+    remedy = "Save it again with cl.save, or copy it again."
+    return refusal(f"load({path})", "a whole file of cl.save", got, remedy)
 
 
 def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
@@ -100,13 +110,15 @@ def checksum(header: Mapping[str, Any], parts: Iterable[Any]) -> str:
 def open_archive(path: Path) -> Archive:
     """Open a file, validate its header and compare its checksum."""
     name = os.fspath(path)
-    # Without O_NONBLOCK a pipe would wait for somebody to write into it.
+    # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(name, flags)
     try:
         archive = _opened(name, handle)
-    except BaseException:
+    except BaseException as error:
         os.close(handle)
+        if type(error) is ValueError:
+            raise damaged(name, str(error)) from error
         raise
     weakref.finalize(archive, os.close, handle)
     archive.verify()
@@ -114,44 +126,40 @@ def open_archive(path: Path) -> Archive:
 
 
 def _opened(name: str, handle: int) -> Archive:
-    """Validate the header."""
+    """Validate the header; raise ValueError where it is damaged."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         got, remedy = kind_of_file(status.st_mode), "Give the path of the file."
         raise refusal(f"load({name})", "a file of cl.save", got, remedy)
     size, file = status.st_size, FileIO(handle, "rb", closefd=False)
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, _HEADER_LIMIT):
-        other = "" if length < 2**40 else "; no safetensors file begins so"
-        damaged(name, f"a header of {length} bytes in a file of {size}{other}")
-    header = _json(name, file.read(length))
+    other = "" if length < 2**40 else "; no safetensors file begins so"
+    fits = size >= 8 and 2 <= length <= min(size - 8, _HEADER_LIMIT)
+    expect(fits, f"a header of {length} bytes in a file of {size}{other}")
+    header = _json(file.read(length))
     meta = header.get("__metadata__")
     if not isinstance(meta, dict) or not isinstance(meta.get(_KEY), str):
         remedy = "Plain weights load with safetensors.torch.load_file; conformallayers fold turns a run into a file of cl.save."
         raise refusal(f"load({name})", "a file of cl.save", "another safetensors file", remedy)
-    if not all(isinstance(value, str) for value in meta.values()):
-        damaged(name, "metadata that is no text")
-    document = _json(name, meta[_KEY])
+    expect(all(isinstance(value, str) for value in meta.values()), "metadata that is no text")
+    document = _json(meta[_KEY])
     _check_document(name, document)
-    if not isinstance(meta.get(_SUM), str):
-        damaged(name, "no checksum")
+    expect(_SUM in meta, "no checksum")
     arrays = {key: value for key, value in header.items() if key != "__metadata__"}
-    entries = {key: _entry(name, key, value) for key, value in arrays.items()}
-    _check_places(name, entries.values(), size - 8 - length)
+    entries = {key: _entry(key, value) for key, value in arrays.items()}
+    _check_places(entries.values(), size - 8 - length)
     return Archive(name, document, entries, header, 8 + length, file)
 
 
-def _json(name: str, text: str | bytes) -> dict[str, Any]:
+def _json(text: str | bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name appears twice")
+        expect(len(found) == len(pairs), "a name appears twice")
         return found
 
     def finite(text: str) -> float:
         value = float(text)
-        if not math.isfinite(value):
-            raise ValueError(f"{text} is no number of JSON")
+        expect(math.isfinite(value), f"{text} is no number of JSON")
         return value
 
     try:
@@ -159,17 +167,16 @@ def _json(name: str, text: str | bytes) -> dict[str, Any]:
         value = json.loads(
             plain, object_pairs_hook=unique, parse_constant=finite, parse_float=finite
         )
-    except (ValueError, RecursionError):
-        damaged(name, "a header that is no JSON")
-    if not isinstance(value, dict):
-        damaged(name, "a header that is no JSON object")
-    return value
+    except (ValueError, RecursionError) as error:
+        raise ValueError("a header that is no JSON") from error
+    expect(isinstance(value, dict), "a header that is no JSON object")
+    return value  # type: ignore[no-any-return]
 
 
 def _check_document(name: str, document: dict[str, Any]) -> None:
-    version = document.get("format")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        damaged(name, f"format {_shown(version)}")
+    version: Any = document.get("format")
+    whole = isinstance(version, int) and not isinstance(version, bool)
+    expect(whole and version >= 1, f"format {_shown(version)}")
     if version != FORMAT:
         library = _shown(document.get("library")).strip("'")
         newer = version > FORMAT
@@ -179,15 +186,10 @@ def _check_document(name: str, document: dict[str, Any]) -> None:
             f"format {_shown(version)}, written by conformallayers {library}",
             "Upgrade conformallayers to read it." if newer else "Fold and save the model again.",
         )
-    kind = document.get("kind")
-    if not isinstance(kind, str) or not isinstance(document.get(KINDS.get(kind, "")), dict):
-        damaged(name, "a header without kind or network")
-    if not isinstance(document.get("origin"), (str, type(None))):
-        damaged(name, f"origin {_shown(document.get('origin'))}")
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _SIZE_LIMIT
+    kind, origin = document.get("kind"), document.get("origin")
+    described = isinstance(kind, str) and isinstance(document.get(KINDS.get(kind, "")), dict)
+    expect(described, "a header without kind or network")
+    expect(isinstance(origin, (str, type(None))), f"origin {_shown(origin)}")
 
 
 def _shown(value: object) -> str:
@@ -197,32 +199,35 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _entry(name: str, key: str, value: Any) -> Entry:
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        damaged(name, f"no description of the array {_shown(key)}")
+def _entry(key: str, value: Any) -> Entry:
+    array = f"the array {_shown(key)}"
+    described = isinstance(value, dict) and set(value) == {"dtype", "shape", "data_offsets"}
+    expect(described, f"no description of {array}")
     dtype, shape, places = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        damaged(name, f"the array {_shown(key)} of dtype {_shown(dtype)}")
-    if not isinstance(shape, list) or len(shape) > _AXES_LIMIT or not all(map(_is_size, shape)):
-        damaged(name, f"the array {_shown(key)} without a shape")
-    if not isinstance(places, list) or len(places) != 2 or not all(map(_is_size, places)):
-        damaged(name, f"the array {_shown(key)} without a place")
-    if places[1] - places[0] != prod(shape) * ITEM_BYTES[dtype]:
-        damaged(name, f"the array {_shown(key)} in {places[1] - places[0]} bytes")
-    if prod(n for n in shape if n) > _EMPTY_LIMIT and 0 in shape:
-        damaged(name, f"the array {_shown(key)}, empty and yet long")
+    known = isinstance(dtype, str) and dtype in ITEM_BYTES
+    expect(known, f"{array} of dtype {_shown(dtype)}")
+    expect(_are_sizes(shape) and len(shape) <= _AXES_LIMIT, f"{array} without a shape")
+    expect(_are_sizes(places) and len(places) == 2, f"{array} without a place")
+    count = places[1] - places[0]
+    expect(count == prod(shape) * ITEM_BYTES[dtype], f"{array} in {count} bytes")
+    long = prod(n for n in shape if n) > _EMPTY_LIMIT
+    expect(not (long and 0 in shape), f"{array}, empty and yet long")
     return Entry(dtype, tuple(shape), *places)
 
 
-def _check_places(name: str, entries: Iterable[Entry], size: int) -> None:
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < _SIZE_LIMIT for n in values
+    )
+
+
+def _check_places(entries: Iterable[Entry], size: int) -> None:
     """Refuse arrays that overlap, leave holes, or do not fill the file."""
     end = 0
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
-        if entry.start != end:
-            damaged(name, "arrays that overlap or leave holes")
+        expect(entry.start == end, "arrays that overlap or leave holes")
         end = entry.stop
-    if end != size:
-        damaged(name, f"{size} bytes of arrays where {end} belong")
+    expect(end == size, f"{size} bytes of arrays where {end} belong")
 
 
 def write_archive(
@@ -256,13 +261,3 @@ def write_archive(
 def _compact(value: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
     text = json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), allow_nan=False)
     return text.encode()
-
-
-def unbuildable(path: str, error: Exception) -> ConformalError:
-    """Return the error of a file whose content makes no network, with its reason if that is short."""
-    if isinstance(error, ConformalError) and str(error).startswith(f"load({path})"):
-        return error
-    own = type(error) is ValueError and len(str(error)) <= _REASON
-    reason = str(error) if own else type(error).__name__
-    got = f"a file that makes no network ({reason})"
-    return refusal(f"load({path})", "a whole file of cl.save", got, _AGAIN)

@@ -1,4 +1,4 @@
-"""Formulas that arrays of numpy and tensors of torch share: growths, and the arithmetic on whole numbers."""
+"""Formulas for numpy arrays and torch tensors alike: growths, and the arithmetic on whole numbers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .operation import Operation, Run
 from .point_operations import LARGEST, Grow, Key
 
 Number = Any  # an array or a tensor
-Holder = Any  # of the constants: a network of numpy, or a module of torch
+Holder = Any  # holds the constants: a numpy network or a torch module
 Function = Callable[..., Number]
 
 
 def flat(x: Number) -> Number:
-    """Return each sample as one row: (B, ...) → (B, n), also where there is none."""
+    """Flatten each sample: (B, ...) → (B, n), also for B = 0."""
     return x.reshape(x.shape[0], prod(x.shape[1:]))
 
 
 def column(scalars: Number, x: Number) -> Number:
-    """Return one number for each sample, (B,), so that it broadcasts to x (B, ...)."""
+    """Reshape scalars of samples, (B,), so that they broadcast to x (B, ...)."""
     return scalars.reshape(-1, *[1] * (x.ndim - 1))
 
 
@@ -46,8 +46,8 @@ def energy_of_parts(
 
     Args:
         op: the operation.
-        values: what it reads behind m and τ.
-        inverse, alive: 1/τ and 1, both 0 where τ is; (B,).
+        values: its inputs behind m and τ.
+        inverse, alive: 1/τ and 1, both 0 where τ is 0; (B,).
         gram: the products of its constant parts, or None.
         stack: (list, axis) → one array or tensor.
     """
@@ -56,6 +56,7 @@ def energy_of_parts(
     energy, waiting = 0 * alive, iter(forms)
     for a, k in enumerate(linear):
         for b, other in enumerate(linear[a:]):
+            # ⟨A_a x, A_b x⟩ and ⟨A_b x, A_a x⟩ are one form, which counts twice.
             energy = energy + k * other * next(waiting) * (2 if b else 1)
     if gram is not None:
         count = len(op.constant_parts)
@@ -68,7 +69,7 @@ def energy_of_parts(
 
 
 def coordinate_behind(op: Grow, t: Number, growths: Sequence[Number]) -> Number:
-    """Multiply a coordinate by the growths that it has passed, one by one: their product could overflow."""
+    """Multiply a coordinate by the growths that it has passed, one by one: their product alone could overflow."""
     for site in op.coordinate:
         t = (t * growths[site]).clip(max=LARGEST)
     return t
@@ -80,9 +81,9 @@ def _over(y: Number, taus: Sequence[Number]) -> Number:
 
 @dataclass(frozen=True)
 class IntegerArithmetic:
-    """The operations on whole numbers, made of the functions that arrays and tensors do not share.
+    """The operations on whole numbers, made of functions in which numpy and torch differ.
 
-    Features are whole numbers in float32, sums in float32 where it has all of them, or in float64.
+    Features are whole numbers in float32. Sums are in float32 where that is exact, else in float64.
 
     Args:
         single, wide: convert to float32 and to float64.
@@ -90,7 +91,7 @@ class IntegerArithmetic:
         where: (condition, a, b) → a or b.
         largest: (x, axis) → the largest entries along an axis.
         ratio: (number, x) → their quotient, rounded once.
-        root, whole_root: √x as IEEE 754 rounds it, and ⌊√n⌋ of whole numbers.
+        root: √x as IEEE 754 rounds it.
         products: (operation, weight, q) → the sums of products of a convolution or matrix, exact.
         windows: (operation, x) → the sums of windows.
     """
@@ -102,7 +103,6 @@ class IntegerArithmetic:
     largest: Function
     ratio: Function
     root: Function
-    whole_root: Function
     products: Function
     windows: Function
 
@@ -140,8 +140,8 @@ class IntegerArithmetic:
 
     def _quantize(self, op: integer.Quantize, to: Holder, x: Number) -> Number:
         x = self._shifted(op, to, x)
-        odd = column(flat(x != x).any(1), x)
-        return self.single(self.where(odd, nan, self._clipped(x * op.factor)))
+        has_nan = column(flat(x != x).any(1), x)
+        return self.single(self.where(has_nan, nan, self._clipped(x * op.factor)))
 
     def _quantize_point(
         self, op: integer.QuantizePoint, to: Holder, x: Number
@@ -161,11 +161,12 @@ class IntegerArithmetic:
         taus: Sequence[Number],
         addend: Number | None,
     ) -> Number:
-        """Turn whole numbers, times 2^shift, into features."""
+        """Turn whole numbers, in units of 2^-shift parts or features, into features."""
         parts = parts * 2.0**-op.shift
         if not taus and addend is None:
             return self._clipped(parts, op.low)
         parts = parts.round()
+        # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
         for tau in taus:
             factor = self.ratio(2.0**integer.FACTOR_BITS, tau).round()
             factor = column(factor.clip(max=integer.MULTIPLIERS - 1), parts)
@@ -197,7 +198,7 @@ class IntegerArithmetic:
         wide, norms = self.wide(q), op.function == "norm"
         sums = self.windows(op, wide * wide if norms else wide)
         if norms:
-            sums = self.whole_root(sums * 4.0**op.root_bits)
+            sums = self.root(sums * 4.0**op.root_bits) // 1
         return self._clipped(sums * op.multiplier * 2.0**-op.shift)
 
     def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:

@@ -1,4 +1,4 @@
-"""Fields of operations: the check of each setting, and its name in a file.
+"""Fields of operations: their names in files, and readers that validate their values.
 
 A setting of an operation is a plain number, word or tuple. Its reader takes the JSON value of a file and
 returns the Python value, or raises ValueError. The Python value is written to files unchanged.
@@ -12,7 +12,7 @@ from dataclasses import MISSING, field
 from typing import Any
 
 Reader = Callable[[Any], Any]
-LARGEST = 2**31  # of a whole number in a recipe
+LARGEST = 2**31  # above every whole number in a recipe
 
 
 def setting(stored: str, reader: Reader, default: Any = MISSING) -> Any:
@@ -21,10 +21,9 @@ def setting(stored: str, reader: Reader, default: Any = MISSING) -> Any:
 
 
 def constant(stored: str, *, optional: bool = False, dtype: str | None = None) -> Any:
-    """Declare a constant: the field holds the name of an array, of whole numbers if there is a dtype."""
-    default = None if optional else MISSING
-    metadata = {"constant": stored, "optional": optional, "dtype": dtype}
-    return field(default=default, metadata=metadata)
+    """Declare a constant: the field holds the name of an array; ``dtype`` is that of whole numbers."""
+    metadata = {"constant": stored, "reader": name, "dtype": dtype}
+    return field(default=None if optional else MISSING, metadata=metadata)
 
 
 def number(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""The document of a folded network in a file: what it must be before an array is read.
+"""Validate the document of a folded network in a file, before an array is read.
 
 ``docs/files.md`` has the schema. Nothing here needs torch, so that every runtime can use it.
 """
@@ -16,15 +16,13 @@ from ..errors import refusal
 from . import integer_operations as integer
 from . import layer_operations as layer
 from . import point_operations as point
-from .archive import Archive, damaged, unbuildable
+from .archive import Archive, unbuildable
 from .document import read_recipe
-from .fields import Reader, number, optional, several, whole
+from .fields import Reader, number, optional, several, whole, word
 from .operation import Operation, Shape, expect
 from .recipe import INPUT, Recipe
 
 DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-WIDE_DTYPE = "F64"  # of constants that keep it whatever the dtype of the fold
-INTEGER_DTYPES = {"int32": "I32", "int8": "I8"}
 # A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
@@ -37,13 +35,13 @@ PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy comp
     layer.Pad: 2**22,
 }
 _Document = Mapping[str, Any]
-# What a value is. Kinds may not be mixed: only between the right ones does the choice of a peak, which each
-# runtime makes for itself, cancel. A spectrum is complex.
+# The kind of a value. Each runtime chooses the peaks of samples for itself, and the choice cancels only where
+# every operation reads values of the kinds that it expects. A spectrum is complex.
 _FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
 # Whole numbers have scalars of their own, which every runtime rounds alike.
 _INTEGERS, _EXACT_PEAK, _EXACT_TAU, _EXACT_ENERGY = range(6, 10)
-_Kinds = tuple[int | EllipsisType, ...]  # the one before an ellipsis is there any number of times
-_KINDS: dict[type[Operation], tuple[_Kinds, tuple[int, ...]]] = {  # that are read and written
+_Kinds = tuple[int | EllipsisType, ...]  # an ellipsis repeats the kind before it, or drops it
+_KINDS: dict[type[Operation], tuple[_Kinds, tuple[int, ...]]] = {  # of inputs and of outputs
     point.Normalize: ((_FEATURES,), (_FEATURES, _PEAK, _TAU)),
     point.Rescale: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU, _ENERGY)),
     point.Rebase: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU)),
@@ -57,7 +55,7 @@ _KINDS: dict[type[Operation], tuple[_Kinds, tuple[int, ...]]] = {  # that are re
     point.InverseFourier: ((_SPECTRUM,), (_FEATURES,)),
     point.Advance: ((_TAU, _PEAK, _ENERGY, ...), (_TAU,)),
     point.Divide: ((_FEATURES, _TAU, _PEAK), (_FEATURES,)),
-    point.Grow: ((), (_GROWTH,)),  # it says itself what it reads
+    point.Grow: ((), (_GROWTH,)),  # its inputs depend on its settings
     point.Combine: ((_FEATURES, _TAU, _GROWTH, ...), (_FEATURES,)),
     integer.QuantizePoint: ((_FEATURES,), (_INTEGERS, _EXACT_PEAK, _EXACT_TAU)),
     integer.IntegerEnergy: ((_INTEGERS,), (_EXACT_ENERGY,)),
@@ -94,7 +92,7 @@ def read_fold(archive: Archive) -> FoldDocument:
     """Return the folded network that an archive describes; read no array.
 
     Raises:
-        ConformalError: the archive holds something else, or something that does not fit together.
+        ConformalError: the archive holds no fold, or one that does not fit together.
     """
     document = archive.document
     if document["kind"] != "folded":
@@ -103,12 +101,8 @@ def read_fold(archive: Archive) -> FoldDocument:
             "Fold it first: cl.save(cl.fold(model, input_shape), path), or conformallayers fold."
         )
         raise refusal(f"load({archive.path})", "a folded network", got, remedy)
-    dtype, strategy = document.get("dtype"), document.get("strategy")
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        damaged(archive.path, f"dtype {dtype!r:.60}")
-    if not isinstance(strategy, str):
-        damaged(archive.path, "no strategy")
     try:
+        dtype, strategy = word(*DTYPES)(document.get("dtype")), _text(document.get("strategy"))
         recipe = _recipe(archive, dtype)
         labels, about = read_notes(document, recipe.output_shape)
         parts = several(_part)(document.get("parts"))
@@ -127,7 +121,7 @@ def read_notes(
     """Return the labels and the notes of a document; None where it has none.
 
     Raises:
-        ValueError: they are not of the kind, or not as many as there are outputs.
+        ValueError: labels are no list of words, one for each output, or notes are no object.
     """
     labels, about = document.get("labels"), document.get("about")
     if labels is not None:
@@ -146,19 +140,17 @@ def _recipe(archive: Archive, dtype: str) -> Recipe:
     """Return the recipe of a document, checked operation by operation."""
     document = archive.document["recipe"]
     operations = document.get("operations")
-    count = len(operations) if isinstance(operations, list) else 0
-    expect(count <= OPERATIONS_LIMIT, f"{count} operations, and {OPERATIONS_LIMIT} are the most")
+    _limit(len(operations) if isinstance(operations, list) else 0, OPERATIONS_LIMIT, "operations")
     recipe = read_recipe(document, archive.entries)
     expect(recipe.input_shape, "samples without a coefficient")
-    integers = recipe.integer_constants()
-    for name, entry in archive.entries.items():
-        expected = WIDE_DTYPE if name in recipe.wide else DTYPES[dtype]
-        expected = INTEGER_DTYPES[integers[name]] if name in integers else expected
-        expect(entry.dtype == expected, f"the constant {name:.60} of dtype {entry.dtype}")
+    stored = DTYPES | {"int32": "I32", "int8": "I8"}
+    for name, kind in recipe.constant_dtypes(dtype).items():
+        found = archive.entries[name].dtype
+        expect(found == stored[kind], f"the constant {name:.60} of dtype {found}")
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
-    for operation in recipe.operations:
-        if isinstance(operation, layer.Call) or getattr(operation, "module", None) is not None:
-            raise ValueError(f"{operation.kind} of a module, which no file holds")
+    for operation in recipe.operations:  # a call has one, too
+        module = getattr(operation, "module", None)
+        expect(module is None, f"{operation.kind} of a module, which no file holds")
     _check_kinds(recipe)
     _check_scales(recipe)
     _check_sizes(recipe)
@@ -199,8 +191,8 @@ def _read_kinds(operation: Operation) -> list[int]:
 def _check_scales(recipe: Recipe) -> None:
     """Refuse operations that mix values of different scales.
 
-    Between its ``normalize`` and its division a part computes up to a factor, the peak, that each runtime
-    may choose; other values would not be scaled with it, nor would constants, until a ``rebase`` divides by it.
+    From ``normalize`` to the division, the values of a part are relative to a peak, which each runtime chooses.
+    Values from outside the part and constants are not, so that they may not be added before a ``rebase``.
     """
     parts: dict[str, int | None] = {INPUT: None}  # the part that a value belongs to
     peaks: dict[str, str | None] = {INPUT: None}  # the peak that a value is relative to
@@ -209,7 +201,7 @@ def _check_scales(recipe: Recipe) -> None:
         near = {peaks[name] for name in operation.inputs}
         expect(len(found) == 1, f"{operation.kind} reads values of different scales")
         (part,), peak = found, next(iter(near))
-        if near != {None}:
+        if near != {None}:  # some input is relative to a peak: then all are, to the same one
             expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
             keeps = type(operation) in _KINDS or layer.is_homogeneous(operation)
             expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")
@@ -242,7 +234,7 @@ def _check_sizes(recipe: Recipe) -> None:
 
 
 def _check_windows(operation: Operation, before: Shape, after: Shape) -> None:
-    """Refuse windows and padding that are much larger than what is before and behind them."""
+    """Refuse windows and padding that are much larger than the maps that they are applied to."""
     padding = getattr(operation, "padding", None)
     if padding is not None:
         inner = after if isinstance(operation, layer.ConvTranspose) else before
@@ -252,26 +244,25 @@ def _check_windows(operation: Operation, before: Shape, after: Shape) -> None:
 
 
 def _limit(count: int, limit: int, what: str) -> None:
-    if count > limit:
-        raise ValueError(f"{count} {what}, and {limit} are the most")
+    expect(count <= limit, f"{count} {what}, and {limit} are the most")
 
 
-# -- what was planned -------------------------------------------------------------------------------
+# -- the plans of parts -----------------------------------------------------------------------------
 
 
 def _part(part: Any) -> dict[str, Any]:
-    """Return the plan of a part with numbers as Python has them."""
+    """Return the plan of a part, each entry checked."""
     texts = dict.fromkeys(("path", "strategy", "reason", "notes"), _text)
     more = {"certificate": _certificate, "candidates": several(_candidate)}
     stages = {"advice": lambda item: several(_text)(item or []), "operations": _operations}
     found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})
     known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
     expect(known, "a strategy that is no candidate")
-    return {**found, "candidates": list(found["candidates"])}
+    return found
 
 
 def _operations(item: Any) -> tuple[int, int] | None:
-    """Return the operations of a stage; those of files before there were stages are unknown."""
+    """Return the first operation of a stage and its end; files written before stages have none."""
     if item is None:
         return None
     first, end = several(whole(0))(item)
@@ -306,9 +297,8 @@ def _object(item: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.60} is no text")
-    return value
+    expect(isinstance(value, str), f"{value!r:.60} is no text")
+    return str(value)
 
 
 def _amount(value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Operations on whole numbers: 8-bit features and weights, 32-bit sums, the same in every runtime.
+"""Operations on whole numbers: 8-bit features and weights, 32-bit sums, bit-exact in every runtime.
 
-A feature is a whole number q from -127 to 127. It stands for ``s·q`` with a scale s, or for ``s·q/τ`` with a
-coordinate τ of the sample; recipes have no scales, only factors between them. A sum p of products becomes a
+A feature is a whole number q from -127 to 127. It represents ``s·q`` with a scale s, or ``s·q/τ`` with the
+coordinate τ of the sample; recipes hold no scales, only factors between them. A sum p of products becomes a
 feature by a multiplier M and a shift, ``q = clip(p·M/2^shift)``. Quotients by powers of two are rounded to
-the nearest whole number, and to the even one of two. No number passes 2^53, so that float64 computes what
-int64 does. ReLU, largest entries, pads of zeros and changes of shape are the operations of float features.
+the nearest whole number, ties to even. No number passes 2^53, so that float64 is as exact as int64.
+ReLU, max pooling, pads of zeros and changes of shape are the operations of float features.
 
 With a coordinate or an addend, ``p·M/2^shift`` counts parts of a feature, 2^6 of them: it is multiplied by
 ``G = round(2^23/τ)`` and divided by 2^23, the addend is added, and the sum is divided by 2^6.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from . import layer_operations as layer
 from .fields import constant, number, positives, setting, whole, word
@@ -41,12 +40,8 @@ EXACT = 2**53  # below it float64 has every whole number
 EXACT_SINGLE = 2**24  # below it float32 has every whole number
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
-_LARGEST_PRODUCT = 128 * LEVELS
-RULES = (
-    "published",
-    "projective",
-    "gnomonic",
-)  # that +, ·, / and √ compute, which round alike everywhere
+# The rules that need only +, ·, / and √, which round alike everywhere.
+RULES = ("published", "projective", "gnomonic")
 
 
 def inverse_square(levels: float) -> float:
@@ -55,8 +50,8 @@ def inverse_square(levels: float) -> float:
 
 
 def fits_single(weight: Shape) -> bool:
-    """Tell whether float32 has all sums of the products with a kernel or matrix."""
-    return prod(weight[1:]) * _LARGEST_PRODUCT < EXACT_SINGLE
+    """Check that float32 is exact for all sums of products with a kernel or matrix."""
+    return prod(weight[1:]) * 128 * LEVELS < EXACT_SINGLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +101,7 @@ class QuantizePoint(_Quantized):
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulated(Operation):
-    """A sum p of products of features with 8-bit weights, and what becomes of it, channel by channel.
+    """Sum products p of features with 8-bit weights, and scale the sums channel by channel.
 
     The bias, 32 bits, is added to p. With ``multiplier`` the result is a feature, at least ``low``. With
     ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
@@ -122,12 +117,8 @@ class Accumulated(Operation):
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         x, *taus = inputs
-        expect(len(taus) <= 1, "more than one coordinate")
-        expect_scalars(taus)
+        _expect_feature(self, taus)
         expect((self.multiplier is None) != (self.scale is None), "a multiplier or a scale")
-        expect(
-            self.shift < SHIFTS and self.low in (-LEVELS, 0), f"shift {self.shift}, low {self.low}"
-        )
         shape = self.shape_of(x, constant)
         for name in (self.multiplier, self.scale, self.addend):
             if name is not None:
@@ -136,13 +127,13 @@ class Accumulated(Operation):
 
     @property
     def factors(self) -> str:
-        """The constant that sums are multiplied with: the multiplier or the scale."""
+        """The name of the constant that multiplies the sums: the multiplier or the scale."""
         return self.multiplier or self.scale or ""
 
     def integer_constants(self) -> dict[str, str]:
         found = super().integer_constants()
         if self.multiplier is None and self.addend not in (self.weight, self.bias):
-            found.pop(self.addend or "", None)  # that of a number is float64
+            found.pop(self.addend or "", None)  # of an output in float64
         return found
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
@@ -158,10 +149,9 @@ class Accumulated(Operation):
             expect(len(inputs) == 1 or parts < EXACT // MULTIPLIERS, "parts of too many bits")
 
     def largest_sums(self, constant: ArrayOf) -> list[int]:
-        """Return how large the sums of each channel can be."""
+        """Return an upper bound of the sums of each channel."""
         weight = constant(self.weight)
-        rows: Any = weight.reshape(len(weight), -1)
-        most = [LEVELS * sum(map(abs, row)) for row in rows.tolist()]
+        most = [LEVELS * sum(map(abs, row)) for row in weight.reshape(len(weight), -1).tolist()]
         if self.bias is None:
             return most
         return [a + abs(b) for a, b in zip(most, constant(self.bias).tolist(), strict=True)]
@@ -209,7 +199,7 @@ class IntegerPool(Pool):
 
     @property
     def root_bits(self) -> int:
-        """The bits j of a norm behind the point."""
+        """The number j of binary places of a norm."""
         return (32 - (prod(self.kernel) * LEVELS**2).bit_length()) // 2
 
 
@@ -225,18 +215,21 @@ class Requantize(Operation):
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         features, taus = inputs[: len(self.multipliers)], inputs[len(self.multipliers) :]
         expect(features and len(set(features)) == 1, f"a sum of {list(features)}")
-        expect(len(taus) <= 1, "more than one coordinate")
-        expect_scalars(taus)
+        _expect_feature(self, taus)
         small = max(self.multipliers) < MULTIPLIERS and LEVELS * sum(self.multipliers) < EXACT
         expect(small, f"multipliers {self.multipliers}")
-        expect(
-            self.shift < SHIFTS and self.low in (-LEVELS, 0), f"shift {self.shift}, low {self.low}"
-        )
         parts = LEVELS * sum(self.multipliers) >> self.shift
         expect(not taus or parts < EXACT // MULTIPLIERS, "parts of too many bits")
         if self.addend is not None:
             expect_broadcast(constant(self.addend), features[0])
         return (features[0],)
+
+
+def _expect_feature(op: Accumulated | Requantize, taus: Sequence[Shape]) -> None:
+    """Refuse coordinates and settings that turn no sum into a feature."""
+    expect(len(taus) <= 1, "more than one coordinate")
+    expect_scalars(taus)
+    expect(op.shift < SHIFTS and op.low in (-LEVELS, 0), f"shift {op.shift}, low {op.low}")
 
 
 @operation("dequantize")
@@ -295,14 +288,14 @@ _CLAMPS = "relu", "abs", "hardtanh"
 
 
 def makes_integers(op: Operation) -> bool:
-    """Tell whether an operation turns its inputs into features of 8 bits."""
+    """Check whether an operation writes 8-bit features whatever it reads."""
     if isinstance(op, Accumulated):
         return op.multiplier is not None
     return isinstance(op, (Quantize, QuantizePoint, IntegerPool, Requantize))
 
 
 def keeps_integers(op: Operation) -> bool:
-    """Tell whether an operation on numbers gives whole numbers of 8 bits for whole numbers of 8 bits."""
+    """Check whether an operation on float features maps 8-bit features to 8-bit features."""
     if isinstance(op, layer.Elementwise):
         bounds = all(abs(n) <= LEVELS and n == int(n) for n in op.parameters)
         return op.function in _CLAMPS and bounds
@@ -312,7 +305,7 @@ def keeps_integers(op: Operation) -> bool:
 
 
 def integer_values(operations: Iterable[Operation]) -> frozenset[str]:
-    """Return the names of all features of 8 bits."""
+    """Return the names of all 8-bit features."""
     found: set[str] = set()
     for op in operations:
         if makes_integers(op) or (keeps_integers(op) and op.inputs[0] in found):

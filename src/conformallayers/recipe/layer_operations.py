@@ -22,8 +22,7 @@ from .fields import (
 )
 from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape, operation
 
-# name → how many parameters it has
-FUNCTIONS = {
+FUNCTIONS = {  # name → number of parameters
     "abs": 0,
     "relu": 0,
     "relu6": 0,
@@ -44,8 +43,8 @@ FUNCTIONS = {
 }
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
 WIDE, WORKING = "wide", "working"
-# Rows of more entries are multiplied in blocks, whose sums are added in float64. The errors of a long sum of
-# equal products have one sign: those of n entries in float32 reach 2.4e-9·n, and 5e-6 is promised.
+# Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
+# equal products have one sign, so that n entries in float32 lose up to 2.4e-9·n. 5e-6 is promised.
 LONG_ROW, BLOCK = 2**11, 2**9
 
 
@@ -103,7 +102,7 @@ class _Convolution(Operation):
     groups: int = setting("groups", whole(1), 1)
 
     def _shape(self, channels: int, spatial: list[int], what: str, constant: ShapeOf) -> Shape:
-        """Return the shape of the result, if there is one and the bias has its channels."""
+        """Return the shape of the result; refuse empty axes and a bias of other channels."""
         if self.bias is not None:
             expect_shape(constant(self.bias), (channels,), "the bias")
         expect(all(n > 0 for n in spatial), what)
@@ -191,8 +190,8 @@ class MaxPool(Pool):
 class NormPool(Operation):
     """Take the Euclidean norm of each window, as ``torch.nn.LPPool`` does with p = 2.
 
-    It is the root of the mean of the squares times the size of the kernel, also where a window is cut
-    off at the end. In ONNX the squares must fit into the dtype.
+    That is the root of the mean square times the size of the kernel, also where a window is cut off at
+    the end. In ONNX the squares must fit into the dtype.
     """
 
     kernel: tuple[int, ...] = setting("kernel", positives)
@@ -249,7 +248,9 @@ class Pad(Operation):
         found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
         expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
         for n, ends in zip(x[kept:], self.pads, strict=True):
-            left = n + sum(min(end, 0) for end in ends)  # circular pads repeat what is not cropped
+            left = n + sum(
+                min(end, 0) for end in ends
+            )  # circular pads repeat the entries left by a crop
             longest = {"reflect": n - 1, "circular": left}.get(self.mode, max(ends))
             expect(max(ends) <= longest, f"{self.mode} pads {ends} of {n}")
             expect(left > 0 or self.mode != "circular", f"circular pads {ends} of {n}")
@@ -260,7 +261,7 @@ class Pad(Operation):
 class Upsample(Operation):
     """Interpolate the spatial axes, as ``torch.nn.functional.interpolate`` does.
 
-    ``scales`` are the scale factors that places are computed with; None: size over input size.
+    ``scales`` are the factors that coordinates are computed with; None: size over input size.
     """
 
     size: tuple[int, ...] = setting("size", positives)
@@ -439,7 +440,7 @@ class GroupNorm(_Norm):
 
 @operation("call")
 class Call(Operation):
-    """Call a torch module that has no operation of its own; only the torch runtime has this operation.
+    """Call a torch module for which there is no operation; only the torch runtime can.
 
     ``what`` names the module in errors; ``result`` is the shape of the output, or None where the batch
     axis does not come first; ``by_sample`` tells whether the module treats every sample by itself.
@@ -474,18 +475,14 @@ def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
         expect(len(values) == len(x) - 1, f"{values} for the axes of {x}")
 
 
-_HOMOGENEOUS = (
-    *(SparseMatmul, Pool, NormPool, _AdaptivePool, Upsample, Multiply, PRelu, Add, Concatenate),
-    *(Slice, Reshape, Permute, Cast, Call),
-)
-
-
 def is_homogeneous(op: Operation) -> bool:
-    """Tell whether a positive factor of all inputs is one of the output; others may not read points before a division."""
+    """Check that an operation keeps positive factors; others may not read points before their division."""
     if isinstance(op, (Matmul, _Convolution)):
         return op.bias is None
     if isinstance(op, Elementwise):
         return op.function in ("relu", "leaky_relu", "abs")
     if isinstance(op, Pad):
         return op.mode != "zeros" or op.value == 0
-    return isinstance(op, _HOMOGENEOUS)
+    shapes = Concatenate, Slice, Reshape, Permute, Cast
+    pools = Pool, NormPool, _AdaptivePool, Upsample
+    return isinstance(op, (*shapes, *pools, SparseMatmul, Multiply, PRelu, Add, Call))

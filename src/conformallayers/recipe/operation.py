@@ -1,4 +1,4 @@
-"""The base class of operations; ``layer_operations.py`` and ``point_operations.py`` define them.
+"""The base class of operations, and the table of operations that a runtime has.
 
 Values have names. A value is a batch: (B, *shape) for features, (B,) for the scalars of samples. Shapes in
 this folder are those of one sample, without the batch axis. Features have the dtype of the fold; scalars
@@ -8,7 +8,7 @@ and all values behind ``Cast("wide")`` are float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from ..errors import refusal
@@ -19,7 +19,7 @@ ArrayOf = Callable[[str], Any]  # a constant by its name
 OPERATIONS: dict[str, type[Operation]] = {}
 Class = TypeVar("Class", bound="type[Operation]")
 Function = TypeVar("Function", bound=Callable[..., Any])
-Run = Callable[..., Any]  # of an operation, of what holds the constants, and of the input values
+Run = Callable[..., Any]  # (operation, holder of the constants, *input values) → output values
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Operation:
 
     Attributes:
         kind: the name in files, printed recipes and errors.
-        copies: of the first input that a sample needs temporarily.
+        copies: the number of copies of the first input that a sample needs temporarily.
         inputs: the names of the values that are read, in order.
         outputs: the names of the values that are written.
     """
@@ -44,19 +44,19 @@ class Operation:
         return (self.shape_of(x, constant),)
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        """Return the shape of the only output of the only input, as :meth:`shapes` does."""
+        """Return the shape of the output, for operations with one input and one output."""
         raise TypeError(f"{type(self).__name__} does not say what shapes it gives")
 
     def integer_constants(self) -> dict[str, str]:
-        """Return "int32" or "int8" by the names of constants of whole numbers."""
+        """Return "int32" or "int8" for each constant of whole numbers, by name."""
         held = ((getattr(self, item.name), item.metadata.get("dtype")) for item in fields(self))
         return {name: dtype for name, dtype in held if name is not None and dtype is not None}
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
-        """Raise ValueError where the values of constants, not only their shapes, make no sense."""
+        """Raise ValueError where values of constants are out of range."""
 
     def constants(self) -> Iterator[tuple[str, str]]:
-        """Yield the stored name and the array name of every constant; optional ones may be missing."""
+        """Yield the stored name and the array name of every constant that the operation has."""
         for item in fields(self):
             name = getattr(self, item.name)
             if "constant" in item.metadata and name is not None:
@@ -84,7 +84,7 @@ def operation(kind: str) -> Callable[[Class], Class]:
 
 
 class Runtime(dict[type[Operation], Run]):
-    """The function of each operation that a runtime has; errors call it by its name."""
+    """Map each operation that a runtime has to its function; errors contain the name of the runtime."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -100,47 +100,42 @@ class Runtime(dict[type[Operation], Run]):
         return register
 
     def step(self, operation: Operation, holder: Any, values: dict[str, Any]) -> None:
-        """Run an operation on values by name, and keep what it writes."""
+        """Run an operation on values by name, and add its outputs to them."""
         inputs = [values[name] for name in operation.inputs]
         result = self[type(operation)](operation, holder, *inputs)
         results = (result,) if len(operation.outputs) == 1 else result
         values.update(zip(operation.outputs, results, strict=True))
 
     def check(self, operation: Operation, where: str, remedy: str) -> None:
-        """Refuse an operation that the runtime lacks, or that calls a module of a user's own.
-
-        Raises:
-            ConformalError: says what is lacking, and the remedy.
-        """
-        rule, module = getattr(operation, "rule", ""), getattr(operation, "module", None)
+        """Raise ConformalError for an operation that the runtime lacks, or that calls a module of the user."""
         if type(operation) not in self:
             got = getattr(operation, "what", operation.kind)
             raise refusal(where, f"operations that {self.name} has", got, remedy)
-        if module is not None:
-            got = f"{rule}, an activation of one's own"
+        if getattr(operation, "module", None) is not None:
+            got = f"{getattr(operation, 'rule', '')}, an activation of one's own"
             remedy = "Use an activation of the library."
             raise refusal(where, f"activations that {self.name} has", got, remedy)
 
 
-def read_settings(kind: type[Operation], stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an operation from the settings of a file, each of them checked.
+def read_fields(kind: type[Operation], role: str, stored: Any) -> dict[str, Any]:
+    """Return the fields of an operation from the entries of a file, each of them checked.
+
+    Args:
+        kind: the operation.
+        role: of the fields, "setting" or "constant".
+        stored: values by their stored names.
 
     Raises:
-        ValueError: a setting is missing, unknown or not what its reader takes.
+        ValueError: an entry is missing, unknown or not what its reader takes.
     """
-    known: dict[str, Field[Any]] = {
-        item.metadata["setting"]: item for item in fields(kind) if "setting" in item.metadata
-    }
-    unknown = set(stored) - set(known)
-    if unknown:
-        raise ValueError(f"{kind.kind} has no setting {sorted(unknown)[0]!r:.60}")
-    found = {}
+    known = {item.metadata[role]: item for item in fields(kind) if role in item.metadata}
+    expect(isinstance(stored, dict), f"{kind.kind} without {role}s")
+    for name in stored:
+        expect(name in known, f"{kind.kind} has no {role} {name!r:.60}")
     for name, item in known.items():
-        if name in stored:
-            found[item.name] = item.metadata["reader"](stored[name])
-        elif item.default is MISSING:
-            raise ValueError(f"{kind.kind} lacks its setting {name}")
-    return found
+        there = name in stored or item.default is not MISSING
+        expect(there, f"{kind.kind} lacks its {role} {name}")
+    return {known[name].name: known[name].metadata["reader"](stored[name]) for name in stored}
 
 
 def expect(condition: object, complaint: str) -> None:

@@ -1,7 +1,7 @@
-"""Tables of indices and weights of windows, pads and interpolations; sizes are static in a recipe.
+"""Index tables and weights of windows, pads and interpolations, for every runtime but torch.
 
 A table of one axis is (taps, positions): the entries of the input that each position of the output reads.
--1 stands for an entry outside of the input. Every runtime but torch computes with these tables.
+-1 is an entry outside of the input.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from .operation import Shape
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 Array = np.ndarray[Any, Any]
+Resampling = (
+    layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample
+)
 _CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
-def resampled(
-    op: layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample,
-    shape: Shape,
-    dtype: Any,
-) -> Iterator[tuple[int, Table, Array]]:
-    """Yield the axes that an operation changes, one after the other, each with its table and weights.
+def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, Table, Array]]:
+    """Yield each axis that an operation changes, with its table and weights.
 
     Position j of the axis becomes the sum of ``weights[:, j]`` times the entries ``table[:, j]``, or the largest
     of these entries.
 
     Args:
-        op: averages, maxima, pads that copy entries, or an interpolation.
+        op: averages, maxima, pads, or an interpolation.
         shape: of the sample before it.
-        dtype: that torch computes places in.
+        dtype: that torch computes coordinates in.
     """
     found: list[tuple[Table, Array]]
     if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)):
@@ -60,7 +59,7 @@ def _copies(places: Table) -> tuple[Table, Array]:
 
 
 def copies_entries(weights: Array) -> bool:
-    """Tell whether every position is one entry as it is."""
+    """Tell whether every position copies one entry."""
     return len(weights) == 1 and bool((weights == 1).all())
 
 
@@ -86,6 +85,8 @@ def turned(
         For each spatial axis the entries and the zeros between and around them, and the kernel that convolves
         them, (C_out, C/groups, ...).
     """
+    # Output o gets the inputs at (o + padding - tap·dilation)/stride: a convolution of the spread entries with
+    # the mirrored kernel, whose input and output channels change places within each group.
     kernel = weight.shape[2:]
     split = weight.reshape(op.groups, -1, *weight.shape[1:]).swapaxes(1, 2)
     whole = np.flip(split.reshape(result[0], -1, *kernel), tuple(range(2, weight.ndim)))
@@ -93,7 +94,7 @@ def turned(
     tables = []
     for n, m, k, stride, padding, dilation in axes:
         reach = dilation * (k - 1)
-        tables.append(spreading(n, 1, m + reach, stride, padding - reach, 1))
+        tables.append(spreading(n, m + reach, stride, padding - reach))
     return tables, np.ascontiguousarray(whole)
 
 
@@ -103,15 +104,15 @@ def sliding(n: int, taps: int, positions: int, stride: int, padding: int, dilati
     return np.where((places >= 0) & (places < n), places, -1)
 
 
-def spreading(n: int, taps: int, positions: int, stride: int, padding: int, dilation: int) -> Table:
-    """Return the table of a transposed convolution along an axis of n entries."""
-    steps = np.arange(positions) + padding - np.arange(taps)[:, None] * dilation
+def spreading(n: int, positions: int, stride: int, padding: int) -> Table:
+    """Return the table that puts zeros between n entries, as a transposed convolution with a stride does."""
+    steps = np.arange(positions)[None] + padding
     places = steps // stride
     return np.where((steps % stride == 0) & (places >= 0) & (places < n), places, -1)
 
 
 def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
-    """Return the table of several axes as one, of indices into the flattened axes."""
+    """Combine the tables of several axes to one of indices into the flattened axes."""
     whole = np.zeros((1, 1), np.int64)
     for table, n in zip(tables, spatial, strict=True):
         a, b = whole[:, None, :, None], table[None, :, None, :]
@@ -121,12 +122,12 @@ def flattened(tables: Sequence[Table], spatial: Sequence[int]) -> Table:
 
 
 def margins(op: layer.Pool, shape: Shape) -> list[tuple[int, int]]:
-    """Return how far windows reach beyond both ends of each axis; negative: entries that none reads."""
+    """Return how far windows reach beyond both ends of each axis; negative if the last entries are unused."""
     return [(p, (m - 1) * s + d * (k - 1) + 1 - n - p) for n, m, k, s, p, d in op.axes(shape)]
 
 
 def divisors(op: layer.AvgPool, shape: Shape, result: Shape) -> Array:
-    """Return what the sum of each window is divided by: one number, or one for each position."""
+    """Return the divisor of the sum of each window: one number, or one for each position."""
     if op.divisor is not None:
         return np.array(float(op.divisor))
     sizes = np.ones(())
@@ -145,10 +146,13 @@ def window_sizes(
 
 
 def padded(n: int, before: int, after: int, mode: str) -> Table:
-    """Return the entry that each position of a padded axis shows; a negative number crops."""
+    """Return the entry that each position of a padded axis copies; a negative number crops."""
+    if mode == "zeros":
+        places = np.arange(-before, n + after)
+        return np.where((places >= 0) & (places < n), places, -1)
     ends, crop = (max(before, 0), max(after, 0)), (max(-before, 0), max(-after, 0))
     places = np.arange(n)
-    if mode == "circular":  # torch repeats what is left, and mirrors what was there
+    if mode == "circular":  # torch crops before it repeats entries, and after it mirrors them
         return np.pad(places[crop[0] : n - crop[1]], ends, mode="wrap")
     places = np.pad(places, ends, mode="edge" if mode == "replicate" else "reflect")
     return places[crop[0] : len(places) - crop[1]]
@@ -161,20 +165,20 @@ def adaptive(n: int, m: int) -> tuple[Table, Array]:
 
 
 def adaptive_ends(n: int, m: int) -> tuple[Table, Table]:
-    """Return where m ranges that cover n entries begin, and where they end."""
+    """Return the starts and the ends of m ranges that cover n entries."""
     return np.arange(m) * n // m, -(-(np.arange(m) + 1) * n // m)
 
 
 def window_ends(
     op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, shape: Shape
 ) -> list[tuple[Table, Table]]:
-    """Return for each axis the first entry of every window that is inside, and where the window ends."""
+    """Return for each axis the first entry of every window that is inside the map, and its end."""
     if isinstance(op, layer.AdaptiveMaxPool):
         return [adaptive_ends(*sizes) for sizes in zip(shape[1:], op.size, strict=True)]
     ends = []
     for n, m, k, s, p, d in (op.averages if isinstance(op, layer.NormPool) else op).axes(shape):
         start = np.arange(m) * s - p
-        first = np.where(start < 0, start % d, start)
+        first = np.where(start < 0, start % d, start)  # taps before the map are skipped d by d
         ends.append((first, np.minimum(start + d * (k - 1) + 1, n)))
     return ends
 
@@ -195,14 +199,14 @@ def _pooled(op: layer.AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
 def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]:
     """Return the table and the weights of sums from ``first`` to before ``stop``, each divided."""
     taps = first + np.arange((stop - first).max())[:, None]
-    inside = taps < stop
+    inside = taps < stop  # shorter sums repeat their last entry with the weight 0
     return np.where(inside, taps, stop - 1), inside / divisors
 
 
 def nearest(op: layer.Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:
     """Return the entry that each position of an interpolation copies, rounded as torch does.
 
-    torch has a function of its own for small images: it takes ratios in float32, and ignores the
+    torch has a kernel of its own for small images: it computes ratios in float32, and ignores the
     scale where the size stays or doubles.
     """
     exact, index = op.mode == "nearest-exact", np.arange(m)
@@ -224,13 +228,13 @@ def interpolated(
 
     Args:
         n, m: sizes of the axis before and after.
-        scale: the factor that places are computed with; None: m / n.
+        scale: the factor that coordinates are computed with; None: m / n.
         mode: of the operation ``upsample``.
         align_corners: whether the first and the last entry keep their place.
-        dtype: that torch computes places in.
+        dtype: that torch computes coordinates in.
     """
     if n == m and mode != "bicubic":  # torch copies such an axis, whatever the scale
-        return np.arange(n)[None], np.ones((1, m))
+        return _copies(np.arange(n))
     number = np.dtype(dtype).type
     ratio = number(n) / number(m) if scale is None else number(1 / scale)
     index = np.arange(m).astype(dtype)
@@ -249,7 +253,7 @@ def interpolated(
 
 
 def _cubic_weights(t: Array) -> Array:
-    """Return the weights of the four entries around a place, t behind the second of them."""
+    """Return the weights (4, positions) of the entries around a coordinate, t behind the second of them."""
 
     def near(d: Array) -> Array:
         return ((_CUBIC + 2) * d - (_CUBIC + 3)) * d * d + 1
@@ -261,7 +265,7 @@ def _cubic_weights(t: Array) -> Array:
 
 
 def written_out(rows: Array, column: Array, value: Array, columns: int) -> Array:
-    """Return a matrix in compressed rows with its zeros."""
+    """Return a matrix in compressed rows as a dense one."""
     matrix = np.zeros((len(rows) - 1, columns), value.dtype)
     index = np.repeat(np.arange(len(rows) - 1), np.diff(rows.astype(int)))
     matrix[index, column.astype(int)] = value

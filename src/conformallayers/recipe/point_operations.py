@@ -1,7 +1,7 @@
 """Operations on points: embedding, energies, the coordinate t, and the final division.
 
-The letters are those of docs/mathematics.md. A sample is split into ``x = m·x̂`` with a peak m; τ is the
-coordinate in the balanced scaling, n an energy ``weight·‖z‖²``. m, τ and n are float64, shape (B,).
+Letters as in docs/mathematics.md: a sample is ``x = m·x̂`` with a peak m, τ is the coordinate in the balanced
+scaling, n an energy ``weight·‖z‖²``. m, τ and n are float64, shape (B,).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operatio
 Key = tuple[int, ...]  # the sites whose growth divides a coefficient
 RULES = ("published", "projective", "gnomonic", "radial_tanh")
 SCALAR: Shape = ()
-LARGEST = 1.7e308  # of coordinates and growths, so that they stay finite
+LARGEST = 1.7e308  # coordinates and growths are cut here, so that they stay finite
 Value = TypeVar("Value")
 
 
@@ -107,10 +107,10 @@ class BandedForm(Operation):
     """x (blocks·size,) → ``weight·xᵀ Q x`` with Q the upper half of a symmetric band of blocks.
 
     ``band`` (blocks − width, (width + 1)·size, size) holds, for the block row i, the blocks
-    ``Q[i + o, i]`` with o = 0 … width one below the other, those with o > 0 counted twice. ``last``
-    (width·size, width·size) holds the same of the last ``width`` block rows as one matrix L: they give
-    ``rᵀ L r`` with r the last ``width`` blocks of x. With ``factor`` the blocks, all counted once, are
-    those of an upper triangular factor of Q instead: the value is ``weight`` times the squares of its image.
+    ``Q[i + o, i]`` with o = 0 … width one below the other, doubled for o > 0. ``last``
+    (width·size, width·size) holds the last ``width`` block rows as one matrix L: they give
+    ``rᵀ L r`` with r the last ``width`` blocks of x. With ``factor`` the blocks, none doubled, are those
+    of an upper triangular factor of Q, and the value is ``weight`` times the squared norm of its image.
     """
 
     copies = 2
@@ -147,7 +147,7 @@ class Fourier(Operation):
 
 @operation("spectral_form")
 class SpectralForm(Operation):
-    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2), shares of f included."""
+    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2) that include the weights of f."""
 
     copies = 2
     symbol: str = constant("symbol")
@@ -191,7 +191,7 @@ SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
 
 @operation("advance")
 class Advance(Operation):
-    """τ, m, n, … → the next τ by the rule of an activation; several energies are added first.
+    """τ, m, n, … → the next τ by the rule of an activation; energies are added first.
 
     ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. Other rules: ``τ·growth(n/τ²)`` with
     ``√(1 + q)`` for ``gnomonic`` and ``√q/tanh √q`` for ``radial_tanh``. Where τ is 0 it stays 0.
@@ -237,7 +237,7 @@ class Rebase(Operation):
 
 @operation("grow")
 class Grow(Operation):
-    """The growth of one activation on a point that is a sum of parts: m, τ, dots, forms, growths → g.
+    """m, τ, dots, forms, growths → the growth g of one activation, on a point that is a sum of parts.
 
     A point is ``Σ_a k_a·A_a x̂ + Σ_c k_c·v_c``: linear parts and constant ones. The coefficient of a part
     is divided by the growth of every site (activation) that it has passed: ``k_a = (1/τ)/Π g``,
@@ -315,7 +315,7 @@ def pairs(parts: int) -> int:
 
 
 def frequencies(spatial: Sequence[int]) -> int:
-    """Count the frequencies of the half spectrum of a real signal."""
+    """Return the number of frequencies in the half spectrum of a real signal."""
     return prod(spatial[:-1]) * (spatial[-1] // 2 + 1)
 
 
@@ -325,7 +325,7 @@ def _spectrum(shape: Shape) -> Shape:
 
 
 def expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    """Refuse values that are not one number for each sample; return the shape of such a value."""
+    """Refuse values that are not scalars of samples; return the shapes of one scalar output."""
     expect(all(shape == SCALAR for shape in shapes), "one number for each sample")
     return (SCALAR,)
 

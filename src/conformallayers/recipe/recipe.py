@@ -1,4 +1,4 @@
-"""A recipe: the short list of operations that a fold runs, with its constants.
+"""Recipes: the short lists of operations that folds run, with their constants.
 
 Recipes are immutable, know every shape, and print. Nothing here needs torch: constants may be torch tensors
 or numpy arrays.
@@ -15,9 +15,9 @@ from ..errors import shape_text
 from ..utils.html import Block, Printed
 from . import integer_operations, layer_operations, point_operations
 from .layer_operations import WIDE, Call, Cast
-from .operation import OPERATIONS, Operation, Shape
+from .operation import OPERATIONS, Operation, Shape, expect
 
-INPUT = "x"  # the name of the value that a recipe starts with
+INPUT = "x"  # the name of the input value
 
 __all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder"]
 __all__ += ["integer_operations", "layer_operations", "point_operations"]
@@ -30,10 +30,10 @@ class Recipe(Printed):
     Attributes:
         input_shape, output_shape: of one sample.
         operations: each reads values written before it and writes new ones.
-        output: the name of the value that is the result.
+        output: the name of the result.
         constants: arrays by name.
         wide: the names of constants that stay float64 whatever the dtype of the fold.
-        modules: torch modules by name, for the operation ``call`` and for activations of a user's own.
+        modules: torch modules by name, for the operation ``call`` and for activations of the user.
     """
 
     input_shape: Shape
@@ -52,27 +52,22 @@ class Recipe(Printed):
         """
         found: dict[str, Shape] = {INPUT: self.input_shape}
         for operation in self.operations:
-            missing = [name for name in operation.inputs if name not in found]
-            if missing:
-                raise ValueError(
-                    f"{operation.kind} reads {missing[0]!r:.60}, which is not there yet"
-                )
+            kind = operation.kind
+            for name in operation.inputs:
+                expect(name in found, f"{kind} reads {name!r:.60}, which is not there yet")
             for _, name in operation.constants():
-                if name not in self.constants:
-                    raise ValueError(f"{operation.kind} has no constant {name!r:.60}")
+                expect(name in self.constants, f"{kind} has no constant {name!r:.60}")
             try:
                 given = [found[name] for name in operation.inputs]
                 shapes = operation.shapes(given, self.constant_shape)
             except (TypeError, IndexError) as error:
-                raise ValueError(f"{operation.kind} with other inputs") from error
-            if len(shapes) != len(operation.outputs):
-                raise ValueError(f"{operation.kind} writes {len(shapes)} values")
+                raise ValueError(f"{kind} with other inputs") from error
+            expect(len(shapes) == len(operation.outputs), f"{kind} writes {len(shapes)} values")
             for name, shape in zip(operation.outputs, shapes, strict=True):
-                if name in found:
-                    raise ValueError(f"{name!r:.60} is written twice")
+                expect(name not in found, f"{name!r:.60} is written twice")
                 found[name] = shape
-        if found.get(self.output) != self.output_shape:
-            raise ValueError(f"the output is {found.get(self.output)}, not {self.output_shape}")
+        output = found.get(self.output)
+        expect(output == self.output_shape, f"the output is {output}, not {self.output_shape}")
         return found
 
     def constant_shape(self, name: str) -> Shape:
@@ -80,9 +75,9 @@ class Recipe(Printed):
         return tuple(int(n) for n in self.constants[name].shape)
 
     def integer_constants(self) -> dict[str, str]:
-        """Return the names of constants that are "int32" or "int8", whatever the dtype of the fold.
+        """Return "int32" or "int8" for each constant that has this dtype whatever the dtype of the fold.
 
-        A constant that is shared is "int8" if one of the operations that read it needs that.
+        A shared constant is "int8" if one of the operations that read it needs that.
         """
         found: dict[str, str] = {}
         for operation in self.operations:
@@ -90,8 +85,13 @@ class Recipe(Printed):
                 found[name] = "int8" if found.get(name) == "int8" else dtype
         return found
 
+    def constant_dtypes(self, dtype: str) -> dict[str, str]:
+        """Return the name of the dtype of every constant, given that of the fold."""
+        fixed = dict.fromkeys(self.wide, "float64") | self.integer_constants()
+        return {name: fixed.get(name, dtype) for name in self.constants}
+
     def wide_values(self) -> frozenset[str]:
-        """Return the features that are float64: those behind ``Cast("wide")``."""
+        """Return the names of features in float64: those behind ``Cast("wide")``."""
         found: set[str] = set()
         shapes = self.shapes()
         for operation in self.operations:
@@ -103,14 +103,14 @@ class Recipe(Printed):
         return frozenset(found)
 
     def check_values(self) -> None:
-        """Raise ValueError where values of constants make no sense: nobody looks when they are used."""
+        """Raise ValueError where values of constants are out of range; runtimes do not check them."""
         shapes = self.shapes()
         for operation in self.operations:
             given = [shapes[name] for name in operation.inputs]
             operation.check_values(given, self.constants.__getitem__)
 
     def last_uses(self) -> list[tuple[str, ...]]:
-        """Return, for each operation, the values that nobody reads behind it."""
+        """Return, for each operation, the values that no later one reads."""
         last = {INPUT: -1}
         for index, operation in enumerate(self.operations):
             last.update(dict.fromkeys((*operation.inputs, *operation.outputs), index))
@@ -122,7 +122,7 @@ class Recipe(Printed):
         return [tuple(names) for names in dropped]
 
     def peak_elements(self) -> int:
-        """Return the most elements that one sample needs at a time."""
+        """Return the largest number of elements that one sample needs at a time."""
         shapes = self.shapes()
         alive = peak = prod(self.input_shape)
         for operation, dropped in zip(self.operations, self.last_uses(), strict=True):
@@ -179,20 +179,18 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, tuple):
-        return (
-            "(" + ", ".join(_text(item) for item in value) + ("," if len(value) == 1 else "") + ")"
-        )
+        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
     return str(value)
 
 
 class RecipeBuilder:
-    """Collect operations; every value and constant gets a name of its own.
+    """Collect operations; every value and constant gets a unique name.
 
     Args:
         input_shape: of one sample.
 
     Attributes:
-        operations: that were added so far.
+        operations: the operations added so far.
 
     Examples:
         >>> import numpy as np
@@ -212,14 +210,14 @@ class RecipeBuilder:
         self._constants: dict[str, Any] = {}
         self._wide: set[str] = set()
         self._modules: dict[str, Any] = {}
-        self._numbers: dict[str, int] = {}  # how often a name was asked for
+        self._numbers: dict[str, int] = {}  # the last number behind a name
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""
         return self._shapes[value]
 
     def constant(self, name: str, array: Any, *, wide: bool = False) -> str:
-        """Keep an array; return its name. A wide one stays float64 whatever the dtype of the fold."""
+        """Add an array; return its name. A wide one stays float64 whatever the dtype of the fold."""
         name = self._fresh(name, self._constants)
         self._constants[name] = array
         if wide:
@@ -227,7 +225,7 @@ class RecipeBuilder:
         return name
 
     def module(self, name: str, module: Any) -> str:
-        """Keep a torch module; return its name."""
+        """Add a torch module; return its name."""
         name = self._fresh(name, self._modules)
         self._modules[name] = module
         return name
@@ -282,7 +280,7 @@ class RecipeBuilder:
         return values[recipe.output]
 
     def amend(self, value: str, **settings: Any) -> None:
-        """Change settings of the operation that wrote a value, where they depend on later operations."""
+        """Change settings of the operation that writes a value, where they depend on later operations."""
         for index, operation in enumerate(self.operations):
             if value in operation.outputs:
                 self.operations[index] = replace(operation, **settings)

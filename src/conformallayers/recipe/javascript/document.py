@@ -1,9 +1,8 @@
-"""Recipes as JSON for JavaScript: operations with all settings and shapes, constants in base64."""
+"""Write recipes as JSON for JavaScript: operations with all settings and shapes, constants in base64."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from dataclasses import fields
 from importlib.resources import files
 from typing import Any
@@ -15,20 +14,14 @@ from .. import places
 from .. import point_operations as point
 from ..document import describe
 from ..integer_operations import KINDS as INTEGER
-from ..operation import OPERATIONS, Runtime, Shape
+from ..operation import OPERATIONS, Operation, Runtime, Shape
 from ..places import Array, Table
 from ..recipe import Recipe
 
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
 _LACKS = (*point.SPECTRAL, *INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
-Entries = dict[str, Any]  # what an operation has beside its settings
-
-# Functions of (operation, shape of its input, dtype of its input).
 WRITE = Runtime("JavaScript")
-for _kind in OPERATIONS.values():
-    if _kind not in _LACKS:
-        WRITE[_kind] = lambda *_: {}
 
 
 def javascript_source() -> str:
@@ -41,7 +34,7 @@ def javascript_source() -> str:
 
 
 def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
-    """Return a recipe as plain JSON values that ``new ConformalLayers.Network(document)`` takes.
+    """Return a recipe as JSON values, the argument of ``new ConformalLayers.Network(document)``.
 
     Args:
         recipe: its constants are arrays that numpy can convert.
@@ -57,7 +50,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         if isinstance(operation, INTEGER):
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
-    shapes, indices, wide = recipe.shapes(), recipe.integer_constants(), recipe.wide_values()
+    shapes, wide = recipe.shapes(), recipe.wide_values()
     document = describe(recipe) | {"dtype": dtype}
     del document["wide"]  # the dtype of each constant says it
     for entry, operation in zip(document["operations"], recipe.operations, strict=True):
@@ -69,62 +62,33 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         entry["from"] = [shapes[name] for name in operation.inputs]
         entry["to"] = [shapes[name] for name in operation.outputs]
         given = "float64" if operation.inputs[0] in wide else dtype
-        entry |= WRITE[type(operation)](operation, entry["from"][0], given)
-    document["constants"] = {
-        name: _encoded(array, "float64" if name in recipe.wide else dtype)
-        if name not in indices
-        else _encoded(array, indices[name])
-        for name, array in recipe.constants.items()
-    }
+        entry["tables"] = _tables(operation, entry["from"][0], given)
+    document["constants"] = {}
+    for name, kind in recipe.constant_dtypes(dtype).items():
+        little = np.asarray(recipe.constants[name], np.dtype(kind).newbyteorder("<"))
+        data = base64.b64encode(little.tobytes()).decode()
+        document["constants"][name] = {"dtype": kind, "shape": little.shape, "data": data}
     return document
 
 
-def _encoded(array: Any, dtype: str) -> Mapping[str, Any]:
-    little = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
-    data = base64.b64encode(little.tobytes()).decode()
-    return {"dtype": dtype, "shape": np.shape(array), "data": data}
+@WRITE.runs(*(kind for kind in OPERATIONS.values() if kind not in _LACKS))
+def _tables(op: Operation, shape: Shape, dtype: str) -> list[dict[str, Any]]:
+    """Return the tables of a pooling, a pad or an interpolation, so that JavaScript computes no indices."""
+    if isinstance(op, layer.MaxPool):
+        axes = enumerate(op.axes(shape), 1)
+        return [_table(axis, places.sliding(n, k, m, s, p, d)) for axis, (n, m, k, s, p, d) in axes]
+    op = op.averages if isinstance(op, layer.NormPool) else op
+    if isinstance(op, layer.Upsample):
+        return [_table(*found) for found in places.resampled(op, shape, dtype)]
+    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.AvgPool, layer.Pad)):
+        found = places.resampled(op, shape, dtype)
+        return [_table(axis, np.where(w > 0, table, -1), w) for axis, table, w in found]
+    return []
 
 
-# -- tables, so that JavaScript has no arithmetic of windows and interpolations ---------------------
-
-
-@WRITE.runs(layer.AvgPool, layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)
-def _averages(
-    op: layer.AvgPool | layer.AdaptiveAvgPool | layer.AdaptiveMaxPool, shape: Shape, dtype: str
-) -> Entries:
-    found = places.resampled(op, shape, dtype)
-    return {"tables": [_table(axis, np.where(w > 0, table, -1), w) for axis, table, w in found]}
-
-
-@WRITE.runs(layer.NormPool)
-def _norms(op: layer.NormPool, shape: Shape, dtype: str) -> Entries:
-    return _averages(op.averages, shape, dtype)
-
-
-@WRITE.runs(layer.MaxPool)
-def _maxima(op: layer.MaxPool, shape: Shape, dtype: str) -> Entries:
-    tables = [places.sliding(n, k, m, s, p, d) for n, m, k, s, p, d in op.axes(shape)]
-    return {"tables": [_table(axis, table) for axis, table in enumerate(tables, 1)]}
-
-
-@WRITE.runs(layer.Upsample)
-def _interpolation(op: layer.Upsample, shape: Shape, dtype: str) -> Entries:
-    return {"tables": [_table(*found) for found in places.resampled(op, shape, dtype)]}
-
-
-@WRITE.runs(layer.Pad)
-def _pad(op: layer.Pad, shape: Shape, dtype: str) -> Entries:
-    if op.mode != "zeros":
-        return {"tables": [_table(axis, t) for axis, t, _ in places.resampled(op, shape, dtype)]}
-    first = len(shape) - len(op.pads)
-    tables = []
-    for axis, (before, after) in enumerate(op.pads, first):
-        size = shape[axis] + before + after
-        tables.append(_table(axis, places.sliding(shape[axis], 1, size, 1, before, 1)))
-    return {"tables": tables}
-
-
-def _table(axis: int, table: Table, weights: Array | None = None) -> Entries:
+def _table(axis: int, table: Table, weights: Array | None = None) -> dict[str, Any]:
     """Return a table (taps, positions) of one axis; -1 is no entry."""
-    entry: Entries = {"axis": axis, "positions": table.shape[1], "places": table.ravel().tolist()}
-    return entry if weights is None else entry | {"weights": weights.ravel().tolist()}
+    entry = {"axis": axis, "positions": table.shape[1], "places": table.ravel().tolist()}
+    if weights is not None and not places.copies_entries(weights):
+        entry["weights"] = weights.ravel().tolist()
+    return entry

@@ -1,4 +1,4 @@
-"""Operations on whole numbers, in numpy: what ``arithmetic.py`` needs of it."""
+"""Operations on whole numbers, in numpy: the functions that ``arithmetic.py`` needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _ARITHMETIC = IntegerArithmetic(
     largest=np.max,
     ratio=np.divide,
     root=np.sqrt,
-    whole_root=lambda n: np.floor(np.sqrt(n)),
     products=_products,
     windows=lambda op, x: reduce(np.add, entries(op, x, 0.0)),
 )

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .. import layer_operations as layer
 from .. import places
 from ..operation import Runtime
-from ..places import Array
+from ..places import Array, Resampling
 
 if TYPE_CHECKING:
     from .network import Network
@@ -22,7 +22,7 @@ RUN = Runtime("numpy")
 
 
 def _affine(net: Network, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
-    """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
+    """Multiply by a weight and add a bias, if there; y has ``after`` more axes behind theirs."""
     for name, function in ((weight, np.multiply), (bias, np.add)):
         if name is not None:
             constant = net.constant(name)
@@ -54,7 +54,7 @@ def _long_product(x: Array, weight: Array) -> Array:
 
 @RUN.runs(layer.SparseMatmul)
 def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
-    """Add up the entries of each row, one sample at a time; reduceat has no empty sums."""
+    """Add up the entries of each row, one sample at a time; reduceat cannot sum empty rows."""
     rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
     y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
     for sample, result in zip(x, y, strict=True):
@@ -70,13 +70,14 @@ def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
 
 
 def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
-    """Multiply all windows by one matrix for each group."""
+    """Convolve (B, C, ...) by products of all windows with the kernel."""
     axes, batch = len(op.stride), len(x)
     outputs, inputs, *kernel = weight.shape
     x = _surrounded(x, [(p, p) for p in op.padding])
     windows = _windows(x, kernel, op.stride, op.dilation)
     positions = windows.shape[2 : 2 + axes]
     windows = windows.reshape(batch, op.groups, inputs, *positions, *kernel)
+    # (groups, B·positions, inputs·kernel): one product for each group
     order = 1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes)
     rows = windows.transpose(order).reshape(
         op.groups, batch * math.prod(positions), inputs * math.prod(kernel)
@@ -88,7 +89,7 @@ def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
-    """Add what every place of the kernel gives, then cut the padding off."""
+    """Add the product with each tap of the kernel at its places of the output, then crop the padding."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
     inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
     weight = weight.reshape(op.groups, inputs, outputs, *kernel)
@@ -152,21 +153,14 @@ def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
     return (windows[(..., *place)] for place in np.ndindex(*op.kernel))
 
 
-@RUN.runs(layer.AdaptiveMaxPool)
-def _adaptive_max_pool(op: layer.AdaptiveMaxPool, _: Network, x: Array) -> Array:
-    for axis, table, _weights in places.resampled(op, x.shape[1:], x.dtype):
-        x = np.take(x, table, axis + 1).max(axis + 1)
-    return x
-
-
-@RUN.runs(layer.AdaptiveAvgPool, layer.Upsample)
-def _resample(
-    op: layer.AdaptiveAvgPool | layer.Pad | layer.Upsample, _: Network, x: Array
-) -> Array:
-    """Replace the entries along each axis by weighted sums of a few of them."""
+@RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.Upsample)
+def _resample(op: Resampling, _: Network, x: Array) -> Array:
+    """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
         if places.copies_entries(weights):
             x = np.take(x, table[0], axis + 1)
+        elif isinstance(op, layer.AdaptiveMaxPool):
+            x = np.take(x, table, axis + 1).max(axis + 1)
         else:
             column = weights.reshape(*weights.shape, *[1] * (x.ndim - axis - 2))
             y = (np.take(x, table, axis + 1) * column).sum(axis + 1)

@@ -1,4 +1,4 @@
-"""Run a recipe with numpy: batches of numbers in, batches of numbers out."""
+"""Run a recipe with numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REMEDY = (
 
 
 class Network:
-    """A folded network from a file. Made by :func:`conformallayers.numpy.load`.
+    """Run a folded network. Made by :func:`conformallayers.numpy.load`.
 
     Args:
         recipe: its constants are numpy arrays: float64 if wide, else of the dtype.
@@ -31,8 +31,8 @@ class Network:
         dtype: of the arithmetic and the result; float32 for files of float16 or bfloat16.
         strategy: how it was folded.
         origin: the fingerprint of the weights that were folded.
-        labels, about: the names of the outputs and other notes; None where the file has none.
-        recipe: what runs; print it.
+        labels, about: the names of the outputs and other notes, or None.
+        recipe: the operations that run; prints as a list.
 
     Shape:
         (B, *input_shape) → (B, *output_shape)
@@ -74,7 +74,7 @@ class Network:
             )
         x, chunk = x.astype(self.dtype, copy=False), self.chunk_size
         with np.errstate(all="ignore"):  # NaN and infinity stay in their sample
-            if len(x) <= 2 * chunk:  # a result that is a view gets memory of its own
+            if len(x) <= 2 * chunk:  # a result that is a view is copied
                 return np.require(self._run(x), requirements=["C", "OWNDATA", "W"])
             starts = range(0, len(x), chunk)
             return np.concatenate([self._run(x[start : start + chunk]) for start in starts])
@@ -83,11 +83,11 @@ class Network:
         return self.evaluate(x)[self.recipe.output]
 
     def evaluate(self, x: Array, keep: bool = False) -> dict[str, Array]:
-        """Run the operations on a batch; return the values that are there at the end.
+        """Run the operations on a batch; return values by name, at least the output.
 
         Args:
             x: samples in the dtype of the network.
-            keep: hold on to values that no later operation reads.
+            keep: keep values that no later operation reads.
         """
         values = {INPUT: x}
         for operation, dropped in self._steps:

@@ -25,7 +25,7 @@ __all__ = ["RUN"]
 
 
 def _radial_tanh(q: Array) -> Array:
-    """Return u / tanh(u) for u = √q; its series is exact to rounding for short points."""
+    """Return u / tanh(u) for u = √q; for short points its series, which is exact to rounding."""
     short = q < 1e-4
     u = np.sqrt(np.where(short, 1.0, q))
     return np.where(short, 1 + q / 3 - q**2 / 45, u / np.tanh(u))
@@ -59,6 +59,7 @@ RUN[point.Dot] = lambda op, _, a, b: _dots(flat(a), flat(b)) * op.weight
 def _rescale(
     op: point.Rescale, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
+    # Squares of this size leave room for the products behind them; other samples are scaled by powers of two.
     n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
     if np.any((n > high) | ((n < 1 / high) & (tau != 0))):
         peak = _peak(z)

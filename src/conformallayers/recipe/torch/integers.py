@@ -1,4 +1,4 @@
-"""Operations on whole numbers, in torch: what ``arithmetic.py`` needs of it."""
+"""Operations on whole numbers, in torch: the functions that ``arithmetic.py`` needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layers import averages, convolved
 from .points import RULES, RUN
 
 __all__ = ["RULES", "RUN"]
-_SPLIT = 2.0**27 + 1  # times a number of 53 bits, its upper 26 are left
+_SPLIT = 2.0**27 + 1  # splits a number of 53 bits into two of 26 (Dekker)
 
 
 def _ratio(number: float, by: Tensor) -> Tensor:
@@ -22,11 +22,9 @@ def _ratio(number: float, by: Tensor) -> Tensor:
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return √x as IEEE 754 rounds it; torch's own misses the last bit of one number in a hundred.
-
-    The remainder ``x - r²`` is exact: r is split into halves, whose products float64 has (Dekker).
-    """
+    """Return √x as IEEE 754 rounds it; torch's own misses the last bit of one number in a hundred."""
     r = x.sqrt()
+    # One step of Newton with an exact remainder x - r²: products of the halves of r have no rounding.
     high = r * _SPLIT - (r * _SPLIT - r)
     low, square = r - high, r * r
     lost = ((high * high - square) + 2 * high * low) + low * low
@@ -34,19 +32,11 @@ def _root(x: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, r)
 
 
-def _whole_root(n: Tensor) -> Tensor:
-    """Return ⌊√n⌋ of whole numbers below 2^52."""
-    r = n.sqrt().floor()
-    r = r - (r * r > n).to(r.dtype)
-    return r + ((r + 1) * (r + 1) <= n).to(r.dtype)
-
-
 def _products(op: layer.Matmul | layer.Conv, weight: Tensor, q: Tensor) -> Tensor:
     with full_precision(q):
         if isinstance(op, layer.Matmul):
             return F.linear(q, weight).round()
-        # A fast convolution may miss a whole number by a little.
-        return convolved(op, q, weight, None).round()
+        return convolved(op, q, weight, None).round()  # a fast convolution is not exact
 
 
 _ARITHMETIC = IntegerArithmetic(
@@ -57,7 +47,6 @@ _ARITHMETIC = IntegerArithmetic(
     largest=torch.amax,
     ratio=_ratio,
     root=_root,
-    whole_root=_whole_root,
     products=_products,
     windows=lambda op, x: averages(op.sums, x),
 )

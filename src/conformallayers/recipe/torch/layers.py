@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .module import RecipeModule
 
 RUN = Runtime("torch")
-_LONG_WINDOW = 1024
-_FEW_BLOCKS = 16  # numbers whose sum loses nothing to speak of
-# The functions of torch for one to three spatial axes.
+_LONG_WINDOW = 1024  # entries; torch adds them one by one, and a longer sum loses digits
+_FEW_BLOCKS = 16  # a sum of so few numbers loses no digits
+# torch's functions for one to three spatial axes.
 _BY_AXES: dict[str, dict[int, Any]] = {
     name: {axes: getattr(F, f"{name}{axes}d") for axes in (1, 2, 3)}
     for name in ("conv", "conv_transpose", "max_pool", "adaptive_avg_pool", "adaptive_max_pool")
@@ -87,7 +87,7 @@ def _conv(op: layer.Conv, module: RecipeModule, x: Tensor) -> Tensor:
 
 
 def convolved(op: layer.Conv, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve as an operation says, with a weight and a bias of the dtype of x."""
+    """Convolve with the settings of an operation; weight and bias have the dtype of x."""
     options = op.stride, op.padding, op.dilation, op.groups
     y: Tensor = _BY_AXES["conv"][len(op.stride)](x, weight, bias, *options)
     return y
@@ -102,7 +102,7 @@ def _conv_transpose(op: layer.ConvTranspose, module: RecipeModule, x: Tensor) ->
 
 
 def _for_sums(x: Tensor, entries: int) -> Tensor:
-    """Return x wide where torch would lose digits: it adds the entries of a window one by one."""
+    """Widen x for sums over long windows."""
     return x.to(wide_dtype(x.device)) if entries > _LONG_WINDOW else x
 
 
@@ -113,22 +113,16 @@ def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
 
 def averages(op: layer.AvgPool, x: Tensor) -> Tensor:
     """Average windows in the dtype of x."""
-    common = op.kernel, op.stride, op.padding, op.ceil_mode, op.count_include_pad
-    if len(op.kernel) == 1:
-        if op.divisor is None:
-            return F.avg_pool1d(x, *common)
-        pooled = F.avg_pool2d(
-            x.unsqueeze(2),
-            (1, *op.kernel),
-            (1, *op.stride),
-            (0, *op.padding),
-            op.ceil_mode,
-            op.count_include_pad,
-            op.divisor,
-        )
-        return pooled.squeeze(2)
-    pool = F.avg_pool2d if len(op.kernel) == 2 else F.avg_pool3d
-    return pool(x, *common, op.divisor)
+    windows, options = (op.kernel, op.stride, op.padding), (op.ceil_mode, op.count_include_pad)
+    if len(op.kernel) > 1:
+        pool = F.avg_pool2d if len(op.kernel) == 2 else F.avg_pool3d
+        return pool(x, *windows, *options, op.divisor)
+    if op.divisor is None:
+        return F.avg_pool1d(x, *windows, *options)
+    # avg_pool1d has no divisor: pool maps of one row.
+    kernel, stride, padding = (1, *op.kernel), (1, *op.stride), (0, *op.padding)
+    pooled = F.avg_pool2d(x.unsqueeze(2), kernel, stride, padding, *options, op.divisor)
+    return pooled.squeeze(2)
 
 
 @RUN.runs(layer.MaxPool)
@@ -166,7 +160,7 @@ def _pad(op: layer.Pad, module: RecipeModule, x: Tensor) -> Tensor:
 
 @RUN.runs(layer.Upsample)
 def _upsample(op: layer.Upsample, module: RecipeModule, x: Tensor) -> Tensor:
-    x = x.contiguous()  # torch copies other entries of a channels-last map
+    x = x.contiguous()  # torch copies other entries where a map is channels-last
     corners = None if op.mode.startswith("nearest") else op.align_corners
     if op.scales is None:
         return F.interpolate(x, op.size, mode=op.mode, align_corners=corners)

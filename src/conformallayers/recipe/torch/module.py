@@ -17,7 +17,6 @@ from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
 from ..integer_operations import KINDS
-from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
 from .integers import RULES, RUN
@@ -56,6 +55,9 @@ class RecipeModule(nn.Module):
     Args:
         recipe: its constants are tensors on one device; they become buffers.
         dtype: of inputs and outputs.
+
+    Attributes:
+        input_shape, output_shape: of one sample.
     """
 
     anchor: Tensor  # empty; has the dtype and the device of inputs
@@ -71,7 +73,8 @@ class RecipeModule(nn.Module):
         steady_allocator()
 
     def _set(self, recipe: Recipe, dtype: torch.dtype) -> None:
-        """Take the operations; the constants are in their place already."""
+        """Set the operations, without their constants."""
+        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
         self._bare = replace(recipe, constants={}, modules={})
         self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
         # Convolutions read image maps fastest in channels-last order.
@@ -91,16 +94,6 @@ class RecipeModule(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of inputs, constants and outputs."""
         return self.anchor.dtype
-
-    @property
-    def input_shape(self) -> Shape:
-        """The shape of one input sample."""
-        return self._bare.input_shape
-
-    @property
-    def output_shape(self) -> Shape:
-        """The shape of one output sample."""
-        return self._bare.output_shape
 
     @property
     def recipe(self) -> Recipe:
@@ -191,7 +184,7 @@ class RecipeModule(nn.Module):
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Replace the operations by those of a fold that differs only in numbers."""
+        """Replace the operations by those of a fold that has other numbers."""
         arrays = self.constants._buffers
         try:
             document = json.loads(bytes(state.tolist()))
@@ -252,15 +245,15 @@ def in_chunks(run: Callable[[Tensor], Tensor], x: Tensor, chunk: int | None) -> 
 def steady_allocator() -> None:
     """Make the C library reuse the memory of a chunk instead of fetching fresh pages at each call.
 
-    glibc raises its threshold to the size of a large block when that is freed for the first time.
+    glibc raises its mmap threshold to the size of a large block when one is freed for the first time.
     """
     torch.empty(CHUNK_BYTES, dtype=torch.uint8)
 
 
 def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
-    """Return the constants in one memory order, by which products round: rows one after the other.
+    """Return the constants in row-major order: products round by the order in memory.
 
-    Kernels of images are channels last, which is the fastest.
+    Kernels of images are channels-last, which is the fastest.
     """
     kernels = {op.weight for op in recipe.operations if isinstance(op, layer.Conv)}
     return {

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "RUN"]
 
-# The built-in rules by the names that recipes have for them.
+# The built-in rules by their names in recipes.
 RULES: dict[str, Rule] = {
     rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RADIAL_TANH)
 }
@@ -50,7 +50,7 @@ def _rescale(
     op: point.Rescale, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n = functional.squared_norm(z)
-    # Where values may not be looked at, every sample is rescaled: powers of two round nothing.
+    # Where values may not be read, every sample is rescaled: powers of two are exact.
     if not (functional.may_look(z) and functional.squares_fit(z, n, tau)):
         z, factor = functional.rescaled(z)
         m, tau = m / factor, tau * factor
@@ -93,7 +93,7 @@ def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tenso
 def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
     with functional.full_precision(x):
         x = _at_least_float32(x)
-        if x.shape[0] == 0:  # the transform does not take an empty batch
+        if x.shape[0] == 0:  # rfftn refuses an empty batch
             count = point.frequencies(x.shape[2:])
             return torch.view_as_complex(x.new_zeros(0, x.shape[1], count, 2))
         spectrum: Tensor = torch.fft.rfftn(x, dim=tuple(range(2, x.dim())))

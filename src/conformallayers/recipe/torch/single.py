@@ -1,7 +1,7 @@
-"""A single sample in torch: scalars are numbers of Python, and convolutions of few channels are matrix products.
+"""Run a single sample in torch: scalars are Python numbers, convolutions of few channels matrix products.
 
-Calls take most of the time of a single image, not arithmetic. This is for plain inference on the CPU alone, and
-for samples whose norms need no normalising; others raise :class:`OutsideLimits` and run as batches do.
+A single image takes more time for calls than for arithmetic. This is for plain inference on the CPU, and for
+samples whose norms need no normalising; others raise :class:`OutsideLimits` and run as a batch.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 
 SINGLE = Runtime(RUN.name)
 SINGLE.update(RUN)
-_SHORT = 2**11  # numbers whose squares a dot product adds
-_BLOCK = 2**9  # numbers of the sums that replace a longer one
-_ENTRIES = 2**16  # of all windows of a convolution that is a product: more cost time to copy
-_FEW = 8  # channels: torch has fast convolutions of so many and more
-_READS = point.Advance, point.Divide, point.Rebase  # scalars, as numbers or as those of a batch
+_ENTRIES = (
+    2**16
+)  # elements of all windows of a convolution; more take longer to copy than to convolve
+_FEW = 8  # channels; torch's convolutions of so many and more are fast
+_READS_SCALARS = point.Advance, point.Divide, point.Rebase
+_block_size = lru_cache(maxsize=256)(functional.block_size)
 
 
 class OutsideLimits(Exception):
-    """A sample must be normalised."""
+    """Raised where a sample must be normalised."""
 
 
 def runs_single(recipe: Recipe) -> bool:
-    """Check that the scalars of a recipe may be numbers: all that read them can."""
+    """Check that all operations that read scalars of a recipe take Python numbers."""
     shapes = recipe.shapes()
     scalars = {name for name, shape in shapes.items() if shape == ()}
     return recipe.output not in scalars and all(
-        _runs_single(op) and (isinstance(op, _READS) or scalars.isdisjoint(op.inputs))
+        _runs_single(op) and (isinstance(op, _READS_SCALARS) or scalars.isdisjoint(op.inputs))
         for op in recipe.operations
     )
 
@@ -103,9 +104,8 @@ def _conv(op: layer.Conv, module: RecipeModule, x: Tensor) -> Tensor:
         return result
     columns = x.as_strided(windows.size, windows.stride).reshape(windows.matrix)
     rows = windows.matrix[0]
-    matrix = weight.as_strided(
-        (weight.shape[0], rows), (rows, 1)
-    )  # in channels-last order, as windows are
+    # A view of the memory of the kernel: its entries are in channels-last order, as those of windows.
+    matrix = weight.as_strided((weight.shape[0], rows), (rows, 1))
     if bias is None:
         return matrix.mm(columns).view(windows.result)
     return torch.addmm(bias.unsqueeze(1), matrix, columns).view(windows.result)
@@ -124,37 +124,30 @@ class _Windows(NamedTuple):
 def _windows(
     shape: Shape, strides: Shape, weight: Shape, step: Shape, dilation: Shape
 ) -> _Windows | None:
-    """Return the windows of an image without padding, (kernel, channels, places); None if torch is faster."""
+    """Return the windows of an image without padding, (kernel, channels, positions); None if torch is faster."""
     out, channels, *kernel = weight
     axes = zip(shape[2:], kernel, step, dilation, strict=True)
-    places = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes]
-    rows, count = channels * math.prod(kernel), math.prod(places)
+    positions = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in axes]
+    rows, count = channels * math.prod(kernel), math.prod(positions)
     if channels >= _FEW or rows * count > _ENTRIES:
         return None
     inner = [d * stride for d, stride in zip(dilation, strides[2:], strict=True)]
     outer = [s * stride for s, stride in zip(step, strides[2:], strict=True)]
-    size, stride = (*kernel, channels, *places), (*inner, strides[1], *outer)
-    return _Windows(size, stride, (rows, count), (1, out, *places))
+    size, stride = (*kernel, channels, *positions), (*inner, strides[1], *outer)
+    return _Windows(size, stride, (rows, count), (1, out, *positions))
 
 
 def _energy(z: Tensor) -> float:
-    """Return the sum of squares, so that no sum in float32 is long."""
+    """Return the sum of squares; no float32 sum in it is long."""
     count = z.numel()
     if z.dim() == 4 and not z.is_contiguous():
         z = z.permute(0, 2, 3, 1)  # rows of memory, if channels are last
-    if count <= _SHORT:
+    if count <= functional.SHORT:
         row = z.reshape(count)
         return float(row.dot(row))
-    block = _block(count)
+    block = _block_size(count)
     if not block or not z.is_contiguous():
         norm = float(functional.norm(z))
         return norm * norm  # inf where ** would raise an error
     norms = torch.linalg.vector_norm(z.view(count // block, block), dim=1)
     return float(sum(norm * norm for norm in norms.tolist()))
-
-
-@lru_cache(maxsize=256)
-def _block(count: int) -> int:
-    """Return the largest divisor that is a block, 0 if there is none."""
-    sizes = range(_BLOCK, _BLOCK // 4, -1)
-    return next((size for size in sizes if count % size == 0), 0)

@@ -1,7 +1,7 @@
-"""Products with a matrix in compressed rows.
+"""Products with a matrix in compressed rows (CSR).
 
-The three arrays of the matrix are plain dense buffers behind one custom operator: a sparse tensor as
-a buffer would break deepcopy, safetensors, compilation and export.
+The three arrays of the matrix are dense buffers of a custom operator: a sparse tensor as a buffer would
+break deepcopy, safetensors, compilation and export.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ...utils.quiet import ignored_warnings
 def csr_matmul(rows: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
     """Multiply a matrix in compressed rows, (m, n), by x of shape (n, B)."""
     matrix = _csr(rows, column, value, x.shape[0])
-    if torch.backends.mkl.is_available() or x.device.type != "cpu":
+    if (
+        torch.backends.mkl.is_available() or x.device.type != "cpu"
+    ):  # else torch has no such product
         return matrix @ x
     return matrix.to_dense() @ x
 
@@ -64,8 +66,8 @@ csr_adjoint.register_autograd(_adjoint_backward, setup_context=_setup)
 
 
 def multiply(rows: Tensor, column: Tensor, value: Tensor, x: Tensor) -> Tensor:
-    """Return (B, m) for x (B, n); transforms of torch.func know nothing of custom operators."""
-    if transformed():
+    """Multiply x (B, n) by a matrix (m, n) in compressed rows: (B, m)."""
+    if transformed():  # torch.func cannot transform custom operators
         return x @ _dense(rows, column, value, x.shape[1]).T
     result: Tensor = csr_matmul(rows, column, value, x.T.contiguous())
     return result.T
