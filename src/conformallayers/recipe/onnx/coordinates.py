@@ -25,7 +25,7 @@ from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
 from .merge import RmsPool, is_shifted_behind, mean_windows, moderate, pooling_of, rounded
-from .points import LONG, ROW, RUN, reduced, weighted
+from .points import LONG, ROW, RUN, reduced
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
@@ -99,7 +99,7 @@ class Tau:
     def value(self, graph: OnnxGraph) -> Value:
         """Append the fraction."""
         above = _sum(graph, self.terms)
-        return above if self.divisor is None else graph.add("Div", above, self.divisor)
+        return above if self.divisor is None else above / self.divisor
 
 
 def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
@@ -115,24 +115,15 @@ def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
         weight = weights.reshape(1, -1, *[1] * (len(features[0].shape) - 1))
         bias = [np.array(numbers)] if numbers else []
         shape = (1,) * len(features[0].shape)
-        return _scalar(
-            graph, graph.add("Conv", _joined(graph, features), weight, *bias, shape=shape)
-        )
+        return _scalar(graph.concatenate(features).node("Conv", weight, *bias, shape=shape))
     if energies and alike and not numbers:
-        parts = _joined(graph, [*values, *(weighted(graph, n.parts, n.weight) for n in energies)])
-        return _scalar(graph, graph.reduce_sample("ReduceSum", parts))
+        parts = graph.concatenate([*values, *(n.parts.weighted(n.weight) for n in energies)])
+        return _scalar(parts.reduce_sample("ReduceSum"))
     for n in energies:
-        total = _scalar(graph, graph.reduce_sample("ReduceSum", n.parts))
-        values.append(weighted(graph, total, n.weight))
+        values.append(_scalar(n.parts.reduce_sample("ReduceSum")).weighted(n.weight))
     if len(values) == 1 and not numbers:
         return values[0]
     return graph.add("Add" if len(values + numbers) == 2 else "Sum", *values, *numbers)
-
-
-def _joined(graph: OnnxGraph, parts: Sequence[Value]) -> Value:
-    """Join values of samples along their channels."""
-    shape = (sum(value.shape[0] for value in parts), *parts[0].shape[1:])
-    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, shape=shape, axis=1)
 
 
 def _is_published(recipe: Recipe) -> bool:
@@ -155,32 +146,32 @@ def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
     return graph.dtype if all(moderate(abs(factor)) for factor in factors) else WIDE
 
 
-def _scalar(graph: OnnxGraph, x: Value) -> Value:
-    return graph.reshape(graph.cast(x, _scalar_dtype(graph)), graph.scalar_shape)
+def _scalar(x: Value) -> Value:
+    return x.cast(_scalar_dtype(x.graph)).reshape(x.graph.scalar_shape)
 
 
 @DIRECT.runs(point.Normalize)
 def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Peak, Tau]:
     def inverse() -> Value:
-        return graph.add("Pow", _square_of_t(op, graph, x), -0.5)
+        return _square_of_t(op, x).node("Pow", -0.5)
 
-    peak, count = cache(lambda: _scalar(graph, inverse())), prod(x.shape)
+    peak, count = cache(lambda: _scalar(inverse())), prod(x.shape)
     epsilon = op.offset**2 / count * _NARROWED**2
     usual = _LEAST_EPSILON < epsilon < 1 and is_shifted_behind(graph.recipe, op.outputs[0])
     if graph.opset < _RMS_OPSET or count > LONG or not usual or _is_published(graph.recipe):
-        return graph.scale(x, inverse()), peak, Tau()
+        return x.scale(inverse()), peak, Tau()
     scale = np.full(x.shape, count**-0.5)
-    narrowed = graph.add("Mul", x, _NARROWED)
-    return graph.add("RMSNormalization", narrowed, scale, axis=1, epsilon=epsilon), peak, Tau()
+    unit = (x * _NARROWED).node("RMSNormalization", scale, axis=1, epsilon=epsilon)
+    return unit, peak, Tau()
 
 
-def _square_of_t(op: point.Normalize, graph: OnnxGraph, x: Value) -> Value:
-    wide = graph.cast(x, WIDE)
+def _square_of_t(op: point.Normalize, x: Value) -> Value:
+    wide = x.cast(WIDE)
     # ONNX Runtime adds numbers in lanes, but squares one by one.
-    total = graph.reduce_sample("ReduceSum", graph.add("Mul", wide, wide))
+    total = (wide * wide).reduce_sample("ReduceSum")
     if op.offset:
-        return graph.add("Add", total, op.offset**2)
-    return graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
+        return total + op.offset**2
+    return total.node("Max", float(np.finfo(x.dtype).tiny) ** 2)
 
 
 @DIRECT.runs(point.SumSquares)
@@ -188,51 +179,48 @@ def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value | En
     pool = pooling_of(graph.recipe.operations, op.inputs[0])
     windows = mean_windows(z.shape, pool)
     if windows is None:
-        return weighted(graph, _total(graph, z), op.weight)
-    squares = graph.add("Mul", z, z)
+        return _total(z).weighted(op.weight)
+    squares = z * z
     if pool is not None and windows == pool.averages.kernel:
-        squares = _averages(graph, pool, squares)
-    shape = (z.shape[0], *[1] * len(windows))
-    means = graph.add("GlobalAveragePool", squares, shape=shape)
+        squares = _averages(pool, squares)
+    means = squares.node("GlobalAveragePool", shape=(z.shape[0], *[1] * len(windows)))
     return Energy(means, rounded(op.weight * prod(z.shape[1:])))
 
 
-def _total(graph: OnnxGraph, z: Value) -> Value:
+def _total(z: Value) -> Value:
     """Add the squares of samples, so that no sum in float32 is long."""
     rank, count = len(z.shape), prod(z.shape)
     sizes = list(accumulate(reversed(z.shape), mul))[:-1]
     fitting = [n for n in sizes if n <= ROW and count // n <= _ROWS]
     if not fitting:
-        return _scalar(graph, reduced(graph, "ReduceSumSquare", z))
+        return _scalar(reduced("ReduceSumSquare", z))
     axes = sizes.index(min(fitting, key=lambda n: n + count // n)) + 1
-    shape = (*z.shape[:-axes], *[1] * axes)
-    last = list(range(rank - axes + 1, rank + 1))
-    rows = graph.reduce("ReduceSumSquare", z, last, keepdims=True, shape=shape)
-    return _scalar(graph, graph.reduce_sample("ReduceSum", rows))
+    rows = z.reduce("ReduceSumSquare", range(rank - axes + 1, rank + 1))
+    return _scalar(rows.reduce_sample("ReduceSum"))
 
 
 @DIRECT.runs(point.Advance)
 def _advance(
     op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value | Energy
 ) -> Tau:
-    terms = [n if isinstance(n, Energy) else _scalar(graph, n) for n in energies]
+    terms = [n if isinstance(n, Energy) else _scalar(n) for n in energies]
     if op.rule == "published":
         r = m()
         before: Sequence[Value | Energy | float] = (r,)
         if tau.divisor == r:
             before = tau.terms
         elif not tau.is_one:
-            before = (graph.add("Mul", tau.value(graph), r),)
+            before = (tau.value(graph) * r,)
         return Tau((*before, *terms), r)
     if tau.is_one:
         return Tau((1.0, *terms))
     value = tau.value(graph)
-    return Tau((value, graph.add("Div", _sum(graph, terms), value)))
+    return Tau((value, _sum(graph, terms) / value))
 
 
 @DIRECT.runs(point.Divide)
 def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Tau, m: Peak) -> Value:
-    return _divided(graph, v, tau, op.scale)
+    return _divided(v, tau, op.scale)
 
 
 @DIRECT.runs(point.Rebase)
@@ -240,28 +228,28 @@ def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Peak, tau: Tau
 ) -> tuple[Value, Peak, Tau]:
     def inverse() -> Value:
-        r = graph.add("Mul", m(), 1 / op.coordinate)
-        return r if tau.is_one else graph.add("Div", r, tau.value(graph))
+        r = m() * (1 / op.coordinate)
+        return r if tau.is_one else r / tau.value(graph)
 
-    return _divided(graph, z, tau, op.scale), cache(inverse), Tau()
+    return _divided(z, tau, op.scale), cache(inverse), Tau()
 
 
-def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
+def _divided(z: Value, tau: Tau, scale: float) -> Value:
     """Append ``scale·z/τ``."""
     if tau.is_one:
-        return weighted(graph, z, scale)
-    above = _sum(graph, tau.terms)
+        return z.weighted(scale)
+    above = _sum(z.graph, tau.terms)
     if tau.divisor is not None:
-        return graph.scale(z, weighted(graph, graph.add("Div", tau.divisor, above), scale))
+        return z.scale((tau.divisor / above).weighted(scale))
     if scale != 1.0:
-        return graph.scale(z, graph.add("Div", scale, above))
-    return graph.add("Div", z, graph.reshape(graph.cast(above, z.dtype), (1,) * len(z.shape)))
+        return z.scale(scale / above)
+    return z / above.cast(z.dtype).column(z)
 
 
 @DIRECT.runs(RmsPool)
 def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
     # All channels are pooled twice: to cut a map apart, ONNX Runtime would copy it to another order first.
-    roots = graph.add("Sqrt", _averages(graph, op, graph.add("Mul", x, x)))
+    roots = _averages(op, x * x).node("Sqrt")
     norms = np.concatenate([np.full(size, norm) for size, norm in op.sections])
     if norms.all():
         return roots
@@ -272,10 +260,10 @@ def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
     weight = np.broadcast_to(share, (channels, 1, *kernel))
     bias = np.where(norms, float(np.finfo(x.dtype).max), 0.0)
     strides = {"kernel_shape": list(kernel), "strides": list(op.averages.stride)}
-    means = graph.add("Conv", x, weight, bias, shape=roots.shape, group=channels, **strides)
-    return graph.add("Min", roots, means)
+    means = x.node("Conv", weight, bias, shape=roots.shape, group=channels, **strides)
+    return roots.node("Min", means)
 
 
-def _averages(graph: OnnxGraph, pool: RmsPool, x: Value) -> Value:
-    means: Value = RUN[layer.AvgPool](pool.averages, graph, x)
+def _averages(pool: RmsPool, x: Value) -> Value:
+    means: Value = RUN[layer.AvgPool](pool.averages, x.graph, x)
     return means
