@@ -3,8 +3,8 @@
 With an offset t is never 0, and without biases a zero sample stays 0 whatever its coordinate is. So a sample
 is divided by t at once, ``x̂ = x/t`` with m = t and τ = 1. m is kept as its inverse and τ as a fraction, so
 that published activations only add energies to the numerator: ``τ + m·n = (r + n)/r`` with ``r = 1/m``.
-Without an offset samples of norms below the normal numbers of the dtype count as if they had the least of them.
-With an offset that is not small one node normalises samples of numbers up to 1e32.
+Without an offset, t is at least the smallest normal number of the dtype. With an offset that is not small, one
+node, RMSNormalization, normalises samples of entries up to 1e32.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
+from .layers import avg_pool
 from .merge import RmsPool, is_shifted_behind, mean_windows, moderate, pooling_of, rounded
 from .points import LONG, ROW, RUN, reduced
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
-_ROWS = 2**10  # numbers that are added in lanes in float32
-_NARROWED = 2.0**-50  # times a sample, its squares do not overflow up to 1e32
-_LEAST_EPSILON = 1e-33  # beside which squares that are too small do not count
+_ROWS = 2**10  # numbers that ONNX Runtime adds in lanes, in float32
+_NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
+_LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter
 _RMS_OPSET = 23  # the first with RMSNormalization
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
 _OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
@@ -40,7 +41,7 @@ _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
 
 
 def is_direct(recipe: Recipe, dtype: np.dtype[Any]) -> bool:
-    """Tell whether the coordinates of a recipe need no guards, and its scalars are used as usual."""
+    """Tell whether the coordinates of a recipe need no guards, and only the usual operations read them."""
     operations = recipe.operations
     offsets = [op.offset for op in operations if isinstance(op, point.Normalize)]
     biased = any(isinstance(op, point.Rebase) for op in operations)
@@ -103,7 +104,10 @@ class Tau:
 
 
 def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
-    """Add scalars and energies, or energies and a number: all parts at once where they fit together."""
+    """Add scalars and energies, or energies and a number: all parts by one node where ranks agree.
+
+    A 1×1 convolution weighs the parts of energies, adds them and adds the number as its bias.
+    """
     values = [term for term in terms if isinstance(term, Value)]
     energies = [term for term in terms if isinstance(term, Energy)]
     numbers = [term for term in terms if isinstance(term, float)]
@@ -133,7 +137,7 @@ def _is_published(recipe: Recipe) -> bool:
 
 
 def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
-    """Return float64 where scalars could leave the range of float32: behind published activations."""
+    """Return float64 where scalars could leave the range of float32, as behind published activations."""
     published = _is_published(graph.recipe)
     factors = [1.0]
     for op in graph.recipe.operations:
@@ -182,13 +186,13 @@ def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value | En
         return _total(z).weighted(op.weight)
     squares = z * z
     if pool is not None and windows == pool.averages.kernel:
-        squares = _averages(pool, squares)
+        squares = avg_pool(pool.averages, graph, squares)
     means = squares.node("GlobalAveragePool", shape=(z.shape[0], *[1] * len(windows)))
     return Energy(means, rounded(op.weight * prod(z.shape[1:])))
 
 
 def _total(z: Value) -> Value:
-    """Add the squares of samples, so that no sum in float32 is long."""
+    """Add the squares of samples in two steps, so that no sum in float32 is long."""
     rank, count = len(z.shape), prod(z.shape)
     sizes = list(accumulate(reversed(z.shape), mul))[:-1]
     fitting = [n for n in sizes if n <= ROW and count // n <= _ROWS]
@@ -248,22 +252,16 @@ def _divided(z: Value, tau: Tau, scale: float) -> Value:
 
 @DIRECT.runs(RmsPool)
 def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
-    # All channels are pooled twice: to cut a map apart, ONNX Runtime would copy it to another order first.
-    roots = _averages(op, x * x).node("Sqrt")
-    norms = np.concatenate([np.full(size, norm) for size, norm in op.sections])
-    if norms.all():
+    # All channels are pooled twice: to split a map, ONNX Runtime would copy it to another layout first.
+    roots = avg_pool(op.averages, graph, x * x).node("Sqrt")
+    if all(op.norms):
         return roots
-    # The mean of a window is at most the root of its mean square. So the lesser one is the mean, but for
-    # channels of norms, which have the largest number instead.
-    kernel, channels = op.averages.kernel, len(norms)
-    share = np.where(norms, 0.0, 1 / prod(kernel)).reshape(-1, *[1] * (len(kernel) + 1))
+    # The mean of a window is at most the root of its mean square, so Min selects the mean. In channels
+    # of norms the largest number of the dtype replaces the mean, so Min selects the root.
+    kernel, channels = op.averages.kernel, len(op.norms)
+    share = np.where(op.norms, 0.0, 1 / prod(kernel)).reshape(-1, *[1] * (len(kernel) + 1))
     weight = np.broadcast_to(share, (channels, 1, *kernel))
-    bias = np.where(norms, float(np.finfo(x.dtype).max), 0.0)
+    bias = np.where(op.norms, float(np.finfo(x.dtype).max), 0.0)
     strides = {"kernel_shape": list(kernel), "strides": list(op.averages.stride)}
     means = x.node("Conv", weight, bias, shape=roots.shape, group=channels, **strides)
     return roots.node("Min", means)
-
-
-def _averages(pool: RmsPool, x: Value) -> Value:
-    means: Value = RUN[layer.AvgPool](pool.averages, x.graph, x)
-    return means

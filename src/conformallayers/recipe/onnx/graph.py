@@ -82,10 +82,6 @@ class Value:
         self.graph.sources[result.name] = source
         return result
 
-    def transpose(self, *order: int, shape: Shape) -> Value:
-        """Reorder all axes, the batch axis among them; ``shape`` leaves one of them out."""
-        return self.node("Transpose", perm=list(order), shape=shape)
-
     def pad(self, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
         """Put a value around the last axes, (before, after); a negative number crops."""
         ends = [(0, 0)] * (len(self.shape) - len(pads)) + list(pads)
@@ -139,10 +135,10 @@ class OnnxGraph:
     so that few have to be reshaped.
 
     Args:
-        recipe: its constants are arrays of numpy, or tensors of torch.
+        recipe: its constants are arrays of numpy.
         dtype: of the fold.
         opset: version of the operators.
-        divided: whether every point is divided by a τ that is NaN where the sample is.
+        divided: whether every point is divided by a τ that is NaN for samples with NaN.
     """
 
     def __init__(
@@ -179,8 +175,7 @@ class OnnxGraph:
 
     def constant(self, name: str) -> Array:
         """Return a constant of the recipe as an array."""
-        array = self.recipe.constants[name]
-        return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        return np.asarray(self.recipe.constants[name])
 
     def optional(self, name: str | None) -> list[Array]:
         """Return a constant, or nothing where the operation has none."""
@@ -237,7 +232,7 @@ class OnnxGraph:
         return found
 
     def unpacked(self, array: Array, dtype: Any) -> Value:
-        """Keep whole numbers as bytes, and append their conversion, which ONNX Runtime does once."""
+        """Store integers as bytes, and append their conversion, which ONNX Runtime folds when it opens a file."""
         name = self._initializer(array.astype(np.int8), self.input)
         return Value(self, name, array.shape, np.dtype(np.int8)).cast(dtype)
 
@@ -255,17 +250,17 @@ class OnnxGraph:
         return self.add("Concat", *values, shape=shape, axis=axis)
 
     def mark(self, flags: Value) -> None:
-        """Let samples whose flag, a number of each sample, is not 0 have NaN as their outputs."""
+        """Make the outputs of samples NaN whose flag, one number a sample, is not 0."""
         self._marks.append(flags)
 
     def marked(self, y: Value) -> Value:
-        """Return a value with NaN in samples that are marked."""
+        """Return a value with NaN in marked samples."""
         for flags in self._marks:
             y = (flags.column(y) > 0.0).node("Where", np.full((), np.nan), y)
         return y
 
     def finish(self, result: Value) -> Value:
-        """Name the result "y", drop what it does not need, and return it."""
+        """Name the result "y", drop nodes and initializers that it does not need, and return it."""
         from onnx import helper
 
         result = result.reshape(self.recipe.output_shape)

@@ -21,7 +21,7 @@ from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
 LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the entries one by one
-_BLOCK = 8  # ONNX Runtime's pooling is slow for other counts of channels, its convolution is not
+_BLOCK = 8  # for other multiples of channels, ONNX Runtime's pooling is slower than its convolution
 
 
 def _affine(y: Value, weight: str | None, bias: str | None, after: int = 0) -> Value:
@@ -125,8 +125,8 @@ def _windows(x: Value, tables: Sequence[Table]) -> Value:
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
-    """Append averages, times a number."""
+def avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
+    """Average windows, times a number."""
     # With a Pad merged into the pooling, ONNX Runtime refuses pads as long as the window.
     if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or graph.is_padded(x):
         return _resample(op, graph, x.cast(WIDE)).weighted(scale).cast(x.dtype)
@@ -144,11 +144,11 @@ def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0)
 
 @RUN.runs(layer.NormPool)
 def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
-    # ONNX Runtime's own LpPool takes powers one by one, and counts windows that are cut off otherwise.
-    # The peak of a sample keeps its squares in range; no norm of a window counts that is far below it.
+    # ONNX Runtime's LpPool is slow, and treats windows that are cut off differently from torch.
+    # Dividing by the peak of a sample keeps squares in range; norms far below the peak do not matter.
     peak = abs(x).reduce_sample("ReduceMax").node("Max", float(np.finfo(x.dtype).tiny))
     unit = x / peak
-    sums = _avg_pool(op.averages, graph, unit * unit, float(prod(op.kernel)))
+    sums = avg_pool(op.averages, graph, unit * unit, float(prod(op.kernel)))
     return sums.node("Sqrt") * peak
 
 
@@ -177,7 +177,7 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
 
 
 def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
-    """Append a pooling of largest entries; where ONNX Runtime takes the largest of the others, NaN stays."""
+    """Append a pooling of largest entries that keeps NaN, which ONNX Runtime's own skips."""
     y = pool(x)
     if graph.loses_nan(op):
         return y
@@ -197,7 +197,7 @@ def _adaptive_pool(
     window, ones = tuple(n // m for n, m in sizes), (1,) * len(sizes)
     options: dict[str, Any] = {"kernel": window, "stride": window, "padding": (0,) * len(window)}
     if isinstance(op, layer.AdaptiveAvgPool):
-        return _avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
+        return avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
     return _max_pool(layer.MaxPool(op.inputs, op.outputs, dilation=ones, **options), graph, x)
 
 
@@ -279,7 +279,7 @@ RUN[layer.Add] = lambda _, graph, *values: graph.total(values)
 RUN[layer.Concatenate] = lambda op, graph, *values: graph.concatenate(values, op.axis + 1)
 RUN[layer.Slice] = lambda op, _, x: x.slice(op.axis + 1, op.start, op.stop)
 RUN[layer.Reshape] = lambda op, _, x: x.reshape(op.shape)
-RUN[layer.Permute] = lambda op, graph, x: x.transpose(
-    0, *(axis + 1 for axis in op.order), shape=graph.result_shape(op)
+RUN[layer.Permute] = lambda op, graph, x: x.node(
+    "Transpose", perm=[0, *(axis + 1 for axis in op.order)], shape=graph.result_shape(op)
 )
 RUN[layer.Cast] = lambda op, graph, x: x.cast(WIDE if op.to == layer.WIDE else graph.dtype)

@@ -78,7 +78,7 @@ def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
     # Batches come last, so that one product with stacked blocks takes the windows of all samples.
     band, (count,) = graph.constant(op.band), x.shape
     full, span, size = band.shape
-    columns = x.transpose(1, 0, shape=(count,))  # (n, batch)
+    columns = x.node("Transpose", perm=[1, 0])  # (n, batch)
     first = np.arange(full)[:, None] * size
     windows = columns.node("Gather", first + np.arange(span), shape=(full, span), axis=0)
     images = graph.add("MatMul", band.transpose(0, 2, 1), windows, shape=(full, size))
@@ -117,7 +117,7 @@ def _fourier(op: point.Fourier, graph: OnnxGraph, x: Value) -> Value:
         both = np.stack([np.stack([cos, sin], 2), np.stack([-sin, cos], 2)]).reshape(2 * n, 2 * n)
         z, done = both @ z.reshape((channels, *before, 2 * n, done)), done * n
     parts = z.reshape((channels, 2, done))
-    moved = parts.transpose(3, 0, 2, 1, shape=(done, 2, channels))
+    moved = parts.node("Transpose", perm=[3, 0, 2, 1], shape=(done, 2, channels))
     return _regroup(moved, (done, -1, 2 * channels))
 
 
@@ -127,7 +127,7 @@ def _inverse_fourier(op: point.InverseFourier, graph: OnnxGraph, spectrum: Value
     done, channels = spectrum.shape[0], spectrum.shape[1] // 2
     *before, last = op.size
     parts = _regroup(spectrum, (done, -1, 2, channels))
-    z = parts.transpose(1, 3, 2, 0, shape=(channels, 2, done))
+    z = parts.node("Transpose", perm=[1, 3, 2, 0], shape=(channels, 2, done))
     places: Shape = ()
     for n in before:
         done //= n
