@@ -35,7 +35,7 @@ _NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
 _LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter
 _RMS_OPSET = 23  # the first with RMSNormalization
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
-_OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
+_GUARDED = point.Rescale, point.Grow, point.Combine, layer.Cast  # need guards, or float64
 Peak = Callable[[], Value]  # 1/m, a scalar of samples that the first call appends
 _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
 
@@ -45,7 +45,7 @@ def is_direct(recipe: Recipe, dtype: np.dtype[Any]) -> bool:
     operations = recipe.operations
     offsets = [op.offset for op in operations if isinstance(op, point.Normalize)]
     biased = any(isinstance(op, point.Rebase) for op in operations)
-    if dtype == WIDE or recipe.wide or any(isinstance(op, _OTHERS) for op in operations):
+    if dtype == WIDE or recipe.wide or any(isinstance(op, _GUARDED) for op in operations):
         return False
     if not offsets or not all(1e-30 < c < 1e30 or (c == 0 and not biased) for c in offsets):
         return False
@@ -79,7 +79,7 @@ def _loses_nan(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Energy:
-    """An energy as numbers that add up to it, one for each channel, times a weight."""
+    """An energy ``weight·Σ parts``, with one part for each channel."""
 
     parts: Value
     weight: float
@@ -87,14 +87,14 @@ class Energy:
 
 @dataclass(frozen=True)
 class Tau:
-    """τ as the sum of ``terms`` divided by ``divisor``; None stands for 1."""
+    """τ as a fraction: the sum of ``terms`` divided by ``divisor``, None for 1."""
 
     terms: tuple[Value | Energy | float, ...] = (1.0,)
     divisor: Value | None = None
 
     @property
     def is_one(self) -> bool:
-        """Whether no activation has changed it."""
+        """Whether no activation has changed τ since the last division."""
         return self.terms == (1.0,)
 
     def value(self, graph: OnnxGraph) -> Value:

@@ -105,6 +105,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         for value in (graph.input, result)
     )
     proto = helper.make_graph(graph.nodes, "folded", [x], [y], graph.initializers)
+    graph.initializers.clear()  # values refer to their graph, so that it is freed late
     opsets = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(opsets)
     return helper.make_model(

@@ -85,9 +85,9 @@ class Value:
     def pad(self, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
         """Put a value around the last axes, (before, after); a negative number crops."""
         ends = [(0, 0)] * (len(self.shape) - len(pads)) + list(pads)
-        whole = np.array([(0, 0), *ends]).T.flatten()
+        flat = np.array([(0, 0), *ends]).T.flatten()  # the batch axis is not padded
         shape = tuple(n + a + b for n, (a, b) in zip(self.shape, ends, strict=True))
-        return self.node("Pad", whole, *([value] if value else []), shape=shape)
+        return self.node("Pad", flat, *([value] if value else []), shape=shape)
 
     def gather(self, axis: int, table: Table) -> Value:
         """Take entries along an axis; the axes of the table take its place."""

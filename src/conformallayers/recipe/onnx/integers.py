@@ -1,8 +1,8 @@
 """Operations on whole numbers, in ONNX: one function each, of (operation, graph, *input values).
 
-Features are whole numbers in float32, which ONNX Runtime convolves and multiplies exactly where it has all
-sums, and everything behind a sum is float64: the same numbers as those of integer operators, which saturate in
-16 bits on some processors. A sample with NaN is marked where it is read, and has NaN as its outputs.
+Features are integers in float32, which ONNX Runtime convolves and multiplies exactly while sums stay below
+2^24; everything behind a sum is float64. Its integer operators would saturate in 16 bits on some processors.
+A sample with NaN is marked where it is read, and its outputs are NaN.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _finished(
     taus: tuple[Value, ...],
     addend: Array | None,
 ) -> Value:
-    """Turn whole numbers, times 2^shift, into features."""
+    """Turn sums, in units of 2^-shift, into features: divide by τ, add the addend, round and clip."""
     parts = parts * 2.0**-op.shift
     if not taus and addend is None:
         return _clipped(parts, op.low)

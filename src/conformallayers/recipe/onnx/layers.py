@@ -117,11 +117,11 @@ def windowed(
 def _windows(x: Value, tables: Sequence[Table]) -> Value:
     """Gather (C, *spatial) → (C, taps, positions), zeros outside."""
     count = prod(x.shape[1:])
-    flat, whole = x.reshape((x.shape[0], count)), places.flattened(tables, x.shape[1:])
-    if (whole < 0).any():
+    flat, table = x.reshape((x.shape[0], count)), places.flattened(tables, x.shape[1:])
+    if (table < 0).any():
         flat = flat.pad([(0, 1)])
-        whole = np.where(whole < 0, count, whole)
-    return flat.gather(2, whole)
+        table = np.where(table < 0, count, table)
+    return flat.gather(2, table)
 
 
 @RUN.runs(layer.AvgPool)

@@ -305,11 +305,10 @@ class _Merger:
         if len(windows) > 1 or not any(norms):
             return None
         (window,) = windows
-        (source,), shape, whole = window.inputs, self.shapes[window.inputs[0]], prod(window.kernel)
+        (source,), shape = window.inputs, self.shapes[window.inputs[0]]
         divisors = places.divisors(window, shape, self.shapes[op.outputs[0]])
-        fits = (
-            len(norms) == shape[0] and not any(window.padding) and bool((divisors == whole).all())
-        )
+        complete = bool((divisors == prod(window.kernel)).all()) and not any(window.padding)
+        fits = complete and len(norms) == shape[0]
         if not fits or not self.takes_factor(op.outputs[0], not all(norms)):
             return None
         if self._may_be_tiny(source, op.outputs[0]):
