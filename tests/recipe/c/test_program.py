@@ -9,12 +9,11 @@ import torch
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.c.export import write
-from conformallayers.recipe.c.program import Program
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
 def written(recipe: Recipe) -> tuple[list[str], int]:
-    program, _ = write(recipe, [], "float")
+    program = write(recipe, [], "float")
     return program.lines, program.work_size
 
 
@@ -60,7 +59,7 @@ def test_results_that_are_no_value_of_their_own_are_copied() -> None:
     builder = RecipeBuilder((4, 3))
     y = builder.add(layer.Slice, INPUT, axis=0, start=2, stop=4)
     lines, _ = written(builder.recipe(y))
-    assert lines[-1] == "copy(image + 6, 0, out, 0, 1, 6);"
+    assert lines[-1] == "copy_f(image + 6, 0, out, 0, 1, 6);"
 
 
 @pytest.mark.parametrize("storage", ["float", "int8_t"])
@@ -70,7 +69,7 @@ def test_names_are_identifiers_of_their_own(storage: str) -> None:
     y = INPUT
     for name in names:
         y = builder.add(layer.Matmul, y, weight=weight(builder, name, 3, 3))
-    program: Program = write(builder.recipe(y), [], storage, "k")[0]
+    program = write(builder.recipe(y), [], storage, "k")
     found = [constant.name for constant in program.constants]
     assert len(set(found)) == len(found) == len(names) * (1 if storage == "float" else 2)
     assert all(re.fullmatch("k_[a-z_0-9]+", name) for name in found)

@@ -1,7 +1,7 @@
-"""The constants of a C program: numbers, matrices with many zeros, symmetric forms; exact or rounded.
+"""The constants of a C program: numbers, sparse matrices, symmetric forms; exact or rounded.
 
-A matrix is stored row by row or, where that is shorter, as runs: the stretches of each row that are not
-zero. Of a symmetric form the diagonal and the rows right of it are stored.
+A matrix is stored row by row or, where that is shorter, as runs: the nonzero stretches of each row. Of a
+symmetric form the diagonal and the rows right of it are stored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ ITEM_BYTES = {
     "int32_t": 4,
 }
 SUFFIX = {"float": "f", "double": "d", "int8_t": "i", "int16_t": "s"}  # of functions in C
-LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest whole number of a row
-LARGEST_PLACE = 2**16 - 1  # that a run can start at or end before
+LEVELS = {"int8_t": 127, "int16_t": 32767}  # the largest integer of a row
+LARGEST_PLACE = 2**16 - 1  # of the columns that a run can start at or end before
 _RUN_BYTES = 4  # start and length
 _WIDTH = 94  # of lines without their margin
 
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """One array of a program: its name, the type in C, and the numbers, flat."""
+    """One array of a program: its name, its type in C, and its numbers, flat."""
 
     name: str
     ctype: str
@@ -38,7 +38,7 @@ class Constant:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Its size in memory."""
         return ITEM_BYTES[self.ctype] * max(1, self.values.size)
 
     def text(self) -> str:
@@ -71,11 +71,10 @@ class Stored:
     Args:
         storage: the type of its numbers: "float", "double", or "int8_t" and "int16_t" with a scale
             for each row.
-        runs: whether only stretches that are not zero are there.
-        values: what the program computes with, in the shape of the constant; float64 where it is
-            double.
+        runs: whether only nonzero stretches are stored.
+        values: the rounded numbers that the program computes with, in the shape of the constant.
         constants: its arrays.
-        entries: how many numbers are stored.
+        entries: the number of stored numbers.
     """
 
     storage: str
@@ -91,30 +90,30 @@ class Stored:
 
     @property
     def suffix(self) -> str:
-        """How the name of a function ends that takes them."""
+        """The end of the name of functions that take them."""
         return ("_runs_" if self.runs else "_") + SUFFIX[self.storage]
 
 
 def quantised(rows: Array, storage: str = "int8_t") -> tuple[Array, Array]:
-    """Return whole numbers, from −127 to 127 in int8, and what each row of them is multiplied with.
+    """Round rows to integers, from −127 to 127 in int8; return them and the scale of each row.
 
     Examples:
-        >>> whole, scale = quantised(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]]))
-        >>> whole.tolist(), bool(np.isclose(scale[0], 1 / 127)), float(scale[1])
+        >>> integers, scale = quantised(np.array([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]]))
+        >>> integers.tolist(), bool(np.isclose(scale[0], 1 / 127)), float(scale[1])
         ([[64, -127, 0], [0, 0, 0]], True, 0.0)
     """
     flat = rows.reshape(len(rows), -1)
     levels = LEVELS[storage]
     scale = (np.abs(flat).max(1, initial=0) / levels).astype(np.float32)
     inverse = np.divide(1.0, scale, where=scale > 0, out=np.zeros(len(rows)))
-    whole = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
-    typed = whole.astype(np.int8 if storage == "int8_t" else np.int16)
+    integers = np.clip(np.rint(flat * inverse[:, None]), -levels, levels)
+    typed = integers.astype(np.int8 if storage == "int8_t" else np.int16)
     return typed.reshape(rows.shape), scale
 
 
 def as_type(values: Array, ctype: str) -> Array:
-    """Return values in the type that C has them in."""
-    return values.astype(np.float32 if ctype == "float" else np.float64)
+    """Return values in the dtype of a type in C."""
+    return values.astype({"float": np.float32, "double": np.float64}.get(ctype, np.int64))
 
 
 def kernel(name: str, values: Array, storage: str) -> Stored:
@@ -136,8 +135,8 @@ def form(name: str, values: Array, storage: str, mask: Array | None = None) -> S
     Args:
         name: of its arrays.
         values: (n, n), symmetric.
-        storage: of what is right of the diagonal.
-        mask: (n, n), what may not be left out; None: whatever is not zero.
+        storage: of the entries right of the diagonal.
+        mask: (n, n), the entries to keep; None: those that are not zero.
     """
     n = len(values)
     ctype = "double" if storage == "double" else "float"
@@ -145,16 +144,16 @@ def form(name: str, values: Array, storage: str, mask: Array | None = None) -> S
     right = np.triu(np.ones((n, n), bool), 1)
     kept, index = _chosen(name, right & (values != 0 if mask is None else mask), right, storage)
     upper, constants = _rounded(name, np.where(kept, values, 0), storage, kept)
-    whole = upper + upper.T
-    np.fill_diagonal(whole, diagonal.values)
+    symmetric = upper + upper.T
+    np.fill_diagonal(symmetric, diagonal.values)
     constants = (diagonal, *constants, *index)
-    return Stored(storage, bool(index), whole, constants, int(kept.sum()) + n)
+    return Stored(storage, bool(index), symmetric, constants, int(kept.sum()) + n)
 
 
 def _chosen(
     name: str, mask: Array, every: Array, storage: str
 ) -> tuple[Array, tuple[Constant, ...]]:
-    """Return the entries to store, and where their runs are if that is shorter than ``every`` entry."""
+    """Return a mask of the entries to store, and their runs if these are shorter than ``every`` entry."""
     kept, counts, pairs = _runs(mask, storage)
     item = ITEM_BYTES[storage]
     bytes_of_runs = item * int(kept.sum()) + _RUN_BYTES * len(pairs) + 2 * len(mask)
@@ -169,20 +168,20 @@ def _chosen(
 def _rounded(
     name: str, values: Array, storage: str, kept: Array | None
 ) -> tuple[Array, tuple[Constant, ...]]:
-    """Return the numbers as they are after rounding, and their arrays."""
+    """Return the rounded numbers, and their arrays."""
     more: tuple[Constant, ...] = ()
     if storage in LEVELS:
-        whole, scale = quantised(values, storage)
-        rounded = whole.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
+        numbers, scale = quantised(values, storage)
+        rounded = numbers.astype(np.float32) * scale.reshape(-1, *[1] * (values.ndim - 1))
         more = (Constant(f"{name}_scale", "float", scale),)
     else:
-        whole = rounded = as_type(values, storage)
-    items = whole.reshape(-1) if kept is None else whole[kept]
+        numbers = rounded = as_type(values, storage)
+    items = numbers.reshape(-1) if kept is None else numbers[kept]
     return rounded, (Constant(name, storage, items), *more)
 
 
 def _runs(mask: Array, storage: str) -> tuple[Array, Array, Array]:
-    """Close gaps that cost less than a new run; return what is kept, runs per row, and the runs."""
+    """Close gaps that cost less than a new run; return the mask, runs per row, and (start, length) of runs."""
     gap = _RUN_BYTES // ITEM_BYTES[storage]
     kept, counts, runs = mask.copy(), [], []
     for row in kept:

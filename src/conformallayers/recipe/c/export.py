@@ -24,8 +24,8 @@ from ..numpy.network import Network
 from ..operation import Operation
 from ..recipe import Recipe
 from ..torch.module import RecipeModule
-from .constants import Array, Constant
-from .files import DEFAULT, CExport, code_of, texts_of
+from .constants import Array
+from .files import DEFAULT, CExport, texts_of
 from .integers import WRITE
 from .layers import write_scalar
 from .program import Program
@@ -62,24 +62,22 @@ def export_c(
 ) -> CExport:
     """Write a folded network as ``<name>.h`` and ``<name>.c``: C99, no dependencies, no allocation.
 
-    The program has ``int <name>_predict(const float *image, float *out)``, which returns the index of
-    the largest output, or -1 if there is a NaN, and ``<name>_predict_with``, which is given its
-    work memory and may run in many threads. Under the default name there is ``cl_predict`` as well. With the macro
-    ``<NAME>_SELF_TEST`` it has a test of itself: one image and its outputs. All files are written, or none.
+    ``int <name>_predict(const float *image, float *out)`` returns the index of the largest output, or -1 if
+    there is a NaN. ``<name>_predict_with`` takes its work memory as well and may run in many threads. The default
+    name adds ``cl_predict``, the macro ``<NAME>_SELF_TEST`` a test on one image. All files are written, or none.
 
-    With a tolerance, the form is made smaller as far as the fold's certificate has room for that: entries
-    are left out and the others stored in 8 or 16 bits. That is proven again, whatever the ``dtype``.
+    With a tolerance, entries of the form are left out and the others stored in 8 or 16 bits, as far as the
+    fold's certificate allows. The bound is proven again for the stored numbers, in every ``dtype``.
 
     Args:
         folded: the result of :func:`conformallayers.fold`.
-        folder: where the files go; it is created if it is not there.
+        folder: of the files; it is created if it does not exist.
         name: of the files and functions, a C identifier.
         dtype: of the weights, ``"float32"`` or ``"int8"`` with a scale for each row. Sums are float32,
             the denominator is float64.
-        samples: (N, *input_shape), to measure the error with; None takes random ones, 64 at most. The first
-            is the image of the self-test.
-        example: write ``<name>_example.c`` as well, which runs the self-test on any computer, and
-            ``<name>.mk``, a Makefile for both.
+        samples: (N, *input_shape), to measure the error; None takes at most 64 random ones. The first is
+            the image of the self-test.
+        example: also write ``<name>_example.c``, which runs the self-test, and ``<name>.mk``, its Makefile.
         report: write nothing; the result has the sizes and errors that the files would have.
 
     Returns:
@@ -97,50 +95,34 @@ def export_c(
     """
     target = _checked(folded, folder, name, dtype)
     x = _samples(folded, samples)
-    certificates = [plan.certificate for plan in folded.plans.values()]
-    recipe = _exact_recipe(folded, dtype == "int8" or any(map(room_left, certificates)))
-    program, certificate = write(recipe, certificates, STORAGE[dtype], name)
-    code = code_of(program.lines)
+    program = _program(folded, name, dtype)
     result = CExport(
         header=target / f"{name}.h",
         source=target / f"{name}.c",
         name=name,
-        dtype="int8" if integer.integer_values(recipe.operations) else dtype,
-        arrays=tuple((constant.name, constant.bytes) for constant in program.constants),
-        work_bytes=4 * max(1, program.work_size),
-        caller_bytes=4 * (prod(folded.input_shape) + prod(folded.output_shape)),
-        stack_bytes=stack_bytes(*code),
-        multiply_adds=program.multiply_adds,
-        samples=len(x),
-        certificate=certificate,
+        dtype="int8" if integer.integer_values(program.recipe.operations) else dtype,
+        certificate=program.proofs.weakest(),
         makefile=target / f"{name}.mk" if example else None,
         example=target / f"{name}_example.c" if example else None,
-        **_errors(folded, recipe, x, program.rounded),
+        **_sizes(program),
+        **_errors(folded, program, x),
     )
     if not report:
-        levels = whole_levels(x[0])  # an image near the first sample
-        outputs, _ = _run(recipe, levels.image[None], program.rounded)
-        test = self_test_words(levels, np.asarray(outputs[0].float().numpy()))
-        texts = texts_of(folded, program.constants, code, test, result)
-        target.mkdir(parents=True, exist_ok=True)
-        replace_files({path: [text.encode()] for path, text in texts.items()})
+        _write_files(folded, program, x[0], result)
     return result
 
 
 def write(
     recipe: Recipe, certificates: Sequence[Certificate | None], storage: str, name: str = DEFAULT
-) -> tuple[Program, Certificate | None]:
-    """Write the operations of a recipe as statements; return what is proven of the denominator.
+) -> Program:
+    """Write the operations of a recipe as statements.
 
     Raises:
         ConformalError: C has no such operation, or there are too many constants.
     """
     for operation in recipe.operations:
         _expect_operation(operation, storage)
-    proofs = Proofs(recipe, certificates, storage)
-    program = Program(
-        recipe, proofs, [f"{name}_{end}" for end in ("predict", "predict_with", "self_test")]
-    )
+    program = Program(recipe, Proofs(recipe, certificates, storage), name)
     for index, operation in enumerate(recipe.operations):
         program.index = index
         features = [name for name in operation.inputs if program.shape(name)]
@@ -152,11 +134,16 @@ def write(
         else:
             WRITE[type(operation)](operation, program)
     program.finish()
-    _expect_small(program.constants)
-    return program, proofs.weakest()
+    total = sum(constant.bytes for constant in program.constants)
+    if total > _LIMIT:
+        remedy = 'Fold with strategy="conv", or with a tolerance, or absorb less.'
+        expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
+        raise refusal("export_c(folded)", expected, size(total), remedy)
+    return program
 
 
 def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
+    """Check the arguments; return the folder."""
     if not isinstance(folded, RecipeModule):
         got, remedy = type(folded).__name__, "Fold it first: cl.fold(model, input_shape)."
         raise refusal("export_c(folded)", "a Folded", got, remedy)
@@ -171,7 +158,8 @@ def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
     if labels is not None and len(labels) != outputs:
         remedy = "Set folded.labels to one name for every output, or to None."
         raise refusal("export_c(folded)", f"{outputs} labels", str(len(labels)), remedy)
-    wrong = [label for label in labels or () if not _is_text(label)]
+    odd = re.compile(r"[\0\ud800-\udfff]")  # NUL would end a string; C has no lone surrogates
+    wrong = [label for label in labels or () if not isinstance(label, str) or odd.search(label)]
     if wrong:
         remedy = "Set folded.labels to such strings, or to None."
         raise refusal(
@@ -182,11 +170,6 @@ def _checked(folded: Any, folder: Any, name: object, dtype: object) -> Path:
         got = f"the file {os.fspath(folder)!r}"
         raise refusal("export_c(folder)", "a folder", got, "Name a folder.")
     return target
-
-
-def _is_text(label: object) -> bool:
-    """Tell whether a label is a string that C can hold: no lone surrogates, and no NUL, which would end it."""
-    return isinstance(label, str) and not re.search(r"[\0\ud800-\udfff]", label)
 
 
 def _samples(folded: Folded, samples: Any) -> Array:
@@ -207,31 +190,24 @@ def _samples(folded: Folded, samples: Any) -> Array:
     return np.asarray(x.contiguous().numpy())
 
 
-def _exact_recipe(folded: Folded, forms: bool) -> Recipe:
-    """Return what a fold runs in operations that C has, with finite constants in float64."""
+def _program(folded: Folded, name: str, dtype: str) -> Program:
+    """Write a fold as statements; refuse constants that are not finite."""
+    certificates = [plan.certificate for plan in folded.plans.values()]
     lowered: Any = folded.recipe
-    recipe = simplified(lowered, forms=forms)
-    for name, array in recipe.constants.items():
-        if not np.isfinite(_typed(recipe, name, array)).all():
-            got, remedy = f"NaN or infinity in {name}", "Train or load the model again."
+    recipe = simplified(lowered, forms=dtype == "int8" or any(map(room_left, certificates)))
+    for constant, array in recipe.constants.items():
+        if not np.isfinite(_typed(recipe, constant, array)).all():
+            got, remedy = f"NaN or infinity in {constant}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
-    return recipe
+    return write(recipe, certificates, STORAGE[dtype], name)
 
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:
-    """Return a constant in the dtype that a float32 fold has it in."""
+    """Return a constant in the dtype of a float32 fold."""
     if name in recipe.integer_constants():
         return np.asarray(array, np.int64)
     with np.errstate(over="ignore"):
         return np.asarray(array, np.float64 if name in recipe.wide else np.float32)
-
-
-def _expect_small(constants: Sequence[Constant]) -> None:
-    total = sum(constant.bytes for constant in constants)
-    if total > _LIMIT:
-        remedy = 'Fold with strategy="conv", or with a tolerance, or absorb less.'
-        expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
-        raise refusal("export_c(folded)", expected, size(total), remedy)
 
 
 def _expect_operation(operation: Operation, storage: str) -> None:
@@ -248,16 +224,37 @@ def _expect_operation(operation: Operation, storage: str) -> None:
     WRITE.check(operation, "export_c(folded)", remedy)
 
 
-def _errors(
-    folded: Folded, recipe: Recipe, x: Array, rounded: Mapping[str, Array]
-) -> dict[str, Any]:
-    """Measure rounded constants against the fold, and denominators against exact constants."""
+def _write_files(folded: Folded, program: Program, image: Array, result: CExport) -> None:
+    """Write all files or none; the self-test has an image near the given one."""
+    levels = whole_levels(image)
+    outputs, _ = _run(program.recipe, levels.image[None], program.rounded)
+    test = self_test_words(levels, np.asarray(outputs[0].float().numpy()))
+    texts = texts_of(folded, program, test, result)
+    result.header.parent.mkdir(parents=True, exist_ok=True)
+    replace_files({path: [text.encode()] for path, text in texts.items()})
+
+
+def _sizes(program: Program) -> dict[str, Any]:
+    """Return the memory and the work of a program, for :class:`CExport`."""
+    recipe = program.recipe
+    return {
+        "arrays": tuple((constant.name, constant.bytes) for constant in program.constants),
+        "work_bytes": 4 * max(1, program.work_size),
+        "caller_bytes": 4 * (prod(recipe.input_shape) + prod(recipe.output_shape)),
+        "stack_bytes": stack_bytes(*program.code),
+        "multiply_adds": program.multiply_adds,
+    }
+
+
+def _errors(folded: Folded, program: Program, x: Array) -> dict[str, Any]:
+    """Measure outputs against the fold, and denominators against those of exact constants."""
     with torch.no_grad():
         expected = folded(torch.from_numpy(x).to(folded.anchor)).double().cpu().flatten(1)
-    actual, denominators = _run(recipe, x, rounded)
-    pairs = zip(denominators, _run(recipe, x, {})[1], strict=True)
+    actual, denominators = _run(program.recipe, x, program.rounded)
+    pairs = zip(denominators, _run(program.recipe, x, {})[1], strict=True)
     errors = [float(np.max(np.abs(a - b) / np.where(b == 0, 1, b))) for a, b in pairs]
     return {
+        "samples": len(x),
         "output_error": relative_error(actual, expected),
         "denominator_error": max(errors, default=None),
         "agreement": float((actual.argmax(1) == expected.argmax(1)).double().mean()),
@@ -275,7 +272,7 @@ def _run(recipe: Recipe, x: Array, rounded: Mapping[str, Array]) -> tuple[Tensor
     read += [op.inputs[2] for op in recipe.operations if isinstance(op, point.Rebase)]
     outputs, denominators = [], []
     with np.errstate(all="ignore"):
-        for start in range(0, len(x), network.chunk_size):  # every value is held on to
+        for start in range(0, len(x), network.chunk_size):  # all values of a chunk are kept
             values = network.evaluate(x[start : start + network.chunk_size], keep=True)
             outputs.append(values[recipe.output])
             denominators.append([values[name] for name in read])

@@ -1,4 +1,4 @@
-"""What an export in C is: its record, its header and its source."""
+"""The record of a C export, and the text of its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...folding.certificate import Certificate
 from ...utils.text import count, size, table
-from .constants import Constant, number
-from .text import WIDTH, comment, fill, functions, indented, quoted
+from .constants import number
+from .program import Program
+from .text import WIDTH, comment, fill, quoted
 
 if TYPE_CHECKING:
     from ...folding.folded import Folded
@@ -30,7 +31,7 @@ class CExport:
 
     Attributes:
         header, source: the files.
-        name: what the functions and macros begin with.
+        name: the prefix of functions and macros.
         dtype: of the weights.
         arrays: name and bytes of every constant array.
         work_bytes: of work memory, the arena.
@@ -81,7 +82,7 @@ class CExport:
 
     @property
     def report(self) -> str:
-        """What the program takes, computes and was measured to be, without the names of its files."""
+        """Sizes, work and measured errors of the program, without the names of its files."""
         rows = [(name, f"{taken}") for name, taken in self.arrays]
         rows.append(("constants", f"{self.constant_bytes}"))
         rows.append(("work memory", f"{self.work_bytes}"))
@@ -100,7 +101,7 @@ class CExport:
 
     @property
     def measured(self) -> str:
-        """What was measured against the fold, in one line."""
+        """The errors against the fold, in one line."""
         denominator = ""
         if self.denominator_error is not None:
             denominator = f", of the denominator {self.denominator_error:.2g}"
@@ -110,36 +111,24 @@ class CExport:
         )
 
 
-def code_of(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the functions that statements need, and the statements as the body of a function."""
-    body = indented(lines)
-    return functions(f"{body} has_nan() fill_nan() largest()"), body
-
-
 def texts_of(
-    folded: Folded,
-    constants: Sequence[Constant],
-    code: tuple[str, str],
-    test: dict[str, Any],
-    result: CExport,
+    folded: Folded, program: Program, test: dict[str, Any], result: CExport
 ) -> dict[Path, str]:
     """Return the text of every file.
 
     Args:
-        folded: what they are about.
-        constants: the arrays.
-        code: as ``code_of`` returns it.
+        folded: the network.
+        program: its arrays and statements.
         test: the words of ``templates/self_test.c``.
         result: files, sizes and errors, for the header.
     """
     name, macro = result.name, result.name.upper()
     origin = folded.origin or ""
     origin = origin if re.fullmatch(r"[\w:.+-]*", origin, re.ASCII) else ""
-    needed, body = code
-    arrays = "\n".join(constant.text() for constant in constants)
+    needed, body = program.code
+    arrays = "\n".join(constant.text() for constant in program.constants)
     digest = hashlib.sha256("\n".join([arrays, needed, body, origin]).encode())
-    words: dict[str, Any] = {
-        "name": name,
+    words: dict[str, Any] = vars(result) | {
         "macro": macro,
         "id": f"0x{digest.hexdigest()[:8]}",
         "inputs": prod(folded.input_shape),
@@ -147,9 +136,7 @@ def texts_of(
         "outputs": prod(folded.output_shape),
         "output_shape": ", ".join(map(str, folded.output_shape)),
         "work": result.work_bytes // 4,
-        "work_bytes": result.work_bytes,
         "flash_bytes": result.constant_bytes,
-        "stack_bytes": result.stack_bytes,
         "version": __version__,
         "origin": origin,
         "labels": _labels(macro, folded.labels),

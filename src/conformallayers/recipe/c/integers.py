@@ -1,7 +1,7 @@
 """Operations on whole numbers in C: one function each, of (operation, program), which appends statements.
 
-Features are int8_t, four in the memory of a float. No loop computes with floats but those that read an image
-and write outputs.
+Features are int8_t, four in the memory of a float. Only loops that read the image or write outputs compute
+with floats.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from math import prod
 import numpy as np
 
 from .. import integer_operations as integer
-from .. import places
 from .constants import number
 from .layers import conv_geometry, pool_geometry, written_out
 from .points import WRITE
@@ -23,7 +22,7 @@ _NONE = "NULL"
 
 def _array(program: Program, name: str | None, ctype: str) -> str:
     """Return the array of a constant, NULL where an operation has none."""
-    return _NONE if name is None else program.whole_array(name, ctype)
+    return _NONE if name is None else program.exact(name, ctype)
 
 
 def _broadcast(program: Program, name: str | None, like: str, ctype: str) -> tuple[str, int, int]:
@@ -31,7 +30,7 @@ def _broadcast(program: Program, name: str | None, like: str, ctype: str) -> tup
     if name is None:
         return _NONE, program.count(like), 1
     written, inner = written_out(program, name, like)
-    return program.whole_array(name, ctype, written), inner, prod(written)
+    return program.exact(name, ctype, written), inner, prod(written)
 
 
 def _quantized(
@@ -64,12 +63,10 @@ def _quantize_point(op: integer.QuantizePoint, program: Program) -> None:
     call = f"shifted_peak({x}, {addend}, {unit}, {sizes}, {least}, {most})"
     program.emit(f"const float {peak} = {call};")
     program.emit(f"quantize({x}, {addend}, {unit}, {target}, {sizes}, {levels} / {peak});")
-    wide = program.define(m, f"(double){peak}")
+    share = f"{number(op.offset)} / {program.define(m, f'(double){peak}')}"
     squares = f"squared({target}, {program.count(q)})"
-    share = f"{number(op.offset)} / {program.scalar(m) if op.offset else wide}"
     unit = number(integer.inverse_square(op.levels))
     program.define(tau, f"length_of({squares}, {unit}, {share})")
-    program.scalar(m)
 
 
 def _tau(op: integer.Accumulated | integer.Dequantize, program: Program) -> str:
@@ -78,13 +75,13 @@ def _tau(op: integer.Accumulated | integer.Dequantize, program: Program) -> str:
 
 def _arguments(op: integer.Accumulated, program: Program) -> str:
     """Return the constants of a product, as a function takes them."""
-    weight = program.whole_array(op.weight, "int8_t")
+    weight = program.exact(op.weight, "int8_t")
     bias = _array(program, op.bias, "int32_t")
     if op.multiplier is None:
         scale = _array(program, op.scale, "double")
         return f"{weight}, {bias}, {scale}, {_array(program, op.addend, 'double')}, {_tau(op, program)}"
     factor = f"factor_of({_tau(op, program)})" if len(op.inputs) > 1 else "-1"
-    multiplier = program.whole_array(op.multiplier, "int32_t")
+    multiplier = program.exact(op.multiplier, "int32_t")
     addend = _array(program, op.addend, "int32_t")
     return f"{weight}, {bias}, {multiplier}, {addend}, {op.shift}, {op.low}, {factor}"
 
@@ -117,10 +114,9 @@ def _conv(op: integer.IntegerConv, program: Program) -> None:
 @WRITE.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    geometry = pool_geometry(op, program, places.window_ends(op, program.shape(x)))
-    bits = op.root_bits if op.function == "norm" else -1
-    addresses = f"{program.read(x)}, {program.write(y)}"
-    program.emit(f"pool_whole({addresses}, {geometry}, {bits}, {op.multiplier}, {op.shift});")
+    geometry, source, target = pool_geometry(op, program), program.read(x), program.write(y)
+    numbers = [op.multiplier, op.shift, *([op.root_bits] if op.function == "norm" else [])]
+    program.call(f"{op.function}_pool", x, source, target, geometry, *numbers)
 
 
 @WRITE.runs(integer.Requantize)

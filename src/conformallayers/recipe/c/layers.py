@@ -53,29 +53,30 @@ def conv_geometry(op: layer.Conv, program: Program) -> str:
 
 
 def _three(values: tuple[int, ...], first: int) -> tuple[int, ...]:
-    """Give fewer than three axes leading ones."""
+    """Fill up to three axes in front."""
     return (*(first,) * (3 - len(values)), *values)
 
 
 def _add_bias(bias: str | None, program: Program, y: str, inner: int, length: int) -> None:
     if bias is not None:
-        held, place = program.exact(bias, program.ctype(y)), program.read(y)
-        program.call("add_constant", y, place, held, place, program.count(y), inner, length)
+        array, address = program.exact(bias, program.ctype(y)), program.read(y)
+        program.call("add_constant", y, address, array, address, program.count(y), inner, length)
 
 
 @WRITE.runs(layer.AdaptiveMaxPool, layer.MaxPool, layer.NormPool)
 def _pool(op: layer.AdaptiveMaxPool | layer.MaxPool | layer.NormPool, program: Program) -> None:
     """Append the largest entries or the norms of windows; a table says where each begins and ends."""
     (x,), (y,) = op.inputs, op.outputs
-    held = pool_geometry(op, program, places.window_ends(op, program.shape(x)))
+    geometry = pool_geometry(op, program)
     function = "norm_pool" if isinstance(op, layer.NormPool) else "max_pool"
-    program.call(function, x, program.read(x), program.write(y), held)
+    program.call(function, x, program.read(x), program.write(y), geometry)
 
 
-def pool_geometry(op: Operation, program: Program, ends: list[tuple[Table, Table]]) -> str:
+def pool_geometry(op: layer.AdaptiveMaxPool | layer.Pool | layer.NormPool, program: Program) -> str:
     """Append the sizes of windows, and where each begins and ends; return their array."""
     (x,), (y,) = op.inputs, op.outputs
     (channels, *before), (_, *after) = program.shape(x), program.shape(y)
+    ends = places.window_ends(op, program.shape(x))
     steps = op.dilation if isinstance(op, layer.MaxPool) else (1,) * len(before)
     numbers = [channels]
     for values in (before, after, steps):
@@ -94,8 +95,8 @@ def _copy_entries(op: layer.Pad | layer.Upsample, program: Program) -> None:
     tables = [np.arange(n) for n in shape]
     if isinstance(op, layer.Pad) and op.mode == "zeros":
         for axis, (before, after) in enumerate(op.pads, len(shape) - len(op.pads)):
-            found, n = np.arange(-before, shape[axis] + after), shape[axis]
-            tables[axis] = np.where((found < 0) | (found >= n), -1, found)
+            n = shape[axis]
+            (tables[axis],) = places.sliding(n, 1, n + before + after, 1, before, 1)
     else:
         dtype = np.float64 if program.wide(op.inputs[0]) else np.float32
         for axis, table, _ in places.resampled(op, shape, dtype):
@@ -116,12 +117,12 @@ def _permute(op: layer.Permute, program: Program) -> None:
 
 
 def _gather(op: Operation, program: Program, tables: list[Table], fill: float = 0.0) -> None:
-    """Append a copy whose places along each axis stand in a table."""
+    """Append a copy of entries, by a table of places along each axis."""
     (x,), (y,) = op.inputs, op.outputs
     numbers = [*program.shape(y), *(int(n) for table in tables for n in table)]
-    held = program.integers(f"{y}_places", numbers)
+    sizes = program.integers(f"{y}_places", numbers)
     value = number(fill, program.ctype(x))
-    program.call("gather", x, program.read(x), program.write(y), held, len(tables), value)
+    program.call("gather", x, program.read(x), program.write(y), sizes, len(tables), value)
 
 
 def _strides(shape: Shape) -> list[int]:
@@ -136,25 +137,21 @@ def _slice(op: layer.Slice, program: Program) -> None:
     if rows == 1:
         program.alias(y, x, op.start * inner)
         return
-    pitch, length = (n * inner * program.width(x) for n in (shape[op.axis], op.stop - op.start))
-    source = program.read(x, op.start * inner)
-    call = f"{source}, {pitch}, {program.write(y)}, {length}, {rows}, {length}"
-    program.emit(f"{program.copy(x)}({call});")
+    pitch, length = shape[op.axis] * inner, (op.stop - op.start) * inner
+    source, target = program.read(x, op.start * inner), program.write(y)
+    program.call("copy", x, source, pitch, target, length, rows, length)
 
 
 @WRITE.runs(layer.Concatenate)
 def _concatenate(op: layer.Concatenate, program: Program) -> None:
     (y,) = op.outputs
-    shape = program.shape(y)
-    rows, width = prod(shape[: op.axis]), program.width(y)
-    pitch = program.count(y) // rows * width
+    rows = prod(program.shape(y)[: op.axis])
+    pitch = program.count(y) // rows
     program.write(y)
     start = 0
     for x in op.inputs:
-        length = program.count(x) // rows
-        target = program.read(y, start)
-        call = f"{program.read(x)}, {length * width}, {target}, {pitch}, {rows}, {length * width}"
-        program.emit(f"{program.copy(x)}({call});")
+        length, target = program.count(x) // rows, program.read(y, start)
+        program.call("copy", x, program.read(x), length, target, pitch, rows, length)
         start += length
 
 
@@ -195,17 +192,20 @@ _BROADCASTS: dict[type[Operation], str] = {
 
 @WRITE.runs(*_BROADCASTS)
 def _broadcast(op: Operation, program: Program) -> None:
-    """Append a function of a value and a constant, which is written out along inner axes."""
+    """Append a function of a value and a constant that broadcasts."""
     (x,), (y,), ((_, constant),) = op.inputs, op.outputs, op.constants()
     written, inner = written_out(program, constant, x)
-    held = program.exact(constant, program.ctype(x), written)
+    array = program.exact(constant, program.ctype(x), written)
     source, target = program.read(x), program.write(y, over=x)
     sizes = program.count(x), inner, prod(written)
-    program.call(_BROADCASTS[type(op)], x, source, held, target, *sizes)
+    program.call(_BROADCASTS[type(op)], x, source, array, target, *sizes)
 
 
 def written_out(program: Program, constant: str, x: str) -> tuple[Shape, int]:
-    """Return the shape in which a constant that meets x is stored, and how many entries each number meets."""
+    """Return the shape to broadcast a constant to, and how many entries of x each of its numbers meets.
+
+    Leading and trailing axes of length 1 are left to the loops in C; axes between are written out.
+    """
     shape, given = program.shape(x), program.recipe.constant_shape(constant)
     used = [axis + len(shape) - len(given) for axis, n in enumerate(given) if n > 1]
     first, last = (used[0], used[-1] + 1) if used else (0, 0)
@@ -220,7 +220,7 @@ def _elementwise(op: layer.Elementwise, program: Program) -> None:
 
 
 def write_scalar(op: Operation, program: Program) -> None:
-    """Append an operation on scalars of samples: energies that are added, or cut at 0."""
+    """Append an operation on scalars of samples: a sum of energies, or an energy clamped at 0."""
     given = [program.scalar(name) for name in op.inputs]
     if isinstance(op, layer.Add):
         program.define(op.outputs[0], " + ".join(given))

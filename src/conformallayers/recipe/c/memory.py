@@ -1,4 +1,4 @@
-"""The arena of a C program: where values lie, so that those needed at the same time lie apart."""
+"""The arena of a C program: values that are needed at the same time get disjoint memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one value, or of several that share it; places and sizes count floats.
+    """Memory of one value, or of several that share it; starts and sizes count floats.
 
     Args:
-        base: the argument of the function in C that it lies in.
+        base: the array in C that holds it: an argument of the function.
         size: of all of its values.
-        first, last: the operations that write it first and need it last.
-        start: where it begins; ``arrange`` places those of the arena.
-        values: their names.
+        first, last: the operations that write it first and read it last.
+        start: its offset in the base; ``arrange`` sets it for buffers of the arena.
+        values: the names of its values.
     """
 
     base: str
@@ -26,11 +26,8 @@ class Buffer:
     start: int = 0
     values: list[str] = field(default_factory=list)
 
-    def meets(self, other: Buffer) -> bool:
-        """Tell whether both are needed at the same time."""
-        return self.first <= other.last and other.first <= self.last
 
-
+# Greedy placement depends on its order; none of these is always the best.
 _ORDERS: tuple[Callable[[Buffer], Any], ...] = (
     lambda buffer: (-buffer.size, buffer.first),
     lambda buffer: (buffer.first, -buffer.size),
@@ -54,11 +51,15 @@ def arrange(buffers: Sequence[Buffer]) -> int:
 
 
 def _placed(buffers: Sequence[Buffer]) -> tuple[int, dict[Buffer, int]]:
-    """Put each buffer into the smallest gap that holds it, or behind all; return size and places."""
+    """Put each buffer into the smallest gap that holds it, or behind all; return the size and the starts."""
     starts: dict[Buffer, int] = {}
     for buffer in buffers:
-        others = sorted((starts[other], other.size) for other in starts if buffer.meets(other))
-        free, gaps = 0, []  # the first float behind all others so far; (room, start)
+        others = sorted(
+            (start, other.size)
+            for other, start in starts.items()
+            if buffer.first <= other.last and other.first <= buffer.last
+        )
+        free, gaps = 0, []  # the end of all others so far; (length, start) of gaps
         for start, size in others:
             if start - free >= buffer.size:
                 gaps.append((start - free, free))

@@ -27,23 +27,15 @@ def _normalize(op: point.Normalize, program: Program) -> None:
     least = number(float(dtype(min(op.offset, float(np.finfo(dtype).max)))), program.ctype(x))
     peak = program.define(m, f"(double)peak{suffix}({source}, {count}, {least})")
     target = program.write(unit, over=x)
-    program.call("divide", x, source, program.factor(peak, x), target, count)
-    length = f"sqrt(squares{suffix}({target}, {count}))"
+    program.call("divide", x, source, target, count, peak)
+    length = f"sqrt(inner{suffix}({target}, {target}, {count}))"
     share = f"{number(op.offset)} / {peak}"
     program.define(tau, f"hypot({length}, {share})" if op.offset else length)
 
 
-@WRITE.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, program: Program) -> None:
-    (z,) = op.inputs
-    call = f"squares{program.suffix(z)}({program.read(z)}, {program.count(z)})"
-    program.define(op.outputs[0], f"{number(op.weight)} * {call}")
-    program.multiply_adds += program.count(z)
-
-
-@WRITE.runs(point.Dot)
-def _dot(op: point.Dot, program: Program) -> None:
-    a, b = op.inputs
+@WRITE.runs(point.SumSquares, point.Dot)
+def _dot(op: point.SumSquares | point.Dot, program: Program) -> None:
+    a, b = op.inputs[0], op.inputs[-1]
     call = f"inner{program.suffix(a)}({program.read(a)}, {program.read(b)}, {program.count(a)})"
     program.define(op.outputs[0], f"{number(op.weight)} * {call}")
     program.multiply_adds += program.count(a)
@@ -56,11 +48,11 @@ def _rescale(op: point.Rescale, program: Program) -> None:
     old_m, old_tau = program.scalar(m), program.scalar(tau)
     squares, c = (program.identifier(f"s_{n}_{what}") for what in ("squares", "power"))
     program.emit(
-        f"const double {squares} = squares{suffix}({source}, {count});",
+        f"const double {squares} = inner{suffix}({source}, {source}, {count});",
         f"const double {c} = power_near({squares});",
     )
     target = program.write(scaled, over=z)
-    program.call("multiply", z, source, program.factor(c, z), target, count)
+    program.call("multiply", z, source, target, count, c)
     program.define(m_next, f"{old_m} / {c}")
     program.define(tau_next, f"{old_tau} * {c}")
     program.define(n, f"{number(op.weight)} * ({c} * {c} * {squares})")
@@ -111,7 +103,7 @@ def _divide(op: point.Divide, program: Program) -> None:
 
 def _scale(program: Program, x: str, y: str, factor: str) -> None:
     source, target = program.read(x), program.write(y, over=x)
-    program.call("multiply", x, source, program.factor(factor, x), target, program.count(x))
+    program.call("multiply", x, source, target, program.count(x), factor)
 
 
 @WRITE.runs(point.Rebase)

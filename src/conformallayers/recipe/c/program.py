@@ -1,10 +1,11 @@
-"""A C program while it is written: statements, arrays, and where values are in memory."""
+"""A C program under construction: statements, arrays, and the memory of values."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -14,9 +15,10 @@ from .. import point_operations as point
 from ..integer_operations import integer_values
 from ..operation import Shape
 from ..recipe import INPUT, Recipe
-from .constants import SUFFIX, Array, Constant, Stored, as_type, kernel
+from .constants import SUFFIX, Array, Constant, Stored, as_type
 from .memory import Buffer, arrange
 from .prune import Proofs
+from .text import functions, indented
 
 IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
 _BYTES = 4  # of a float: whole numbers that its memory has room for
@@ -33,17 +35,16 @@ _IN_PLACE = (
 class Program:
     """Collect the statements of a recipe.
 
-    Features are in buffers: the image, the output, or work memory, where buffers that are never needed at
-    the same time share a place; ``finish`` finds these places. The scalars of a sample are local variables
-    of type double.
+    Features are in buffers: the image, the output, or work memory, where buffers of disjoint lifetimes share
+    memory; ``finish`` places them. The scalars of a sample are local variables of type double.
 
     Args:
-        recipe: what to write.
-        proofs: store its forms, and know the type of weights.
-        reserved: names that no array may have.
+        recipe: its operations become statements, its constants arrays.
+        proofs: stores its forms, and knows the type of weights.
+        name: of the functions, which no array may have.
     """
 
-    def __init__(self, recipe: Recipe, proofs: Proofs, reserved: Sequence[str] = ()) -> None:
+    def __init__(self, recipe: Recipe, proofs: Proofs, name: str) -> None:
         self.recipe, self.proofs = recipe, proofs
         self.lines: list[str] = []
         self.constants: list[Constant] = []
@@ -52,19 +53,17 @@ class Program:
         self.work_size = 0  # in floats
         self.index = 0  # of the operation that is written
         self._shapes, self._wide = recipe.shapes(), recipe.wide_values()
-        self._whole = integer_values(recipe.operations)
-        self._last_use = {INPUT: 0}
-        for i, op in enumerate(recipe.operations):
-            self._last_use.update(dict.fromkeys((*op.inputs, *op.outputs), i))
-        self._last_use[recipe.output] = len(recipe.operations)
+        self._int8 = integer_values(recipe.operations)
+        self._last_use = {INPUT: 0, recipe.output: len(recipe.operations)}
+        for i, names in enumerate(recipe.last_uses()):
+            self._last_use.update(dict.fromkeys(names, i))
         self.buffers: list[Buffer] = []  # of work memory
         self._places: dict[str, tuple[Buffer, int]] = {}  # value → buffer, and where in it
         self._stored: dict[tuple[str, str], Stored] = {}
         self._scalars: dict[str, str] = {}
-        self._unread: set[str] = set()
         self._taken: set[str] = set()
-        for name in reserved:
-            self._take(name)
+        for end in ("predict_with", "self_test"):
+            self._take(f"{name}_{end}")
         self._share(INPUT, Buffer(IMAGE, self.count(INPUT)), 0)
         self._results = self._written_to_output()
 
@@ -84,45 +83,44 @@ class Program:
 
     def ctype(self, name: str) -> str:
         """Return the type of the entries of a value."""
-        return "int8_t" if name in self._whole else "double" if name in self._wide else "float"
+        return "int8_t" if name in self._int8 else "double" if name in self._wide else "float"
 
     def suffix(self, name: str) -> str:
         """Return the suffix of functions that take a value."""
-        return "_b" if name in self._whole else f"_{SUFFIX[self.ctype(name)]}"
+        return "_b" if name in self._int8 else f"_{SUFFIX[self.ctype(name)]}"
 
     def width(self, name: str) -> int:
-        """Return how many floats an entry of a value takes; one for whole numbers, whose places are bytes."""
+        """Return how many floats an entry of a value takes; 1 for integers, whose offsets count bytes."""
         return 2 if name in self._wide else 1
 
-    def copy(self, name: str) -> str:
-        """Return the function that copies rows of a value."""
-        return "copy_whole" if name in self._whole else "copy"
-
     def read(self, name: str, offset: int = 0) -> str:
-        """Return the address of a value, or of its entry ``offset``; ``finish`` fills in those of work memory."""
+        """Return the address of a value, or of its entry ``offset``.
+
+        Addresses in work memory are marks, ``@buffer:offset@``, which ``finish`` replaces.
+        """
         buffer, start = self._places[name]
         place = start + offset * self.width(name)
-        if name in self._whole:
+        if name in self._int8:
             return _address(f"(int8_t *)(@{self.buffers.index(buffer)}:0@)", place)
         if buffer.base == WORK:
             return f"@{self.buffers.index(buffer)}:{place}@"
         return _address(buffer.base, place)
 
     def write(self, name: str, *, over: str | None = None) -> str:
-        """Return the address of a new value: that of another one, if nothing reads that later."""
+        """Return the address of a new value: that of ``over``, if nothing reads ``over`` later."""
         if over is not None and self._is_free(over, name):
             self._share(name, *self._places[over])
         elif name in self._results:
             self._share(name, Buffer(OUT, self.count(name)), 0)
         else:
             size = self.count(name) * self.width(name)
-            size = -(-size // _BYTES) if name in self._whole else size
+            size = -(-size // _BYTES) if name in self._int8 else size
             self.buffers.append(Buffer(WORK, size, self.index))
             self._share(name, self.buffers[-1], 0)
         return self.read(name)
 
     def scratch(self, size: int) -> str:
-        """Return the address of bytes that the operation that is written needs for itself."""
+        """Return the address of bytes that only the current operation needs."""
         self.buffers.append(Buffer(WORK, -(-size // _BYTES), self.index, self.index))
         return f"(int8_t *)(@{len(self.buffers) - 1}:0@)"
 
@@ -132,7 +130,7 @@ class Program:
         self._share(name, buffer, start + offset * self.width(source))
 
     def _written_to_output(self) -> set[str]:
-        """Return the values that are computed where the output is: its own, and those it overwrites."""
+        """Return the values in the memory of the output: the result, and values that it overwrites."""
         writer = {name: op for op in self.recipe.operations for name in op.outputs}
         reads = Counter(name for op in self.recipe.operations for name in op.inputs)
         name, found = self.recipe.output, set()
@@ -158,19 +156,13 @@ class Program:
 
     def scalar(self, name: str) -> str:
         """Return the variable of a scalar."""
-        self._unread.discard(self._scalars[name])
         return self._scalars[name]
 
     def define(self, name: str, expression: str) -> str:
         """Declare the variable of a scalar; return it."""
         variable = self._scalars[name] = self.identifier(f"s_{name}")
-        self._unread.add(variable)
         self.emit(f"const double {variable} = {expression};")
         return variable
-
-    def factor(self, expression: str, name: str) -> str:
-        """Return a double as a factor of a value."""
-        return expression if self.wide(name) else f"(float){expression}"
 
     # -- statements and arrays ------------------------------------------------------------------
 
@@ -201,12 +193,12 @@ class Program:
         return np.asarray(self.recipe.constants[name], np.float64)
 
     def keep(self, name: str, how: str, store: Callable[[str], Stored]) -> Stored:
-        """Return a constant of the recipe as the program stores it, once for every ``how``.
+        """Return a constant of the recipe as the program stores it, once for each type and layout.
 
         Args:
             name: of the constant.
-            how: type and layout.
-            store: takes the name of the array in C.
+            how: type and layout, a key.
+            store: stores it under the name of an array in C.
         """
         if (name, how) not in self._stored:
             self._stored[name, how] = stored = store(self.identifier(f"k_{name}"))
@@ -223,21 +215,14 @@ class Program:
         return self.keep(name, how, lambda to: store(to, self.array(name), storage))
 
     def exact(self, name: str, ctype: str, shape: Shape | None = None) -> str:
-        """Return the array of a constant that is never int8, broadcast to ``shape``.
+        """Return the array of a constant that is stored without a scale, broadcast to ``shape``.
 
         The constant may have more axes than ``shape``, all of size 1, in front.
         """
-        values = self.array(name)
-        written = values if shape is None else _broadcast(values, shape)
-        stored = self.keep(name, f"{ctype} {shape}", lambda to: kernel(to, written, ctype))
-        self.rounded[name] = as_type(values, ctype)
-        return stored.arguments
-
-    def whole_array(self, name: str, ctype: str, shape: Shape | None = None) -> str:
-        """Return the array of a constant that is stored as it is, broadcast to ``shape``."""
-        values = self.array(name)
-        written = values if shape is None else _broadcast(values, shape)
-        flat = written.reshape(-1).astype(np.float64 if ctype == "double" else np.int64)
+        values = as_type(self.array(name), ctype)
+        shape = values.shape if shape is None else shape
+        extra = max(0, values.ndim - len(shape))
+        flat = np.broadcast_to(values.reshape(values.shape[extra:]), shape).ravel()
 
         def store(to: str) -> Stored:
             return Stored(ctype, False, values, (Constant(to, ctype, flat),), flat.size)
@@ -251,26 +236,29 @@ class Program:
         return constant.name
 
     def finish(self) -> None:
-        """Copy the result to the output if it is elsewhere, mention what no statement reads, plan the memory."""
+        """Copy the result to the output if it is elsewhere, mark unused variables, place all buffers."""
         name, source = self.recipe.output, self.read(self.recipe.output)
         if self.wide(name):
             self.emit(f"narrow({source}, {OUT}, {self.count(name)});")
         elif source != OUT:
-            self.emit(f"copy({source}, 0, {OUT}, 0, 1, {self.count(name)});")
-        self.emit(*(f"(void){variable};" for variable in sorted(self._unread)))
+            self.call("copy", name, source, 0, OUT, 0, 1, self.count(name))
+        uses = Counter(re.findall(r"\bs_\w+", "\n".join(self.lines)))
+        unread = sorted(name for name in self._scalars.values() if uses[name] == 1)
+        self.emit(*(f"(void){variable};" for variable in unread))  # or compilers warn
         self.work_size = arrange(self.buffers)
         self.lines = [re.sub(r"@(\d+):(\d+)@", self._placed, line) for line in self.lines]
         if not self.work_size:
             self.lines.insert(0, f"(void){WORK};")
 
+    @cached_property
+    def code(self) -> tuple[str, str]:
+        """The functions that a finished program calls, and its statements as the body of a function."""
+        body = indented(self.lines)
+        return functions(f"{body} has_nan() fill_nan() largest()"), body
+
     def _placed(self, found: re.Match[str]) -> str:
-        """Write the address that ``read`` left open."""
+        """Return the address of a mark of ``read``."""
         return _address(WORK, self.buffers[int(found[1])].start + int(found[2]))
-
-
-def _broadcast(values: Array, shape: Shape) -> Array:
-    axes = max(0, values.ndim - len(shape))
-    return np.broadcast_to(values.reshape(values.shape[axes:]), shape)
 
 
 def _address(base: str, place: int) -> str:

@@ -1,4 +1,4 @@
-"""Shorten forms as far as their certificates have room for, and prove that the room is enough."""
+"""Drop and round entries of forms within their certificates, and prove the result again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .constants import Array, Stored, form
 _STEPS = 10, 7  # of the search in small and in large forms; each takes two factorisations
 _LARGE = 1536
 # How a form may be stored within a tolerance, smallest first, and the share of the room that
-# entries may take which are left out; the rest is for rounding.
+# dropped entries may take; the rest is for rounding.
 _COMPACT = {"int8_t": 0.5, "int16_t": 0.9, "float": 1.0}
 
 
@@ -42,7 +42,7 @@ def room_left(certificate: Certificate | None) -> float:
 
 
 def room_each(room: float, forms: int) -> float:
-    """Return what each of several forms may be off by, for the last coordinate to be off by ``room``.
+    """Return the error that each of several forms may have, for the last coordinate to be off by ``room``.
 
     With τ off by δ and a form by ``ε′·(n + ‖x̂‖²)``, the projective ``τ + n/τ`` is off by at most
     ``(δ + ε′)/(1 − δ)``, because τ is never smaller than ‖x̂‖. The other rules are off by less.
@@ -62,17 +62,19 @@ def room_each(room: float, forms: int) -> float:
 
 
 def needed(form: Tensor, budget: ErrorBudget) -> Tensor:
-    """Return which entries of a form (n, n) have to stay, a mask; the diagonal always does."""
+    """Return a mask of the entries of a form (n, n) that have to stay; the diagonal always does."""
     stays = torch.eye(len(form), dtype=torch.bool)
     found = (form != 0) | stays
     if budget.epsilon <= 0:
         return found
     size = form.diagonal() + budget.inverse_radius
     scale = size.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
-    score = form.abs() * scale[:, None] * scale  # a correlation, so that edges count as the middle
+    # Entries are compared as correlations: pixels at the edges have small rows, but count as much.
+    score = form.abs() * scale[:, None] * scale
     scores = score[found & ~stays].sort().values
     least = found
-    low, high = 0, len(scores) + 1  # so many of the smallest may go; so many may not
+    # Bisect the number of smallest entries to drop: ``low`` of them are proven, ``high`` are not.
+    low, high = 0, len(scores) + 1
     for _ in range(_STEPS[len(form) > _LARGE]):
         middle = (low + high) // 2
         if middle == low:
@@ -86,14 +88,14 @@ def needed(form: Tensor, budget: ErrorBudget) -> Tensor:
 
 
 class Proofs:
-    """What is proven of the denominators while the forms of a recipe are stored.
+    """Store the forms of a recipe, and keep the certificate of each denominator up to date.
 
     The i-th ``normalize`` of a recipe begins its i-th part.
 
     Args:
-        recipe: whose forms are stored.
+        recipe: holds the forms.
         certificates: of its parts.
-        storage: of weights, "float" or "int8_t".
+        storage: type of the weights, "float" or "int8_t".
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Proofs:
                 self._proven[index] = None  # energies of rounded weights are only measured
 
     def store(self, name: str, operation: QuadraticForm, exact: Array) -> Stored:
-        """Return a form (n, n), exact and without its weight, as it is stored: as short as the certificate of its part allows."""
+        """Store a form (n, n), given without its weight, as short as the certificate of its part allows."""
         index = self._part_of.get(operation.outputs[0])
         if index is None:
             return form(name, exact, self.storage)
@@ -132,33 +134,33 @@ class Proofs:
     def _shortened(
         self, name: str, operation: QuadraticForm, exact: Array, index: int, given: Certificate
     ) -> tuple[Stored, Certificate | None] | None:
-        """Return a shorter form and what is proven of it; None where the certificate has no room."""
+        """Return a shorter form and its certificate; None where the certificate has no room."""
         rules = self._rules(self._parts[index])
         room = room_each(room_left(given), len(rules)) if rules else 0.0
         if room == 0:
             return None
-        # Rules on points are bounded as for R = 1, at any norm.
+        # Rules on points do not depend on the scale of x: a bound for norm 1 holds for every norm.
         radius = 1.0 if rules[operation.outputs[0]] else given.max_norm
-        # Rows of zeros, as padding leaves them, are no matter of the proof.
+        # Rows of zeros, as padding leaves them, make the matrices of the proof singular.
         used = np.flatnonzero(exact.any(0))
         inner = np.ix_(used, used)
-        whole = torch.from_numpy(exact[inner]) * operation.weight
+        form_used = torch.from_numpy(exact[inner]) * operation.weight
         for storage, share in _COMPACT.items():
             mask = np.zeros(exact.shape, bool)
-            mask[inner] = needed(whole, ErrorBudget(share * room, radius)).numpy()
+            mask[inner] = needed(form_used, ErrorBudget(share * room, radius)).numpy()
             stored = form(name, exact, storage, mask)
             rounded = torch.from_numpy(stored.values[inner].astype(np.float64))
-            if proven(whole, rounded * operation.weight, ErrorBudget(room, radius)):
+            if proven(form_used, rounded * operation.weight, ErrorBudget(room, radius)):
                 return stored, replace(given, margin=0.0)
             if storage == self.storage == "int8_t":
                 return stored, None
         return None
 
     def _rules(self, part: list[Operation]) -> dict[str, bool]:
-        """Tell for the value of each form whether the rule that it goes into is one on points.
+        """Map the value of each form to whether its rule is one on points.
 
-        There are none unless every energy of the part is a form of x̂ by itself, which is what the proof
-        is about, every rule is provable, and one division ends the part.
+        The map is empty unless the proof applies: every energy of the part is a single form of x̂, every rule
+        is provable, and one division ends the part.
         """
         if any(isinstance(operation, Rebase) for operation in part):
             return {}
@@ -169,7 +171,7 @@ class Proofs:
             rule = RULES.get(operation.rule) if operation.module is None else None
             writer = self._writer[operation.inputs[2]]
             if isinstance(writer, Elementwise) and writer.function == "relu":
-                # An energy is not negative: cutting it at 0 brings it nearer to the exact one.
+                # An energy is not negative: clamping at 0 brings it nearer to the exact one.
                 writer = self._writer[writer.inputs[0]]
             alone = len(operation.inputs) == 3 and isinstance(writer, QuadraticForm)
             if not alone or rule is None or not rule.provable or not self._of_unit(writer):
@@ -178,7 +180,7 @@ class Proofs:
         return found
 
     def _of_unit(self, operation: Operation) -> bool:
-        """Tell whether an operation reads x̂, but for the order of its entries and zeros."""
+        """Tell whether an operation reads x̂, up to the order of its entries and added zeros."""
         while True:
             name = operation.inputs[0]
             if name not in self._writer:
@@ -191,7 +193,7 @@ class Proofs:
                 return False
 
     def weakest(self) -> Certificate | None:
-        """Return the weakest proof among the parts; in int8 one that lacks it leaves none."""
+        """Return the weakest certificate of the parts; None in int8 if one of them has none."""
         proofs = [proof for proof in self._proven if proof is not None]
         if self.storage != "float" and len(proofs) < len(self._proven):
             return None

@@ -1,4 +1,4 @@
-"""The self-test of a C program: an image that is small in its source, and the outputs it must have."""
+"""The self-test of a C program: an image of 256 levels, and its expected outputs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from .constants import Array, Constant, number
 
-_LIMIT = 1e-3  # of an output, relative to the largest: rounding stays far below, a broken program does not
+_LIMIT = 1e-3  # error of an output, relative to the largest: rounding stays far below
 _LARGEST = 1e37  # number of an image: 255 steps of it stay in the range of float32
-_LEVELS = 254  # one fewer than bytes have: the lowest level lies below the lowest number
+_LEVELS = 254  # steps, one fewer than a byte has: the lowest level is below the lowest number
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Levels:
 
 
 def whole_levels(image: Array) -> Levels:
-    """Return the image of 256 levels that is nearest to a given one.
+    """Round an image to 256 levels.
 
     Examples:
         >>> levels = whole_levels(np.array([0.0, 0.5, 1.0], np.float32))
@@ -46,7 +46,7 @@ def whole_levels(image: Array) -> Levels:
 
 
 def self_test_words(levels: Levels, outputs: Array) -> dict[str, Any]:
-    """Return the words of ``templates/self_test.c``: an image, and the outputs that the program has for it."""
+    """Return the words of ``templates/self_test.c``: an image, and its expected outputs."""
     finite = bool(np.isfinite(outputs).all())
     expected = outputs if finite else np.zeros_like(outputs)
     limit = float(np.float32(_LIMIT * np.abs(expected.astype(np.float64)).max()))

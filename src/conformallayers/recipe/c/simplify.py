@@ -21,20 +21,14 @@ from ..recipe import Recipe
 def simplified(recipe: Recipe, *, forms: bool = False) -> Recipe:
     """Return a recipe with the same values, and constants as arrays of numpy in float64.
 
-    ``forms`` turns factors L into forms LᵀL, which a tolerance lets be shortened and rounded to integers.
+    ``forms`` turns factors L into forms LᵀL, whose entries can be dropped and rounded within a tolerance.
     """
     recipe = recipe.with_constants(lambda _, array: _double(array))
     rewriter = _Rewriter(recipe, forms)
     for operation in recipe.operations:
         rewriter.rewrite(operation)
-    operations, constants = rewriter.operations, rewriter.constants
-    used = {name for operation in operations for _, name in operation.constants()}
-    return replace(
-        recipe,
-        operations=tuple(operations),
-        constants={name: array for name, array in constants.items() if name in used},
-        wide=frozenset(rewriter.wide & used),
-    )
+    operations, wide = tuple(rewriter.operations), frozenset(rewriter.wide)
+    return replace(recipe, operations=operations, constants=rewriter.constants, wide=wide).pruned()
 
 
 def _double(array: Any) -> Array:
@@ -42,7 +36,7 @@ def _double(array: Any) -> Array:
 
 
 def _factors(recipe: Recipe, shapes: Mapping[str, Shape]) -> dict[str, layer.Matmul]:
-    """Return the products with a factor of a form, by their values; one of few rows is smaller than a form."""
+    """Return the products ``L·x`` that are only squared, by their values; L of few rows is smaller than LᵀL."""
     readers = Counter(name for op in recipe.operations for name in op.inputs)
     squared = {op.inputs[0] for op in recipe.operations if isinstance(op, point.SumSquares)}
     return {
@@ -69,7 +63,7 @@ class _Rewriter:
         self._factors = _factors(recipe, self._shapes) if forms else {}
 
     def rewrite(self, op: Operation) -> None:
-        """Append an operation, or those that take its place."""
+        """Append an operation, or its replacement."""
         if isinstance(op, point.BandedForm):
             self._write_out(op)
         elif op in self._factors.values():
@@ -77,12 +71,11 @@ class _Rewriter:
         elif isinstance(op, point.SumSquares) and op.inputs[0] in self._factors:
             product = self._factors[op.inputs[0]]
             factor = self.constants[product.weight]
-            held = self._constant(product, "form", factor.T @ factor)
-            self.rewrite(
-                point.QuadraticForm(product.inputs, op.outputs, form=held, weight=op.weight)
-            )
+            form = self._constant(product, "form", factor.T @ factor)
+            names = product.inputs, op.outputs
+            self.rewrite(point.QuadraticForm(*names, form=form, weight=op.weight))
         elif isinstance(op, point.QuadraticForm):
-            # A form is what its two halves are together; where both are equal, this is exact.
+            # Only the symmetric part of Q counts in xᵀQx; the mean of two equal halves is exact.
             half = self.constants[op.form]
             self.constants[op.form] = (half + half.T) / 2
             self.operations.append(op)
@@ -90,8 +83,8 @@ class _Rewriter:
             rows, column, value = (self.constants[name] for name in (op.rows, op.column, op.value))
             columns = self._shapes[op.inputs[0]][0]
             matrix = places.written_out(rows, column, value, columns)
-            held = self._constant(op, "weight", matrix)
-            self.operations.append(layer.Matmul(op.inputs, op.outputs, weight=held))
+            weight = self._constant(op, "weight", matrix)
+            self.operations.append(layer.Matmul(op.inputs, op.outputs, weight=weight))
         elif isinstance(op, layer.ConvTranspose):
             self._convolve(op)
         elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)) or (
@@ -122,12 +115,12 @@ class _Rewriter:
         rest = total - width * size
         band[rest:, rest:] += self.constants[op.last]
         if op.factor and not self._forms:
-            held, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
-            self.operations.append(layer.Matmul(op.inputs, (image,), weight=held))
+            factor, image = self._constant(op, "factor", band.T), f"{op.outputs[0]}.image"
+            self.operations.append(layer.Matmul(op.inputs, (image,), weight=factor))
             self.operations.append(point.SumSquares((image,), op.outputs, weight=op.weight))
             return
-        held = self._constant(op, "form", band @ band.T if op.factor else band)
-        self.rewrite(point.QuadraticForm(op.inputs, op.outputs, form=held, weight=op.weight))
+        form = self._constant(op, "form", band @ band.T if op.factor else band)
+        self.rewrite(point.QuadraticForm(op.inputs, op.outputs, form=form, weight=op.weight))
 
     def _convolve(self, op: layer.ConvTranspose) -> None:
         """Append a transposed convolution as a convolution of spread entries."""
@@ -135,28 +128,28 @@ class _Rewriter:
         shape, weight = self._shapes[x], self.constants[op.weight]
         tables, turned = places.turned(op, shape, self._shapes[y], weight)
         spread = [(axis, table, np.ones(())) for axis, table in enumerate(tables, 1)]
-        z, axes = f"{y}.spread", len(tables)  # no builder gives such names
+        z, axes = f"{y}.spread", len(tables)  # builders give no such names
         self._along_axes(op, spread, z)
-        held, options = self._constant(op, "kernel", turned), {"stride": (1,) * axes}
+        name, options = self._constant(op, "kernel", turned), {"stride": (1,) * axes}
         options |= {"padding": (0,) * axes, "dilation": op.dilation}
-        conv = layer.Conv((z,), op.outputs, weight=held, bias=op.bias, groups=op.groups, **options)
+        conv = layer.Conv((z,), op.outputs, weight=name, bias=op.bias, groups=op.groups, **options)
         self.operations.append(conv)
 
     def _along_axes(
         self, op: Operation, tables: Iterable[tuple[int, Table, Array]], result: str
     ) -> None:
-        """Append products with small matrices, one axis after the other: each is last for its product."""
+        """Append products with small matrices, axis by axis; permutations bring each axis to the end."""
         value, shape = op.inputs[0], self._shapes[op.inputs[0]]
         order = tuple(range(len(shape)))
         steps: list[Operation] = []
         for axis, table, weights in tables:
             matrix = places.as_matrix(shape[axis], table, weights)
-            held = self._constant(op, "matrix", matrix)
+            weight = self._constant(op, "matrix", matrix)
             turn = (*order[:axis], *order[axis + 1 :], axis)
             back = tuple(np.argsort(turn).tolist())
             a, b, c = (f"{result}.{axis}{letter}" for letter in "abc")
             steps.append(layer.Permute((value,), (a,), order=turn))
-            steps.append(layer.Matmul((a,), (b,), weight=held))
+            steps.append(layer.Matmul((a,), (b,), weight=weight))
             steps.append(layer.Permute((b,), (c,), order=back))
             value, shape = c, (*shape[:axis], len(matrix), *shape[axis + 1 :])
         self.operations += [*steps, layer.Reshape((value,), (result,), shape=shape)]

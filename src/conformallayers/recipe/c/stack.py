@@ -1,4 +1,4 @@
-"""How much stack a C program needs, estimated from its text: the frames of the deepest chain of calls."""
+"""The stack of a C program, estimated from its text: the frames of the deepest chain of calls."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _FUNCTION = re.compile(
 
 
 def stack_bytes(functions: str, body: str) -> int:
-    """Return the bytes of stack that a program needs, from above.
+    """Return an upper estimate of the bytes of stack of a program.
 
     Every variable and argument counts eight bytes in memory, as if no register held it, and each function
-    the registers that it may save; a margin is for what the text does not show. Compilers need less.
+    the registers that it may save. A margin covers the C library. Compilers need less.
 
     Args:
-        functions: that the program calls, each after those that it calls itself.
+        functions: the functions that the program calls, callees first.
         body: of the function that calls them; it has three arguments.
     """
     depth: dict[str, int] = {}
     for name, arguments, inner in _FUNCTION.findall(functions):
         needed = _frame(arguments.count(",") + 1, inner) + _deepest(inner, depth)
-        depth[name] = max(needed, depth.get(name, 0))  # some are written for several machines
+        depth[name] = max(needed, depth.get(name, 0))  # some have a version for each machine
     return _frame(3, body) + _deepest(body, depth)
 
 
 def _frame(arguments: int, body: str) -> int:
-    """Return the bytes of one function without those it calls."""
+    """Return the bytes of one function without its callees."""
     variables = arguments
     for text in _DECLARED.findall(body):
         flat = _without_brackets(text)
@@ -46,7 +46,7 @@ def _frame(arguments: int, body: str) -> int:
 
 
 def _without_brackets(text: str) -> str:
-    """Leave out what stands in brackets, from the inside."""
+    """Remove brackets and their contents, from the inside."""
     shorter = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", text)
     return text if shorter == text else _without_brackets(shorter)
 

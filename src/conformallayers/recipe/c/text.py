@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from ..layer_operations import FUNCTIONS
-
 WIDTH = 98
 _FOLDER = Path(__file__).parent / "templates"
 _SUFFIXES = {  # of functions: type of the weights, type of values
@@ -32,8 +30,14 @@ _ENTRIES = (
     ),
     (r"\bfloat \*", "float *", "float *", "int8_t *"),
 )
-# Functions of one number v; d is v as a double, a and b are parameters of type double.
+# The parameters of functions below that mention them.
+_PARAMETERS = {"a": "double", "b": "double"} | dict.fromkeys(
+    ("multiplier", "shift", "bits"), "int32_t"
+)
+# Functions of one number v; d is v as a double.
 MAPS = {
+    "multiply": "v * ($V)a",
+    "divide": "v / ($V)a",
     "abs": "v < 0 ? -v : v",
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
     "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
@@ -58,7 +62,7 @@ BROADCASTS = {
     "multiply_constant": "v * c[j]",
     "prelu": "v > 0 ? v : v * c[j]",
 }
-# How windows are reduced: what is declared, what is done with every entry v, and the result. NaN is the largest.
+# How windows are reduced: declarations, the statement for each entry v, and the result. NaN is the largest.
 POOLS = {
     "max_pool": ("$V found = ($V)-INFINITY", "found = v > found || v != v ? v : found", "found"),
     "norm_pool": (
@@ -67,8 +71,21 @@ POOLS = {
         "($V)sqrt(sum * g[10] / count)",
     ),
 }
-WHOLE_POOLS = {"max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found")}
-# What a sum of products of whole numbers becomes: type, parameters, these from a channel on, and the result.
+WHOLE_POOLS = {
+    "max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found"),
+    "sum_pool": ("int32_t sum = 0", "sum += v", "scaled(sum, multiplier, shift)"),
+    "norm_pool": (
+        "int32_t sum = 0",
+        "sum += v * v",
+        "scaled((int32_t)root((uint32_t)sum << (2 * bits)), multiplier, shift)",
+    ),
+}
+_FAMILIES = {
+    **dict.fromkeys(MAPS, "map"),
+    **dict.fromkeys(BROADCASTS, "broadcast"),
+    **dict.fromkeys((*POOLS, *WHOLE_POOLS), "pool"),
+}
+# The end of a sum p of products of integers: type, parameters, the parameters from a channel on, the result.
 SUMS = {
     "whole": (
         "int8_t",
@@ -89,14 +106,14 @@ SUMS = {
 def helpers() -> dict[str, str]:
     """Return the templates of functions by name; a function calls only those before it."""
     found: dict[str, str] = {}
-    for file in ("helpers.c", "integers.c"):
+    for file in ("integers.c", "helpers.c"):
         _, *parts = re.split(r"^//: ", (_FOLDER / file).read_text("ascii"), flags=re.MULTILINE)
         found |= dict(part.split("\n", 1) for part in parts)
     return found
 
 
 def functions(text: str) -> str:
-    """Return the functions that a text calls, and those that they call."""
+    """Return the functions that a text calls, and their callees, which come first."""
     order = list(helpers())
     found: dict[tuple[int, str], str] = {}
     waiting = [text]
@@ -111,7 +128,7 @@ def functions(text: str) -> str:
 
 
 def _template(name: str) -> str | None:
-    """Return the helper that a function is written from; None where it is not one of ours."""
+    """Return the template of a function; None for functions of the C library."""
     base, _, suffix = name.rpartition("_")
     if name in helpers() and "$" not in helpers()[name]:
         return name
@@ -119,13 +136,8 @@ def _template(name: str) -> str | None:
         return f"{base}_sums"
     if suffix not in _SUFFIXES:
         return None
-    if base in MAPS:
-        return "map"
-    if base in BROADCASTS:
-        return "broadcast"
-    if base in POOLS:
-        return "pool"
-    return base if base in helpers() else None
+    template = _FAMILIES.get(base, base)
+    return template if template in helpers() else None
 
 
 def _written(template: str, name: str) -> str:
@@ -135,7 +147,8 @@ def _written(template: str, name: str) -> str:
     scaled = suffix in ("i", "s")
     first, each, result = (WHOLE_POOLS if values == "int8_t" else POOLS).get(base, ("", "", ""))
     expression = {**MAPS, **BROADCASTS}.get(base, each)
-    parameters = "".join(f", double {letter}" for letter in "ab"[: FUNCTIONS.get(base, 0)])
+    words = set(re.findall(r"\w+", f"{expression} {result}"))
+    parameters = "".join(f", {ctype} {p}" for p, ctype in _PARAMETERS.items() if p in words)
     if suffix in SUMS:
         values, parameters, first, expression = SUMS[suffix]
     text = helpers()[template]
@@ -173,7 +186,7 @@ def comment(lines: Sequence[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a string literal of UTF-8 for C and C++; whatever is not a plain character is an octal escape.
+    """Return a string literal of UTF-8 for C and C++; other than plain characters are octal escapes.
 
     Examples:
         >>> quoted("T-shirt"), quoted('a "ü"?')

@@ -3,8 +3,8 @@
 With an offset t is never 0, and without biases a zero sample stays 0 whatever its coordinate is. So a sample
 is divided by t at once, ``x̂ = x/t`` with m = t and τ = 1. m is kept as its inverse and τ as a fraction, so
 that published activations only add energies to the numerator: ``τ + m·n = (r + n)/r`` with ``r = 1/m``.
-Without an offset samples of norms below the normal numbers of the dtype count as if they had the least of them.
-With an offset that is not small one node normalises samples of numbers up to 1e32.
+Without an offset, t is at least the smallest normal number of the dtype. With an offset that is not small, one
+node, RMSNormalization, normalises samples of entries up to 1e32.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from .. import point_operations as point
 from ..operation import Operation, Runtime
 from ..recipe import Recipe
 from .graph import WIDE, OnnxGraph, Value, between
+from .layers import avg_pool
 from .merge import RmsPool, is_shifted_behind, mean_windows, moderate, pooling_of, rounded
-from .points import LONG, ROW, RUN, reduced, weighted
+from .points import LONG, ROW, RUN, reduced
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
-_ROWS = 2**10  # numbers that are added in lanes in float32
-_NARROWED = 2.0**-50  # times a sample, its squares do not overflow up to 1e32
-_LEAST_EPSILON = 1e-33  # beside which squares that are too small do not count
+_ROWS = 2**10  # numbers that ONNX Runtime adds in lanes, in float32
+_NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
+_LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter
 _RMS_OPSET = 23  # the first with RMSNormalization
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
-_OTHERS = point.Rescale, point.Grow, point.Combine, layer.Cast
+_GUARDED = point.Rescale, point.Grow, point.Combine, layer.Cast  # need guards, or float64
 Peak = Callable[[], Value]  # 1/m, a scalar of samples that the first call appends
 _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
 
 
 def is_direct(recipe: Recipe, dtype: np.dtype[Any]) -> bool:
-    """Tell whether the coordinates of a recipe need no guards, and its scalars are used as usual."""
+    """Tell whether the coordinates of a recipe need no guards, and only the usual operations read them."""
     operations = recipe.operations
     offsets = [op.offset for op in operations if isinstance(op, point.Normalize)]
     biased = any(isinstance(op, point.Rebase) for op in operations)
-    if dtype == WIDE or recipe.wide or any(isinstance(op, _OTHERS) for op in operations):
+    if dtype == WIDE or recipe.wide or any(isinstance(op, _GUARDED) for op in operations):
         return False
     if not offsets or not all(1e-30 < c < 1e30 or (c == 0 and not biased) for c in offsets):
         return False
@@ -78,7 +79,7 @@ def _loses_nan(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class Energy:
-    """An energy as numbers that add up to it, one for each channel, times a weight."""
+    """An energy ``weight·Σ parts``, with one part for each channel."""
 
     parts: Value
     weight: float
@@ -86,24 +87,27 @@ class Energy:
 
 @dataclass(frozen=True)
 class Tau:
-    """τ as the sum of ``terms`` divided by ``divisor``; None stands for 1."""
+    """τ as a fraction: the sum of ``terms`` divided by ``divisor``, None for 1."""
 
     terms: tuple[Value | Energy | float, ...] = (1.0,)
     divisor: Value | None = None
 
     @property
     def is_one(self) -> bool:
-        """Whether no activation has changed it."""
+        """Whether no activation has changed τ since the last division."""
         return self.terms == (1.0,)
 
     def value(self, graph: OnnxGraph) -> Value:
         """Append the fraction."""
         above = _sum(graph, self.terms)
-        return above if self.divisor is None else graph.add("Div", above, self.divisor)
+        return above if self.divisor is None else above / self.divisor
 
 
 def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
-    """Add scalars and energies, or energies and a number: all parts at once where they fit together."""
+    """Add scalars and energies, or energies and a number: all parts by one node where ranks agree.
+
+    A 1×1 convolution weighs the parts of energies, adds them and adds the number as its bias.
+    """
     values = [term for term in terms if isinstance(term, Value)]
     energies = [term for term in terms if isinstance(term, Energy)]
     numbers = [term for term in terms if isinstance(term, float)]
@@ -115,24 +119,15 @@ def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
         weight = weights.reshape(1, -1, *[1] * (len(features[0].shape) - 1))
         bias = [np.array(numbers)] if numbers else []
         shape = (1,) * len(features[0].shape)
-        return _scalar(
-            graph, graph.add("Conv", _joined(graph, features), weight, *bias, shape=shape)
-        )
+        return _scalar(graph.concatenate(features).node("Conv", weight, *bias, shape=shape))
     if energies and alike and not numbers:
-        parts = _joined(graph, [*values, *(weighted(graph, n.parts, n.weight) for n in energies)])
-        return _scalar(graph, graph.reduce_sample("ReduceSum", parts))
+        parts = graph.concatenate([*values, *(n.parts.weighted(n.weight) for n in energies)])
+        return _scalar(parts.reduce_sample("ReduceSum"))
     for n in energies:
-        total = _scalar(graph, graph.reduce_sample("ReduceSum", n.parts))
-        values.append(weighted(graph, total, n.weight))
+        values.append(_scalar(n.parts.reduce_sample("ReduceSum")).weighted(n.weight))
     if len(values) == 1 and not numbers:
         return values[0]
     return graph.add("Add" if len(values + numbers) == 2 else "Sum", *values, *numbers)
-
-
-def _joined(graph: OnnxGraph, parts: Sequence[Value]) -> Value:
-    """Join values of samples along their channels."""
-    shape = (sum(value.shape[0] for value in parts), *parts[0].shape[1:])
-    return parts[0] if len(parts) == 1 else graph.add("Concat", *parts, shape=shape, axis=1)
 
 
 def _is_published(recipe: Recipe) -> bool:
@@ -142,7 +137,7 @@ def _is_published(recipe: Recipe) -> bool:
 
 
 def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
-    """Return float64 where scalars could leave the range of float32: behind published activations."""
+    """Return float64 where scalars could leave the range of float32, as behind published activations."""
     published = _is_published(graph.recipe)
     factors = [1.0]
     for op in graph.recipe.operations:
@@ -155,32 +150,32 @@ def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
     return graph.dtype if all(moderate(abs(factor)) for factor in factors) else WIDE
 
 
-def _scalar(graph: OnnxGraph, x: Value) -> Value:
-    return graph.reshape(graph.cast(x, _scalar_dtype(graph)), graph.scalar_shape)
+def _scalar(x: Value) -> Value:
+    return x.cast(_scalar_dtype(x.graph)).reshape(x.graph.scalar_shape)
 
 
 @DIRECT.runs(point.Normalize)
 def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Peak, Tau]:
     def inverse() -> Value:
-        return graph.add("Pow", _square_of_t(op, graph, x), -0.5)
+        return _square_of_t(op, x).node("Pow", -0.5)
 
-    peak, count = cache(lambda: _scalar(graph, inverse())), prod(x.shape)
+    peak, count = cache(lambda: _scalar(inverse())), prod(x.shape)
     epsilon = op.offset**2 / count * _NARROWED**2
     usual = _LEAST_EPSILON < epsilon < 1 and is_shifted_behind(graph.recipe, op.outputs[0])
     if graph.opset < _RMS_OPSET or count > LONG or not usual or _is_published(graph.recipe):
-        return graph.scale(x, inverse()), peak, Tau()
+        return x.scale(inverse()), peak, Tau()
     scale = np.full(x.shape, count**-0.5)
-    narrowed = graph.add("Mul", x, _NARROWED)
-    return graph.add("RMSNormalization", narrowed, scale, axis=1, epsilon=epsilon), peak, Tau()
+    unit = (x * _NARROWED).node("RMSNormalization", scale, axis=1, epsilon=epsilon)
+    return unit, peak, Tau()
 
 
-def _square_of_t(op: point.Normalize, graph: OnnxGraph, x: Value) -> Value:
-    wide = graph.cast(x, WIDE)
+def _square_of_t(op: point.Normalize, x: Value) -> Value:
+    wide = x.cast(WIDE)
     # ONNX Runtime adds numbers in lanes, but squares one by one.
-    total = graph.reduce_sample("ReduceSum", graph.add("Mul", wide, wide))
+    total = (wide * wide).reduce_sample("ReduceSum")
     if op.offset:
-        return graph.add("Add", total, op.offset**2)
-    return graph.add("Max", total, float(np.finfo(x.dtype).tiny) ** 2)
+        return total + op.offset**2
+    return total.node("Max", float(np.finfo(x.dtype).tiny) ** 2)
 
 
 @DIRECT.runs(point.SumSquares)
@@ -188,51 +183,48 @@ def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value | En
     pool = pooling_of(graph.recipe.operations, op.inputs[0])
     windows = mean_windows(z.shape, pool)
     if windows is None:
-        return weighted(graph, _total(graph, z), op.weight)
-    squares = graph.add("Mul", z, z)
+        return _total(z).weighted(op.weight)
+    squares = z * z
     if pool is not None and windows == pool.averages.kernel:
-        squares = _averages(graph, pool, squares)
-    shape = (z.shape[0], *[1] * len(windows))
-    means = graph.add("GlobalAveragePool", squares, shape=shape)
+        squares = avg_pool(pool.averages, graph, squares)
+    means = squares.node("GlobalAveragePool", shape=(z.shape[0], *[1] * len(windows)))
     return Energy(means, rounded(op.weight * prod(z.shape[1:])))
 
 
-def _total(graph: OnnxGraph, z: Value) -> Value:
-    """Add the squares of samples, so that no sum in float32 is long."""
+def _total(z: Value) -> Value:
+    """Add the squares of samples in two steps, so that no sum in float32 is long."""
     rank, count = len(z.shape), prod(z.shape)
     sizes = list(accumulate(reversed(z.shape), mul))[:-1]
     fitting = [n for n in sizes if n <= ROW and count // n <= _ROWS]
     if not fitting:
-        return _scalar(graph, reduced(graph, "ReduceSumSquare", z))
+        return _scalar(reduced("ReduceSumSquare", z))
     axes = sizes.index(min(fitting, key=lambda n: n + count // n)) + 1
-    shape = (*z.shape[:-axes], *[1] * axes)
-    last = list(range(rank - axes + 1, rank + 1))
-    rows = graph.reduce("ReduceSumSquare", z, last, keepdims=True, shape=shape)
-    return _scalar(graph, graph.reduce_sample("ReduceSum", rows))
+    rows = z.reduce("ReduceSumSquare", range(rank - axes + 1, rank + 1))
+    return _scalar(rows.reduce_sample("ReduceSum"))
 
 
 @DIRECT.runs(point.Advance)
 def _advance(
     op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value | Energy
 ) -> Tau:
-    terms = [n if isinstance(n, Energy) else _scalar(graph, n) for n in energies]
+    terms = [n if isinstance(n, Energy) else _scalar(n) for n in energies]
     if op.rule == "published":
         r = m()
         before: Sequence[Value | Energy | float] = (r,)
         if tau.divisor == r:
             before = tau.terms
         elif not tau.is_one:
-            before = (graph.add("Mul", tau.value(graph), r),)
+            before = (tau.value(graph) * r,)
         return Tau((*before, *terms), r)
     if tau.is_one:
         return Tau((1.0, *terms))
     value = tau.value(graph)
-    return Tau((value, graph.add("Div", _sum(graph, terms), value)))
+    return Tau((value, _sum(graph, terms) / value))
 
 
 @DIRECT.runs(point.Divide)
 def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Tau, m: Peak) -> Value:
-    return _divided(graph, v, tau, op.scale)
+    return _divided(v, tau, op.scale)
 
 
 @DIRECT.runs(point.Rebase)
@@ -240,42 +232,36 @@ def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Peak, tau: Tau
 ) -> tuple[Value, Peak, Tau]:
     def inverse() -> Value:
-        r = graph.add("Mul", m(), 1 / op.coordinate)
-        return r if tau.is_one else graph.add("Div", r, tau.value(graph))
+        r = m() * (1 / op.coordinate)
+        return r if tau.is_one else r / tau.value(graph)
 
-    return _divided(graph, z, tau, op.scale), cache(inverse), Tau()
+    return _divided(z, tau, op.scale), cache(inverse), Tau()
 
 
-def _divided(graph: OnnxGraph, z: Value, tau: Tau, scale: float) -> Value:
+def _divided(z: Value, tau: Tau, scale: float) -> Value:
     """Append ``scale·z/τ``."""
     if tau.is_one:
-        return weighted(graph, z, scale)
-    above = _sum(graph, tau.terms)
+        return z.weighted(scale)
+    above = _sum(z.graph, tau.terms)
     if tau.divisor is not None:
-        return graph.scale(z, weighted(graph, graph.add("Div", tau.divisor, above), scale))
+        return z.scale((tau.divisor / above).weighted(scale))
     if scale != 1.0:
-        return graph.scale(z, graph.add("Div", scale, above))
-    return graph.add("Div", z, graph.reshape(graph.cast(above, z.dtype), (1,) * len(z.shape)))
+        return z.scale(scale / above)
+    return z / above.cast(z.dtype).column(z)
 
 
 @DIRECT.runs(RmsPool)
 def _rms_pool(op: RmsPool, graph: OnnxGraph, x: Value) -> Value:
-    # All channels are pooled twice: to cut a map apart, ONNX Runtime would copy it to another order first.
-    roots = graph.add("Sqrt", _averages(graph, op, graph.add("Mul", x, x)))
-    norms = np.concatenate([np.full(size, norm) for size, norm in op.sections])
-    if norms.all():
+    # All channels are pooled twice: to split a map, ONNX Runtime would copy it to another layout first.
+    roots = avg_pool(op.averages, graph, x * x).node("Sqrt")
+    if all(op.norms):
         return roots
-    # The mean of a window is at most the root of its mean square. So the lesser one is the mean, but for
-    # channels of norms, which have the largest number instead.
-    kernel, channels = op.averages.kernel, len(norms)
-    share = np.where(norms, 0.0, 1 / prod(kernel)).reshape(-1, *[1] * (len(kernel) + 1))
+    # The mean of a window is at most the root of its mean square, so Min selects the mean. In channels
+    # of norms the largest number of the dtype replaces the mean, so Min selects the root.
+    kernel, channels = op.averages.kernel, len(op.norms)
+    share = np.where(op.norms, 0.0, 1 / prod(kernel)).reshape(-1, *[1] * (len(kernel) + 1))
     weight = np.broadcast_to(share, (channels, 1, *kernel))
-    bias = np.where(norms, float(np.finfo(x.dtype).max), 0.0)
+    bias = np.where(op.norms, float(np.finfo(x.dtype).max), 0.0)
     strides = {"kernel_shape": list(kernel), "strides": list(op.averages.stride)}
-    means = graph.add("Conv", x, weight, bias, shape=roots.shape, group=channels, **strides)
-    return graph.add("Min", roots, means)
-
-
-def _averages(graph: OnnxGraph, pool: RmsPool, x: Value) -> Value:
-    means: Value = RUN[layer.AvgPool](pool.averages, graph, x)
-    return means
+    means = x.node("Conv", weight, bias, shape=roots.shape, group=channels, **strides)
+    return roots.node("Min", means)

@@ -1,4 +1,4 @@
-"""A folded network as one ONNX file: checked, and run against torch before it gets its name."""
+"""Write a folded network as one ONNX file, after checking it and comparing it with torch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ... import __version__
 from ...errors import ConformalError, missing_extra, refusal
 from ...functional import full_precision
 from ...utils.files import Path, replace_file
+from ..places import Array
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
 from .coordinates import DIRECT, is_direct
@@ -27,9 +28,9 @@ from .merge import merged
 OPSETS = 18, 25  # versions of the operators that the nodes are written for
 _WITHOUT_RUNTIME = 20  # the opset where there is no ONNX Runtime to ask
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-11}  # relative errors of ONNX Runtime
-BATCHES = 1, 4, 64  # that a file is run with
+BATCHES = 1, 4, 64  # sizes that a file is run on
 _NODES = 10_000  # ONNX Runtime needs minutes to open more
-_ELEMENTS = 2**27  # of all values of a batch that a file is run with
+_ELEMENTS = 2**27  # of all values of a batch that a file is run on
 _LARGEST = 2**31 - 2**20  # bytes of one file
 _WHERE = "export_onnx(folded)"
 _REMEDY = 'Fold with strategy="dense", which keeps no layers, or leave it out of the model.'
@@ -39,9 +40,9 @@ def export_onnx(folded: RecipeModule, path: Path, *, opset: int | None = None) -
     """Write a folded network as one ONNX file, for batches of any size.
 
     The input ``x`` is (batch, *input_shape), the output ``y`` (batch, *output_shape), both in the dtype of the
-    fold. The file is written beside its place, checked by onnx, run by ONNX Runtime at batch sizes 1, 4 and 64 (fewer
-    where maps are large) on numbers of all sizes, zero and NaN among them, and moved to its place if they agree with torch: relatively to 1e-5
-    in float32 and 1e-11 in float64. If anything fails nothing is left behind. Without ONNX Runtime it is
+    fold. Before the file gets its name, onnx checks it, and ONNX Runtime runs it on batches of 1, 4 and 64 samples
+    (fewer where maps are large), tiny, huge, zero and NaN ones among them: the relative error against torch must
+    be below 1e-5 in float32 and 1e-11 in float64. A failed export leaves no file. Without ONNX Runtime the file is
     only checked.
 
     Needs the extra ``onnx``.
@@ -82,6 +83,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         ConformalError: ONNX has no such operation, or the graph is too large.
     """
     helper = _package("onnx").helper
+    recipe = recipe.with_constants(lambda _, array: _as_array(array))
     working = np.dtype(str(dtype).removeprefix("torch."))
     direct = is_direct(recipe, working)
     if direct:
@@ -103,11 +105,16 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         for value in (graph.input, result)
     )
     proto = helper.make_graph(graph.nodes, "folded", [x], [y], graph.initializers)
+    graph.initializers.clear()  # values refer to their graph, so that it is freed late
     opsets = [helper.make_opsetid("", opset)]
     version = helper.find_min_ir_version_for(opsets)
     return helper.make_model(
         proto, opset_imports=opsets, ir_version=version, producer_name="conformallayers"
     )
+
+
+def _as_array(array: Any) -> Array:
+    return np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
 
 
 def _check_fold(folded: object) -> None:
@@ -144,7 +151,7 @@ def _package(name: str, purpose: str = "export_onnx") -> Any:
 
 
 def _runtime() -> Any | None:
-    """Return onnxruntime, or None where it is not installed."""
+    """Return the package onnxruntime, or None where it is not installed."""
     try:
         return _package("onnxruntime")
     except ConformalError:
@@ -153,7 +160,7 @@ def _runtime() -> Any | None:
 
 @lru_cache(maxsize=1)
 def _newest() -> int:
-    """Return the newest opset that ONNX Runtime knows, of those we write; a tiny model tells."""
+    """Return the newest of our opsets that ONNX Runtime opens a tiny model in."""
     runtime = _runtime()
     if runtime is None:
         return _WITHOUT_RUNTIME
@@ -168,7 +175,7 @@ def _newest() -> int:
 
 
 def open_session(folded: RecipeModule, threads: int | None = None) -> Callable[[Any], Any]:
-    """Return a fold as a function of arrays in ONNX Runtime; nothing is written, and nothing compared with torch.
+    """Return a fold as a function of arrays in ONNX Runtime, without a file and without a comparison with torch.
 
     Args:
         folded: from :func:`conformallayers.fold`, in float32 or float64.
@@ -192,7 +199,7 @@ def _opened(
 
 
 def inference_session(runtime: Any, model: str | bytes, threads: int | None = None) -> Any:
-    """Open a model on the CPU with the package onnxruntime; None takes as many threads as torch has."""
+    """Open a model on the CPU; ``runtime`` is the package onnxruntime, None takes as many threads as torch has."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
     options.inter_op_num_threads = 1
@@ -201,7 +208,7 @@ def inference_session(runtime: Any, model: str | bytes, threads: int | None = No
 
 
 def _metadata(folded: Any) -> dict[str, str]:
-    """Say what the file holds."""
+    """Return the metadata of the file."""
     certificate = folded.certificate
     document = {
         "library": __version__,
@@ -228,7 +235,7 @@ def _serialised(model: Any) -> bytes:
 
 
 def _check(onnx: Any, name: str, folded: Any) -> None:
-    """Refuse a file that is no valid model, or that gives other numbers than torch."""
+    """Refuse an invalid model, or one whose outputs differ from torch."""
     try:
         onnx.checker.check_model(name, full_check=True)
     except Exception as error:
@@ -244,7 +251,7 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
 def check_engine(
     where: str, name: str, run: Callable[[Any], Any], folded: Any, remedy: str
 ) -> None:
-    """Refuse a function of arrays that gives other numbers than torch: samples of all sizes, 0 and NaN."""
+    """Refuse a function of arrays whose outputs differ from torch, on samples of all sizes, 0 and NaN."""
     limit = LIMITS[folded.dtype]
     for x in _batches(folded):
         with torch.no_grad(), full_precision(x):
@@ -274,7 +281,7 @@ def _batches(folded: Any) -> Iterator[Tensor]:
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest relative error of a sample; what is not finite must be the same."""
+    """Return the largest relative error of a sample; entries that are not finite must be equal."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
     finite = expected.isfinite()
@@ -288,14 +295,14 @@ def _error(actual: Tensor, expected: Tensor) -> float:
 
 
 def _remedy(folded: Any) -> str:
-    """Tell how else to fold."""
+    """Return the advice of a refusal: how else to fold."""
     if set(folded.strategy.split("+")) == {"dense"}:
         return "Leave layers around the folded parts out, or report it: a dense fold should export."
     return 'Fold with strategy="dense", which keeps no layers.'
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what went wrong at the bottom, shortened."""
+    """Return the first line of the innermost cause of an error, shortened."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -1,11 +1,11 @@
-"""A builder of ONNX graphs: values that know their shape and dtype, nodes, initializers."""
+"""ONNX graphs: values that compute like tensors, and the graph that collects their nodes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,114 @@ from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
 WIDE = np.dtype(np.float64)
+_CONDITIONS = "Equal", "Greater", "IsNaN", "Less", "Or"  # operators that give bool
+
+
+def _operator(kind: str) -> Callable[[Value, Operand], Value]:
+    return lambda x, other: x.graph.add(kind, x, other)
+
+
+def _reflected(kind: str) -> Callable[[Value, Operand], Value]:
+    return lambda x, other: x.graph.add(kind, other, x)
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the graph, (batch, *shape)."""
+    """A value of a graph, (batch, *shape); operators and methods append nodes and return new values.
 
+    Arrays and numbers among operands become initializers. Axes count the batch axis, which is 0.
+    """
+
+    graph: OnnxGraph = field(repr=False, compare=False)
     name: str
     shape: Shape
     dtype: np.dtype[Any]
+    __array_ufunc__ = None  # so that numpy leaves ``array * value`` to this class
+
+    def node(self, kind: str, *others: Operand, **options: Any) -> Value:
+        """Append a node whose first input is this value; see :meth:`OnnxGraph.add`."""
+        return self.graph.add(kind, self, *others, **options)
+
+    __add__, __sub__, __mul__ = _operator("Add"), _operator("Sub"), _operator("Mul")
+    __truediv__, __gt__, __lt__ = _operator("Div"), _operator("Greater"), _operator("Less")
+    __rsub__, __rtruediv__ = _reflected("Sub"), _reflected("Div")
+
+    def __matmul__(self, matrix: Array) -> Value:
+        return self.node("MatMul", matrix, shape=(*self.shape[:-1], matrix.shape[-1]))
+
+    def __rmatmul__(self, matrix: Array) -> Value:
+        shape = (*self.shape[:-2], matrix.shape[-2], self.shape[-1])
+        return self.graph.add("MatMul", matrix, self, shape=shape)
+
+    def __abs__(self) -> Value:
+        return self.node("Abs")
+
+    def weighted(self, weight: float) -> Value:
+        """Multiply by a number, unless it is 1."""
+        return self if weight == 1.0 else self * weight
+
+    def cast(self, dtype: Any) -> Value:
+        """Convert to a dtype, unless the value has it."""
+        from onnx import helper
+
+        if self.dtype == dtype:
+            return self
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        return self.node("Cast", dtype=dtype, to=to)
+
+    def reshape(self, shape: Shape) -> Value:
+        """Give samples another shape, unless they have it; only the last of several reshapes is kept."""
+        source = self.graph.sources.get(self.name, self)
+        if source.shape == shape:
+            return source
+        result = source.node("Reshape", np.array([0, *shape]), shape=shape)
+        self.graph.sources[result.name] = source
+        return result
+
+    def pad(self, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
+        """Put a value around the last axes, (before, after); a negative number crops."""
+        ends = [(0, 0)] * (len(self.shape) - len(pads)) + list(pads)
+        flat = np.array([(0, 0), *ends]).T.flatten()  # the batch axis is not padded
+        shape = tuple(n + a + b for n, (a, b) in zip(self.shape, ends, strict=True))
+        return self.node("Pad", flat, *([value] if value else []), shape=shape)
+
+    def gather(self, axis: int, table: Table) -> Value:
+        """Take entries along an axis; the axes of the table take its place."""
+        shape = (*self.shape[: axis - 1], *table.shape, *self.shape[axis:])
+        return self.node("Gather", table, shape=shape, axis=axis)
+
+    def slice(self, axis: int, start: int, stop: int) -> Value:
+        """Take the entries from ``start`` to before ``stop`` along an axis, unless these are all."""
+        if stop - start == self.shape[axis - 1]:
+            return self
+        shape = (*self.shape[: axis - 1], stop - start, *self.shape[axis:])
+        return self.node("Slice", *(np.array([end]) for end in (start, stop, axis)), shape=shape)
+
+    def reduce(self, kind: str, axes: Sequence[int], *, keepdims: bool = True) -> Value:
+        """Reduce some axes other than that of the batch."""
+        kept = [1 if axis in axes else n for axis, n in enumerate(self.shape, 1)]
+        left = [n for axis, n in enumerate(self.shape, 1) if axis not in axes]
+        shape = tuple(kept if keepdims else left)
+        return self.node(kind, np.array(axes), shape=shape, keepdims=int(keepdims))
+
+    def reduce_sample(self, kind: str) -> Value:
+        """Reduce all axes but that of the batch, which leaves axes of length 1."""
+        return self.reduce(kind, range(1, len(self.shape) + 1))
+
+    def scalar(self) -> Value:
+        """Return one number a sample as a scalar of samples, in float64."""
+        return self.cast(WIDE).reshape(self.graph.scalar_shape)
+
+    def column(self, x: Value) -> Value:
+        """Return one number a sample in a shape that broadcasts against x."""
+        return self.reshape((1,) * len(x.shape))
+
+    def scale(self, factor: Value) -> Value:
+        """Multiply each sample by a scalar, in the dtype of the samples."""
+        return self * factor.cast(self.dtype).column(self)
+
+
+Operand = Value | Array | float
 
 
 class OnnxGraph:
@@ -36,10 +135,10 @@ class OnnxGraph:
     so that few have to be reshaped.
 
     Args:
-        recipe: its constants are arrays of numpy, or tensors of torch.
+        recipe: its constants are arrays of numpy.
         dtype: of the fold.
         opset: version of the operators.
-        divided: whether every point is divided by a τ that is NaN where the sample is.
+        divided: whether every point is divided by a τ that is NaN for samples with NaN.
     """
 
     def __init__(
@@ -50,8 +149,8 @@ class OnnxGraph:
         self.scalar_shape = (1,) * _common_rank(recipe, self._shapes)
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
+        self.sources: dict[str, Value] = {}  # reshaped value → the value before
         self._known: dict[Any, Any] = {}
-        self._sources: dict[str, Value] = {}  # reshaped value → what it was
         self._undivided = between(recipe) if divided else frozenset[str]()
         # Samples with NaN are marked where they become whole numbers.
         self._undivided |= integer_values(recipe.operations)
@@ -60,7 +159,7 @@ class OnnxGraph:
     @property
     def input(self) -> Value:
         """The input of the graph."""
-        return Value(INPUT, self.recipe.input_shape, self.dtype)
+        return Value(self, INPUT, self.recipe.input_shape, self.dtype)
 
     def result_shape(self, operation: Operation) -> Shape:
         """Return the shape of the first output of an operation of the recipe."""
@@ -70,15 +169,13 @@ class OnnxGraph:
         """Tell whether an operation may lose a NaN: its result is divided by τ, which is NaN as well."""
         return operation.inputs[0] in self._undivided
 
-    def writes(self, value: Value) -> str | None:
-        """Return the operator that gives a value; None for the input."""
-        found = (node.op_type for node in self.nodes if value.name in node.output)
-        return next(found, None)
+    def is_padded(self, x: Value) -> bool:
+        """Tell whether a Pad gives a value; ONNX Runtime merges it into a pooling behind it."""
+        return any(node.op_type == "Pad" and x.name in node.output for node in self.nodes)
 
     def constant(self, name: str) -> Array:
         """Return a constant of the recipe as an array."""
-        array = self.recipe.constants[name]
-        return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        return np.asarray(self.recipe.constants[name])
 
     def optional(self, name: str | None) -> list[Array]:
         """Return a constant, or nothing where the operation has none."""
@@ -87,7 +184,7 @@ class OnnxGraph:
     def add(
         self,
         kind: str,
-        *inputs: Value | Array | float,
+        *inputs: Operand,
         shape: Shape | None = None,
         dtype: Any = None,
         **attributes: Any,
@@ -98,7 +195,7 @@ class OnnxGraph:
             kind: the ONNX operator.
             inputs: values; arrays and numbers become initializers, in the dtype of the first value of floats.
             shape: of the output without the batch axis; None: that of the first value of floats.
-            dtype: of the output; None: that of the first value of floats.
+            dtype: of the output; None: bool for conditions, else that of the first value of floats.
             attributes: of the operator.
         """
         from onnx import helper
@@ -113,11 +210,9 @@ class OnnxGraph:
         if key not in self._known:
             name = f"{kind.lower()}_{len(self.nodes)}"
             self.nodes.append(helper.make_node(kind, names, [name], name, **attributes))
-            self._known[key] = Value(
-                name,
-                like.shape if shape is None else shape,
-                np.dtype(like.dtype if dtype is None else dtype),
-            )
+            found_dtype = dtype or (bool if kind in _CONDITIONS else like.dtype)
+            found_shape = like.shape if shape is None else shape
+            self._known[key] = Value(self, name, found_shape, np.dtype(found_dtype))
         found: Value = self._known[key]
         return found
 
@@ -137,96 +232,40 @@ class OnnxGraph:
         return found
 
     def unpacked(self, array: Array, dtype: Any) -> Value:
-        """Keep whole numbers as bytes, and append their conversion, which ONNX Runtime does once."""
+        """Store integers as bytes, and append their conversion, which ONNX Runtime folds when it opens a file."""
         name = self._initializer(array.astype(np.int8), self.input)
-        return self.cast(Value(name, array.shape, np.dtype(np.int8)), dtype)
-
-    def cast(self, x: Value, dtype: Any) -> Value:
-        """Convert a value, unless it is of that dtype."""
-        from onnx import helper
-
-        if x.dtype == dtype:
-            return x
-        return self.add("Cast", x, dtype=dtype, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-    def reshape(self, x: Value, shape: Shape) -> Value:
-        """Give samples another shape, unless they have it; only the last of several reshapes is kept."""
-        source = self._sources.get(x.name, x)
-        if source.shape == shape:
-            return source
-        result = self.add("Reshape", source, np.array([0, *shape]), shape=shape)
-        self._sources[result.name] = source
-        return result
-
-    def transpose(self, x: Value, *order: int, shape: Shape) -> Value:
-        """Reorder all axes, the batch axis among them; ``shape`` leaves one of them out."""
-        return self.add("Transpose", x, perm=list(order), shape=shape)
-
-    def pad(self, x: Value, pads: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
-        """Put a value around the last axes, (before, after); a negative number crops."""
-        ends = [(0, 0)] * (len(x.shape) - len(pads)) + list(pads)
-        whole = np.array([(0, 0), *ends]).T.flatten()
-        shape = tuple(n + a + b for n, (a, b) in zip(x.shape, ends, strict=True))
-        return self.add("Pad", x, whole, *([value] if value else []), shape=shape)
-
-    def gather(self, x: Value, axis: int, table: Table) -> Value:
-        """Take entries along an axis; the axes of the table take its place."""
-        shape = (*x.shape[: axis - 1], *table.shape, *x.shape[axis:])
-        return self.add("Gather", x, table, shape=shape, axis=axis)
-
-    def slice(self, x: Value, axis: int, start: int, stop: int) -> Value:
-        """Take the entries from ``start`` to before ``stop`` along an axis, unless these are all."""
-        if stop - start == x.shape[axis - 1]:
-            return x
-        shape = (*x.shape[: axis - 1], stop - start, *x.shape[axis:])
-        ends = (np.array([end]) for end in (start, stop, axis))
-        return self.add("Slice", x, *ends, shape=shape)
+        return Value(self, name, array.shape, np.dtype(np.int8)).cast(dtype)
 
     def total(self, values: Sequence[Value]) -> Value:
         """Add values of one shape."""
         kind = {1: None, 2: "Add"}.get(len(values), "Sum")
         return values[0] if kind is None else self.add(kind, *values)
 
-    def reduce(
-        self, kind: str, x: Value, axes: list[int], *, keepdims: bool, shape: Shape
-    ) -> Value:
-        """Reduce some axes."""
-        return self.add(kind, x, np.array(axes), shape=shape, keepdims=int(keepdims))
-
-    def reduce_sample(self, kind: str, x: Value) -> Value:
-        """Reduce all axes but that of the batch, which leaves axes of length 1."""
-        rank = len(x.shape)
-        axes = list(range(1, rank + 1))
-        return self.reduce(kind, x, axes, keepdims=True, shape=(1,) * rank)
-
-    def scalar(self, x: Value) -> Value:
-        """Return a value of one number a sample as a scalar of samples."""
-        return self.reshape(self.cast(x, WIDE), self.scalar_shape)
-
-    def scale(self, x: Value, factor: Value) -> Value:
-        """Multiply each sample by a scalar, in the dtype of x."""
-        factor = self.cast(factor, x.dtype)
-        return self.add("Mul", x, self.reshape(factor, (1,) * len(x.shape)))
+    def concatenate(self, values: Sequence[Value], axis: int = 1) -> Value:
+        """Join values along an axis."""
+        if len(values) == 1:
+            return values[0]
+        before, after = values[0].shape[: axis - 1], values[0].shape[axis:]
+        shape = (*before, sum(value.shape[axis - 1] for value in values), *after)
+        return self.add("Concat", *values, shape=shape, axis=axis)
 
     def mark(self, flags: Value) -> None:
-        """Let samples whose flag, a number of each sample, is not 0 have NaN as their outputs."""
+        """Make the outputs of samples NaN whose flag, one number a sample, is not 0."""
         self._marks.append(flags)
 
     def marked(self, y: Value) -> Value:
-        """Return a value with NaN in samples that are marked."""
+        """Return a value with NaN in marked samples."""
         for flags in self._marks:
-            flags = self.reshape(flags, (1,) * len(y.shape))
-            odd = self.add("Greater", flags, 0.0, dtype=bool)
-            y = self.add("Where", odd, np.full((), np.nan), y)
+            y = (flags.column(y) > 0.0).node("Where", np.full((), np.nan), y)
         return y
 
     def finish(self, result: Value) -> Value:
-        """Name the result "y", drop what it does not need, and return it."""
+        """Name the result "y", drop nodes and initializers that it does not need, and return it."""
         from onnx import helper
 
-        result = self.reshape(result, self.recipe.output_shape)
+        result = result.reshape(self.recipe.output_shape)
         if result.name == INPUT:
-            result = Value("identity", result.shape, result.dtype)
+            result = Value(self, "identity", result.shape, result.dtype)
             self.nodes.append(helper.make_node("Identity", [INPUT], [result.name], result.name))
         needed = {result.name}
         for node in reversed(self.nodes):
@@ -238,7 +277,7 @@ class OnnxGraph:
             for names in (node.input, node.output):
                 for index, name in enumerate(names):
                     names[index] = OUTPUT if name == result.name else name
-        return Value(OUTPUT, result.shape, result.dtype)
+        return Value(self, OUTPUT, result.shape, result.dtype)
 
 
 def between(recipe: Recipe) -> frozenset[str]:

@@ -21,22 +21,20 @@ from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
 LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the entries one by one
-_BLOCK = 8  # ONNX Runtime's pooling is slow for other counts of channels, its convolution is not
+_BLOCK = 8  # for other multiples of channels, ONNX Runtime's pooling is slower than its convolution
 
 
-def _affine(
-    graph: OnnxGraph, y: Value, weight: str | None, bias: str | None, after: int = 0
-) -> Value:
+def _affine(y: Value, weight: str | None, bias: str | None, after: int = 0) -> Value:
     """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
     for kind, name in (("Mul", weight), ("Add", bias)):
         if name is not None:
-            constant = graph.constant(name)
+            constant = y.graph.constant(name)
             constant = constant.reshape((*constant.shape, *[1] * after))
             if constant.size == 1 and y.dtype == WIDE:
                 # ONNX Runtime would merge a single factor into a product beside it, in float32.
                 shape = y.shape if y.shape[-1] == 1 else y.shape[-1:]
                 constant = np.full(shape, constant.item())
-            y = graph.add(kind, y, constant)
+            y = y.node(kind, constant)
     return y
 
 
@@ -44,60 +42,58 @@ def _affine(
 def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
     weight, shape = graph.constant(op.weight), graph.result_shape(op)
     if weight.shape[1] > layer.LONG_ROW and x.dtype != WIDE:
-        axis, sums = len(x.shape), []
+        # ONNX Runtime adds in float32: only the sums of short pieces are added in float64.
+        sums = []
         for start in range(0, weight.shape[1], layer.LONG_ROW):
             part = weight[:, start : start + layer.LONG_ROW]
-            piece = graph.slice(x, axis, start, start + part.shape[1])
-            sums.append(graph.cast(graph.add("MatMul", piece, part.T, shape=shape), WIDE))
-        return _affine(graph, graph.cast(graph.total(sums), x.dtype), None, op.bias)
+            piece = x.slice(len(x.shape), start, start + part.shape[1])
+            sums.append((piece @ part.T).cast(WIDE))
+        return _affine(graph.total(sums).cast(x.dtype), None, op.bias)
     if len(shape) == 1:
-        return graph.add("Gemm", x, weight, *graph.optional(op.bias), shape=shape, transB=1)
-    return _affine(graph, graph.add("MatMul", x, weight.T, shape=shape), None, op.bias)
+        return x.node("Gemm", weight, *graph.optional(op.bias), shape=shape, transB=1)
+    return _affine(x @ weight.T, None, op.bias)
 
 
 @RUN.runs(layer.SparseMatmul)
 def _sparse_matmul(op: layer.SparseMatmul, graph: OnnxGraph, x: Value) -> Value:
     """Multiply by the matrix with its zeros: ONNX Runtime has no sparse products."""
     rows, column, value = (graph.constant(name) for name in (op.rows, op.column, op.value))
-    weight = places.written_out(rows, column, value, x.shape[0])
-    return graph.add("MatMul", x, weight.T, shape=graph.result_shape(op))
+    return x @ places.written_out(rows, column, value, x.shape[0]).T
 
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, graph: OnnxGraph, x: Value) -> Value:
     if x.dtype == WIDE:
-        return windowed(op, graph, x, graph.constant(op.weight), op.stride, op.padding)
-    return convolution("Conv", op, graph, x, graph.constant(op.weight))
+        return windowed(op, x, graph.constant(op.weight), op.stride, op.padding)
+    return convolution("Conv", op, x, graph.constant(op.weight))
 
 
 @RUN.runs(layer.ConvTranspose)
 def _conv_transpose(op: layer.ConvTranspose, graph: OnnxGraph, x: Value) -> Value:
-    extra = op.output_padding
-    large = any(e >= step for e, step in zip(extra, op.stride, strict=True))
+    weight = graph.constant(op.weight)
+    large = any(e >= step for e, step in zip(op.output_padding, op.stride, strict=True))
     if x.dtype != WIDE and not large:  # ONNX Runtime wants an output padding below the stride
-        options = {"output_padding": list(extra)}
-        return convolution("ConvTranspose", op, graph, x, graph.constant(op.weight), **options)
-    weight, axes = graph.constant(op.weight), len(op.stride)
+        extra = {"output_padding": list(op.output_padding)}
+        return convolution("ConvTranspose", op, x, weight, **extra)
+    axes = len(op.stride)
     tables, weight = places.turned(op, x.shape, graph.result_shape(op), weight)
-    spread = graph.reshape(_windows(graph, x, tables), (x.shape[0], *(t.size for t in tables)))
-    return windowed(op, graph, spread, weight, (1,) * axes, (0,) * axes)
+    spread = _windows(x, tables).reshape((x.shape[0], *(t.size for t in tables)))
+    return windowed(op, spread, weight, (1,) * axes, (0,) * axes)
 
 
 def convolution(
     kind: str,
     op: layer.Conv | layer.ConvTranspose,
-    graph: OnnxGraph,
     x: Value,
     weight: Value | Array,
     **more: Any,
 ) -> Value:
     """Append a convolution by ONNX's own operator."""
-    return graph.add(
+    return x.node(
         kind,
-        x,
         weight,
-        *graph.optional(op.bias),
-        shape=graph.result_shape(op),
+        *x.graph.optional(op.bias),
+        shape=x.graph.result_shape(op),
         strides=list(op.stride),
         pads=[*op.padding, *op.padding],
         dilations=list(op.dilation),
@@ -107,64 +103,53 @@ def convolution(
 
 
 def windowed(
-    op: layer.Conv | layer.ConvTranspose,
-    graph: OnnxGraph,
-    x: Value,
-    weight: Array,
-    stride: Shape,
-    padding: Shape,
+    op: layer.Conv | layer.ConvTranspose, x: Value, weight: Array, stride: Shape, padding: Shape
 ) -> Value:
     """Convolve by gathered windows and one product."""
-    shape, kernel = graph.result_shape(op), weight.shape[2:]
+    shape, kernel = x.graph.result_shape(op), weight.shape[2:]
     axes = zip(x.shape[1:], kernel, shape[1:], stride, padding, op.dilation, strict=True)
-    windows = _windows(graph, x, [places.sliding(*axis) for axis in axes])
+    windows = _windows(x, [places.sliding(*axis) for axis in axes])
     columns = weight.reshape(op.groups, shape[0] // op.groups, -1)
-    rows = graph.reshape(windows, (op.groups, columns.shape[2], prod(shape[1:])))
-    y = graph.add("MatMul", columns, rows, shape=(op.groups, columns.shape[1], prod(shape[1:])))
-    return _affine(graph, graph.reshape(y, shape), None, op.bias, len(kernel))
+    rows = windows.reshape((op.groups, columns.shape[2], prod(shape[1:])))
+    return _affine((columns @ rows).reshape(shape), None, op.bias, len(kernel))
 
 
-def _windows(graph: OnnxGraph, x: Value, tables: Sequence[Table]) -> Value:
+def _windows(x: Value, tables: Sequence[Table]) -> Value:
     """Gather (C, *spatial) → (C, taps, positions), zeros outside."""
     count = prod(x.shape[1:])
-    flat, whole = graph.reshape(x, (x.shape[0], count)), places.flattened(tables, x.shape[1:])
-    if (whole < 0).any():
-        flat = graph.pad(flat, [(0, 1)])
-        whole = np.where(whole < 0, count, whole)
-    return graph.gather(flat, 2, whole)
+    flat, table = x.reshape((x.shape[0], count)), places.flattened(tables, x.shape[1:])
+    if (table < 0).any():
+        flat = flat.pad([(0, 1)])
+        table = np.where(table < 0, count, table)
+    return flat.gather(2, table)
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
-    """Append averages, times a number."""
-    # ONNX Runtime merges a Pad into the pooling behind it, and then refuses pads as long as the window.
-    padded = any(node.op_type == "Pad" and node.output[0] == x.name for node in graph.nodes)
-    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or padded:
-        y = _resample(op, graph, graph.cast(x, WIDE))
-        return graph.cast(y if scale == 1.0 else graph.add("Mul", y, scale), x.dtype)
+def avg_pool(op: layer.AvgPool, graph: OnnxGraph, x: Value, scale: float = 1.0) -> Value:
+    """Average windows, times a number."""
+    # With a Pad merged into the pooling, ONNX Runtime refuses pads as long as the window.
+    if x.dtype == WIDE or prod(op.kernel) > LARGEST_WINDOW or graph.is_padded(x):
+        return _resample(op, graph, x.cast(WIDE)).weighted(scale).cast(x.dtype)
     shape = graph.result_shape(op)
     options, _ = pooling(op, x)
     if len(op.kernel) == 2 and x.shape[0] % _BLOCK:
         weight = np.full((x.shape[0], 1, *op.kernel), 1 / prod(op.kernel))
-        y = graph.add("Conv", x, weight, shape=shape, group=x.shape[0], **options)
+        y = x.node("Conv", weight, shape=shape, group=x.shape[0], **options)
     else:
-        y = graph.add("AveragePool", x, shape=shape, count_include_pad=1, **options)
+        y = x.node("AveragePool", shape=shape, count_include_pad=1, **options)
     factor = scale * prod(op.kernel) / places.divisors(op, x.shape, shape)
-    if (factor == 1).all():
-        return y
-    return graph.add("Mul", y, factor.flat[0] if (factor == factor.flat[0]).all() else factor)
+    same = bool((factor == factor.flat[0]).all())
+    return y.weighted(factor.flat[0]) if same else y * factor
 
 
 @RUN.runs(layer.NormPool)
 def _norm_pool(op: layer.NormPool, graph: OnnxGraph, x: Value) -> Value:
-    # ONNX Runtime's own LpPool takes powers one by one, and counts windows that are cut off otherwise.
-    # The peak of a sample keeps its squares in range; no norm of a window counts that is far below it.
-    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", x))
-    peak = graph.add("Max", peak, float(np.finfo(x.dtype).tiny))
-    unit = graph.add("Div", x, peak)
-    squares = graph.add("Mul", unit, unit)
-    roots = graph.add("Sqrt", _avg_pool(op.averages, graph, squares, float(prod(op.kernel))))
-    return graph.add("Mul", roots, peak)
+    # ONNX Runtime's LpPool is slow, and treats windows that are cut off differently from torch.
+    # Dividing by the peak of a sample keeps squares in range; norms far below the peak do not matter.
+    peak = abs(x).reduce_sample("ReduceMax").node("Max", float(np.finfo(x.dtype).tiny))
+    unit = x / peak
+    sums = avg_pool(op.averages, graph, unit * unit, float(prod(op.kernel)))
+    return sums.node("Sqrt") * peak
 
 
 def pooling(op: layer.Pool, x: Value) -> tuple[dict[str, Any], list[tuple[int, int]]]:
@@ -180,25 +165,24 @@ def _max_pool(op: layer.MaxPool, graph: OnnxGraph, x: Value) -> Value:
     options, pads = pooling(op, x)
     options["dilations"] = list(op.dilation)
     if any(after >= k for (_, after), k in zip(pads, op.kernel, strict=True)):
-        x = graph.pad(x, pads, -np.inf)  # too long for ONNX Runtime
+        x = x.pad(pads, -np.inf)  # too long for ONNX Runtime
         options["pads"] = [0] * len(options["pads"])
 
     def pool(z: Value) -> Value:
-        if graph.writes(z) == "Pad":  # ONNX Runtime would take zeros for the pads of the pooling
-            z = graph.add("Max", z, -np.inf)
-        return graph.add("MaxPool", z, shape=shape, **options)
+        if graph.is_padded(z):  # ONNX Runtime would take zeros for the pads of the pooling
+            z = z.node("Max", -np.inf)
+        return z.node("MaxPool", shape=shape, **options)
 
     return _largest(op, graph, x, pool)
 
 
 def _largest(op: Operation, graph: OnnxGraph, x: Value, pool: Callable[[Value], Value]) -> Value:
-    """Append a pooling of largest entries; where ONNX Runtime takes the largest of the others, NaN stays."""
+    """Append a pooling of largest entries that keeps NaN, which ONNX Runtime's own skips."""
     y = pool(x)
     if graph.loses_nan(op):
         return y
-    odd = graph.cast(graph.add("IsNaN", x, dtype=bool), x.dtype)
-    found = graph.add("Greater", pool(odd), 0.0, dtype=bool)
-    return graph.add("Where", found, np.full((), np.nan), y)
+    found = pool(x.node("IsNaN").cast(x.dtype)) > 0.0
+    return found.node("Where", np.full((), np.nan), y)
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool)
@@ -213,7 +197,7 @@ def _adaptive_pool(
     window, ones = tuple(n // m for n, m in sizes), (1,) * len(sizes)
     options: dict[str, Any] = {"kernel": window, "stride": window, "padding": (0,) * len(window)}
     if isinstance(op, layer.AdaptiveAvgPool):
-        return _avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
+        return avg_pool(layer.AvgPool(op.inputs, op.outputs, **options), graph, x)
     return _max_pool(layer.MaxPool(op.inputs, op.outputs, dilation=ones, **options), graph, x)
 
 
@@ -226,86 +210,76 @@ def _resample(
     """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape, x.dtype):
         if places.copies_entries(weights):
-            x = graph.gather(x, axis + 1, table[0])
+            x = x.gather(axis + 1, table[0])
             continue
-        after = x.shape[axis + 1 :]
-        shape = (*x.shape[:axis], table.shape[1], *after)
-        y, kind = graph.gather(x, axis + 1, table), "ReduceMax"
+        y, kind = x.gather(axis + 1, table), "ReduceMax"
         if not isinstance(op, layer.AdaptiveMaxPool):
-            y = graph.add("Mul", y, weights.reshape(*weights.shape, *[1] * len(after)))
+            y = y * weights.reshape(*weights.shape, *[1] * len(x.shape[axis + 1 :]))
             kind = "ReduceSum"
-        x = graph.reduce(kind, y, [axis + 1], keepdims=False, shape=shape)
+        x = y.reduce(kind, [axis + 1], keepdims=False)
     return x
 
 
 @RUN.runs(layer.Pad)
 def _pad(op: layer.Pad, graph: OnnxGraph, x: Value) -> Value:
-    return graph.pad(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, graph, x)
+    return x.pad(op.pads, op.value) if op.mode == "zeros" else _resample(op, graph, x)
 
 
 @RUN.runs(layer.Softmax)
 def _softmax(op: layer.Softmax, graph: OnnxGraph, x: Value) -> Value:
     if op.log and x.dtype == WIDE:  # ONNX Runtime's own loses NaN there
-        shape = (*x.shape[: op.axis], 1, *x.shape[op.axis + 1 :])
-        axes = [op.axis + 1]
-        return graph.add(
-            "Sub", x, graph.reduce("ReduceLogSumExp", x, axes, keepdims=True, shape=shape)
-        )
-    return graph.add("LogSoftmax" if op.log else "Softmax", x, axis=op.axis + 1)
+        return x - x.reduce("ReduceLogSumExp", [op.axis + 1])
+    return x.node("LogSoftmax" if op.log else "Softmax", axis=op.axis + 1)
 
 
 @RUN.runs(layer.LayerNorm)
 def _layer_norm(op: layer.LayerNorm, graph: OnnxGraph, x: Value) -> Value:
-    return _affine(graph, _standardized(graph, x, op.axes, op.eps), op.weight, op.bias)
+    return _affine(_standardized(x, op.axes, op.eps), op.weight, op.bias)
 
 
 @RUN.runs(layer.GroupNorm)
 def _group_norm(op: layer.GroupNorm, graph: OnnxGraph, x: Value) -> Value:
-    groups = graph.reshape(x, (op.groups, prod(x.shape) // op.groups))
-    y = graph.reshape(_standardized(graph, groups, 1, op.eps), x.shape)
-    return _affine(graph, y, op.weight, op.bias, len(x.shape) - 1)
+    groups = x.reshape((op.groups, prod(x.shape) // op.groups))
+    y = _standardized(groups, 1, op.eps).reshape(x.shape)
+    return _affine(y, op.weight, op.bias, len(x.shape) - 1)
 
 
-def _standardized(graph: OnnxGraph, x: Value, axes: int, eps: float) -> Value:
+def _standardized(x: Value, axes: int, eps: float) -> Value:
     """Subtract the mean over the last axes and divide by ``√(variance + eps)``."""
     kept = len(x.shape) - axes
     if x.dtype != WIDE:
         ones = np.ones(x.shape[kept:])
-        return graph.add("LayerNormalization", x, ones, axis=-axes, epsilon=eps)
+        return x.node("LayerNormalization", ones, axis=-axes, epsilon=eps)
     # The operator rounds its eps to float32.
-    last, shape = list(range(kept + 1, len(x.shape) + 1)), (*x.shape[:kept], *[1] * axes)
-    mean = graph.reduce("ReduceMean", x, last, keepdims=True, shape=shape)
-    y = graph.add("Sub", x, mean)
-    variance = graph.reduce("ReduceMean", graph.add("Mul", y, y), last, keepdims=True, shape=shape)
-    return graph.add("Div", y, graph.add("Sqrt", graph.add("Add", variance, eps)))
+    last = range(kept + 1, len(x.shape) + 1)
+    y = x - x.reduce("ReduceMean", last)
+    variance = (y * y).reduce("ReduceMean", last)
+    return y / (variance + eps).node("Sqrt")
 
 
 @RUN.runs(layer.Elementwise)
 def _elementwise(op: layer.Elementwise, graph: OnnxGraph, x: Value) -> Value:
     if graph.loses_nan(op) and x.dtype != WIDE and op.function == "leaky_relu":
-        return graph.add(
-            "LeakyRelu", x, alpha=op.parameters[0]
-        )  # ONNX Runtime merges it with a Conv
-    return FUNCTIONS[op.function](graph, x, *op.parameters)
+        # ONNX Runtime merges it with a Conv.
+        return x.node("LeakyRelu", alpha=op.parameters[0])
+    return FUNCTIONS[op.function](x, *op.parameters)
 
 
 @RUN.runs(layer.PRelu)
 def _prelu(op: layer.PRelu, graph: OnnxGraph, x: Value) -> Value:
     slope = graph.constant(op.slope)
     if graph.loses_nan(op) and x.dtype != WIDE:
-        return graph.add("PRelu", x, slope)
-    return leaky(graph, x, slope)
+        return x.node("PRelu", slope)
+    return leaky(x, slope)
 
 
-RUN[layer.Multiply] = lambda op, graph, x: _affine(graph, x, op.factor, None)
-RUN[layer.AddConstant] = lambda op, graph, x: _affine(graph, x, None, op.value)
+RUN[layer.Multiply] = lambda op, _, x: _affine(x, op.factor, None)
+RUN[layer.AddConstant] = lambda op, _, x: _affine(x, None, op.value)
 RUN[layer.Add] = lambda _, graph, *values: graph.total(values)
-RUN[layer.Concatenate] = lambda op, graph, *values: graph.add(
-    "Concat", *values, shape=graph.result_shape(op), axis=op.axis + 1
+RUN[layer.Concatenate] = lambda op, graph, *values: graph.concatenate(values, op.axis + 1)
+RUN[layer.Slice] = lambda op, _, x: x.slice(op.axis + 1, op.start, op.stop)
+RUN[layer.Reshape] = lambda op, _, x: x.reshape(op.shape)
+RUN[layer.Permute] = lambda op, graph, x: x.node(
+    "Transpose", perm=[0, *(axis + 1 for axis in op.order)], shape=graph.result_shape(op)
 )
-RUN[layer.Slice] = lambda op, graph, x: graph.slice(x, op.axis + 1, op.start, op.stop)
-RUN[layer.Reshape] = lambda op, graph, x: graph.reshape(x, op.shape)
-RUN[layer.Permute] = lambda op, graph, x: graph.transpose(
-    x, 0, *(axis + 1 for axis in op.order), shape=graph.result_shape(op)
-)
-RUN[layer.Cast] = lambda op, graph, x: graph.cast(x, WIDE if op.to == layer.WIDE else graph.dtype)
+RUN[layer.Cast] = lambda op, graph, x: x.cast(WIDE if op.to == layer.WIDE else graph.dtype)

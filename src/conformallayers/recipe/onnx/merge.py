@@ -1,7 +1,7 @@
-"""Rewrite a recipe for ONNX: constant factors go into weights, and windows of several kinds are pooled at once.
+"""Rewrite a recipe for ONNX: merge constant factors into weights, and poolings of several kinds into one.
 
-A value may be stored with a factor, one number or one for each channel, that the weights behind it divide by.
-So energies need no weights and divisions no scales.
+A value may be stored times a positive factor, one number or one for each channel, which later weights divide
+by. Factors are chosen so that energies need no weights and divisions no scales.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _PASS = (
     *(layer.Slice, layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool),
     *(layer.AddConstant, layer.Multiply, layer.Permute),
 )
-_LEAST_SHIFT = 1e-6  # the norm of a constant that counts
-_LEAST_WEIGHT = 1e-12  # of a channel whose squares stay in range
-_MODERATE = 1e-12, 1e12  # factors that leave all weights in the range of float32
+_LEAST_SHIFT = 1e-6  # the least norm of a constant beside which tiny values do not matter
+_LEAST_WEIGHT = 1e-12  # the least weight of a channel whose squares stay in the range of float32
+_MODERATE = 1e-12, 1e12  # factors that keep weights in the range of float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class RmsPool(Operation):
-    """Average windows: of the channels themselves, or the root of the mean of the squares.
+    """Average windows: the channels themselves, or the root of the mean of their squares where ``norms`` is True.
 
-    ``sections`` are the numbers of channels in order, with True for squares. Only ONNX has this operation.
+    Only ONNX has this operation.
     """
 
     kind = "rms_pool"
     averages: layer.AvgPool
-    sections: tuple[tuple[int, bool], ...]
+    norms: tuple[bool, ...]  # (channels,)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         """Return the shape of the averages."""
@@ -55,15 +55,15 @@ class RmsPool(Operation):
 
 
 def pooling_of(operations: Iterable[Operation], value: str) -> RmsPool | None:
-    """Return the pooling that squares a map, if there is one."""
+    """Return the pooling that squares a value, if there is one."""
     found = (op for op in operations if isinstance(op, RmsPool) and op.inputs == (value,))
     return next(found, None)
 
 
 def mean_windows(shape: Shape, pool: RmsPool | None) -> Shape | None:
-    """Return the windows that squares are averaged by before their channels are averaged to an energy.
+    """Return the windows to average squares over, before channels are averaged to an energy.
 
-    They are those of a pooling that squares anyway, or single numbers. None: the channels are too long for float32.
+    They are those of a pooling that squares anyway, or single entries. None: a channel has too many for float32.
     """
     spatial = shape[1:]
     windows = (1,) * len(spatial)
@@ -73,22 +73,22 @@ def mean_windows(shape: Shape, pool: RmsPool | None) -> Shape | None:
 
 
 def is_shifted_behind(recipe: Recipe, value: str) -> bool:
-    """Tell whether a constant is added behind a value, beside which very small numbers do not count."""
+    """Tell whether a constant is added behind a value, beside which tiny entries do not matter."""
     reached = {value}
     for op in recipe.operations:
         if reached.isdisjoint(op.inputs):
             continue
         if isinstance(op, (layer.LayerNorm, layer.GroupNorm)):
-            return False  # small numbers become ordinary ones
+            return False  # it magnifies tiny entries
         reached.update(op.outputs)
         added = op.value if isinstance(op, layer.AddConstant) else getattr(op, "bias", None)
-        if added is not None and np.linalg.norm(_double(recipe.constants[added])) > _LEAST_SHIFT:
+        if added is not None and np.linalg.norm(np.float64(recipe.constants[added])) > _LEAST_SHIFT:
             return True
     return False
 
 
 def merged(recipe: Recipe) -> Recipe:
-    """Return a recipe with the same result and fewer factors; no coordinate of it may be 0."""
+    """Return a recipe with the same result and fewer factors, for coordinates that are never 0."""
     merger = _Merger(recipe)
     for operation in recipe.operations:
         merger.rewrite(operation)
@@ -106,7 +106,7 @@ class _Merger:
         self.operations: list[Operation] = []
         self.constants: dict[str, Any] = dict(recipe.constants)
         self.factors: defaultdict[str, Array] = defaultdict(lambda: np.ones(()))
-        self.names: dict[str, str] = {}  # of values that another one stands for
+        self.names: dict[str, str] = {}  # old value → the value that replaces it
         self.writer = {name: op for op in recipe.operations for name in op.outputs}
         self.readers: defaultdict[str, list[Operation]] = defaultdict(list)
         for op in recipe.operations:
@@ -117,7 +117,7 @@ class _Merger:
         self.pools = {name: pool for name, pool in found if pool is not None}
 
     def name(self, value: str) -> str:
-        """Return the value that stands for a value of the old recipe."""
+        """Return the value that replaces a value of the old recipe."""
         return self.names.get(value, value)
 
     def _takes_factor(self, value: str, channels: bool) -> bool:
@@ -147,7 +147,7 @@ class _Merger:
         return passes and self.takes_factor(op.outputs[0], channels)
 
     def rewrite(self, op: Operation) -> None:
-        """Append an operation, or what takes its place."""
+        """Append an operation, or its replacement, and set the factor of its first output."""
         factor = self.factors[op.inputs[0]]
         out = op.outputs[0]
         new = replace(op, inputs=tuple(self.name(name) for name in op.inputs))
@@ -170,16 +170,15 @@ class _Merger:
             return
         elif (pool := self.pools.get(out)) is not None:
             (source,) = pool.inputs
-            norms = np.concatenate([np.full(n, norm) for n, norm in pool.sections])
-            sizes = np.where(norms, 1 / sqrt(prod(pool.averages.kernel)), 1.0)
-            self.factors[out] = self.factors[source] * (sizes[0] if norms.all() else sizes)
+            sizes = np.where(pool.norms, 1 / sqrt(prod(pool.averages.kernel)), 1.0)
+            self.factors[out] = self.factors[source] * (sizes[0] if all(pool.norms) else sizes)
             new = replace(pool, inputs=(self.name(source),))
         elif isinstance(new, layer.AddConstant):
             if self._add_bias(new, factor):
                 return
             if (factor != 1).any():
                 across = factor.reshape((*factor.shape, *[1] * (len(self.shapes[out]) - 1)))
-                value = _double(self.constants[new.value]) * across
+                value = self._array(new.value) * across
                 new = replace(new, value=self._constant(f"{out}.value", value))
                 self.factors[out] = factor
         elif isinstance(new, layer.Concatenate):
@@ -201,7 +200,7 @@ class _Merger:
     def _weighted(self, op: layer.Conv | layer.Matmul, factor: Array) -> Operation:
         """Divide the weights by the factor of the input, and choose one for the output."""
         out = op.outputs[0]
-        weight = _double(self.constants[op.weight])
+        weight = self._array(op.weight)
         own = self._wanted(out) if self.takes_factor(out, False) else 1.0
         if own == 1 and (factor == 1).all():
             return op
@@ -210,11 +209,11 @@ class _Merger:
         changed = self._constant(f"{out}.weight", weight * own / np.reshape(factor, across))
         bias = op.bias
         if bias is not None:
-            bias = self._constant(f"{out}.bias", _double(self.constants[bias]) * own)
+            bias = self._constant(f"{out}.bias", self._array(bias) * own)
         return replace(op, weight=changed, bias=bias)
 
     def _wanted(self, value: str) -> float:
-        """Return the factor that leaves an energy without a weight, or the result without a scale."""
+        """Return the factor of a value for which its energy needs no weight, or its division no scale."""
         for op in self.readers[value]:
             if isinstance(op, point.SumSquares) and moderate(op.weight):
                 pool = pooling_of(self.pools.values(), value)
@@ -227,8 +226,8 @@ class _Merger:
         return 1.0
 
     def _leaves_out(self, op: layer.Multiply, factor: Array) -> bool:
-        """Let the weights behind a positive number multiply by it instead, if they can."""
-        number = _double(self.constants[op.factor])
+        """Merge a positive number into the weights behind it, if all of them can take it."""
+        number = self._array(op.factor)
         out = op.outputs[0]
         if number.size > 1 or not moderate(number.item()):
             return False
@@ -238,7 +237,7 @@ class _Merger:
         return True
 
     def _add_bias(self, op: layer.AddConstant, factor: Array) -> bool:
-        """Add a constant to the bias of a product that nothing else reads, if it is behind one."""
+        """Merge a constant into the bias of the product before it, if nothing else reads the product."""
         (value,) = op.inputs
         made = self.operations[-1] if self.operations else None
         names = [value, *(name for name, stands in self.names.items() if stands == value)]
@@ -247,18 +246,18 @@ class _Merger:
             return False
         if self.recipe.output in names or len(self.shapes[value]) != 1:
             return False
-        total = np.broadcast_to(_double(self.constants[op.value]) * factor, self.shapes[value])
+        total = np.broadcast_to(self._array(op.value) * factor, self.shapes[value])
         if made.bias is not None:
-            total = total + _double(self.constants[made.bias])
+            total = total + self._array(made.bias)
         bias = self._constant(f"{op.outputs[0]}.bias", total)
         self.operations[-1] = replace(made, bias=bias)
         self.names[op.outputs[0]], self.factors[op.outputs[0]] = value, factor
         return True
 
     def _may_be_tiny(self, source: str, out: str) -> bool:
-        """Tell whether squares may be too small though their roots count.
+        """Tell whether squares may underflow although their roots matter.
 
-        So are all of them beside an offset if no constant comes behind, and those of channels with tiny weights.
+        This happens beside an offset unless a constant is added behind, and in channels with tiny weights.
         """
         first = (op for op in self.recipe.operations if isinstance(op, point.Normalize))
         if any(op.offset for op in first) and not is_shifted_behind(self.recipe, out):
@@ -269,16 +268,22 @@ class _Merger:
             made = self.writer.get(made.inputs[0])
         if not isinstance(made, (layer.Conv, layer.Matmul)):
             return False
-        weight = _double(self.constants[made.weight])[rows]
+        weight = self._array(made.weight)[rows]
         sizes = np.abs(weight.reshape(len(weight), -1)).max(1)
         return bool(((sizes > 0) & (sizes < _LEAST_WEIGHT)).any())
+
+    def _array(self, name: str) -> Array:
+        return np.asarray(self.constants[name], np.float64)
 
     def _constant(self, name: str, array: Array) -> str:
         self.constants[name] = array.astype(np.float32)
         return name
 
     def _pool(self, op: Operation) -> RmsPool | None:
-        """Return the pooling that an operation ends, if its windows are whole and a factor may stay."""
+        """Return the pooling that replaces an operation and those before it, if windows and factors allow it.
+
+        The operation is a NormPool, or a concatenation of poolings of consecutive slices of one value.
+        """
         if isinstance(op, layer.Concatenate) and op.axis == 0:
             parts = [self.writer.get(name) for name in op.inputs]
             slices = [self.writer.get(part.inputs[0]) if part else None for part in parts]
@@ -287,29 +292,28 @@ class _Merger:
             slices = [layer.Slice(op.inputs, (), axis=0, start=0, stop=stop)]
         else:
             return None
-        sections, at, windows, sources = [], 0, set(), set()
+        norms: list[bool] = []
+        windows = set()
         for part, piece in zip(parts, slices, strict=True):
             if not isinstance(part, (layer.AvgPool, layer.NormPool)):
                 return None
-            if not isinstance(piece, layer.Slice) or (piece.axis, piece.start) != (0, at):
+            if not isinstance(piece, layer.Slice) or (piece.axis, piece.start) != (0, len(norms)):
                 return None
-            norm = isinstance(part, layer.NormPool)
             averages = part.averages if isinstance(part, layer.NormPool) else part
-            sections.append((piece.stop - piece.start, norm))
+            norms += [isinstance(part, layer.NormPool)] * (piece.stop - piece.start)
             windows.add(replace(averages, inputs=piece.inputs, outputs=op.outputs))
-            sources.add(piece.inputs[0])
-            at = piece.stop
-        if len(windows) > 1 or len(sources) > 1 or not any(norm for _, norm in sections):
+        if len(windows) > 1 or not any(norms):
             return None
-        (window,), (source,) = windows, sources
-        shape, whole = self.shapes[source], prod(window.kernel)
+        (window,) = windows
+        (source,), shape = window.inputs, self.shapes[window.inputs[0]]
         divisors = places.divisors(window, shape, self.shapes[op.outputs[0]])
-        fits = at == shape[0] and not any(window.padding) and bool((divisors == whole).all())
-        if not fits or not self.takes_factor(op.outputs[0], len(sections) > 1):
+        complete = bool((divisors == prod(window.kernel)).all()) and not any(window.padding)
+        fits = complete and len(norms) == shape[0]
+        if not fits or not self.takes_factor(op.outputs[0], not all(norms)):
             return None
         if self._may_be_tiny(source, op.outputs[0]):
             return None
-        return RmsPool((source,), op.outputs, averages=window, sections=tuple(sections))
+        return RmsPool(window.inputs, op.outputs, averages=window, norms=tuple(norms))
 
 
 def moderate(factor: float) -> bool:
@@ -318,10 +322,5 @@ def moderate(factor: float) -> bool:
 
 
 def rounded(number: float) -> float:
-    """Return 1 for what is 1 up to rounding."""
+    """Return a number, and 1 for a number that is 1 up to rounding."""
     return 1.0 if abs(number - 1) < 1e-12 else number
-
-
-def _double(array: Any) -> Array:
-    array = array.detach().cpu() if hasattr(array, "detach") else array
-    return np.asarray(array, np.float64)

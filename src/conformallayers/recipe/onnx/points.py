@@ -7,16 +7,16 @@ well, and with it the whole sample.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from math import prod
 
 import numpy as np
 
 from ...errors import refusal
 from .. import point_operations as point
+from ..arithmetic import along
 from ..operation import Shape
 from ..places import Array
-from ..point_operations import LARGEST, Key
+from ..point_operations import LARGEST
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
@@ -31,29 +31,28 @@ _SHORTEST = 2**3  # numbers of such a row that are worth a reduction
 @RUN.runs(point.Normalize)
 def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Value, Value]:
     # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
-    rows = graph.reshape(x, (prod(x.shape),)) if graph.scalar_shape == (1,) else x
-    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", rows))
+    rows = x.reshape((prod(x.shape),)) if graph.scalar_shape == (1,) else x
     limits = np.finfo(x.dtype)
     # Without an offset the least peak is that of a zero sample, whose τ is 0.
-    peak = graph.add("Max", peak, min(max(op.offset, limits.tiny), limits.max))
-    unit, m = graph.add("Div", rows, peak), graph.scalar(peak)
+    least = min(max(op.offset, limits.tiny), limits.max)
+    peak = abs(rows).reduce_sample("ReduceMax").node("Max", least)
+    unit, m = rows / peak, peak.scalar()
     if op.offset == 0:
-        tau = reduced(graph, "ReduceL2", unit)
+        tau = reduced("ReduceL2", unit)
     else:
-        share = graph.add("Div", op.offset, m)
-        squares = reduced(graph, "ReduceSumSquare", unit)
-        tau = graph.add("Sqrt", graph.add("Add", squares, graph.add("Mul", share, share)))
-    return graph.reshape(unit, x.shape), m, tau
+        share = op.offset / m
+        tau = (reduced("ReduceSumSquare", unit) + share * share).node("Sqrt")
+    return unit.reshape(x.shape), m, tau
 
 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
-    return weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight)
+    return reduced("ReduceSumSquare", z).weighted(op.weight)
 
 
 @RUN.runs(point.Dot)
 def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
-    return weighted(graph, reduced(graph, "ReduceSum", graph.add("Mul", a, b)), op.weight)
+    return reduced("ReduceSum", a * b).weighted(op.weight)
 
 
 @RUN.runs(point.Rescale)
@@ -61,54 +60,43 @@ def _rescale(
     op: point.Rescale, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value, Value]:
     # The divisor is 1 or the peak: it rounds each number once, and a power of two needs a logarithm.
-    peak = graph.reduce_sample("ReduceMax", graph.add("Abs", z))
+    peak = abs(z).reduce_sample("ReduceMax")
     high = float(np.finfo(z.dtype).max) ** 0.3
-    fits = graph.add("Equal", peak, graph.add("Clip", peak, 1 / high, high), dtype=bool)
-    zero = graph.add("Equal", peak, 0.0, dtype=bool)
-    divisor = graph.add("Where", graph.add("Or", fits, zero, dtype=bool), 1.0, peak)
-    z, factor = graph.add("Div", z, divisor), graph.scalar(divisor)
-    n = weighted(graph, reduced(graph, "ReduceSumSquare", z), op.weight)
-    return z, graph.add("Mul", m, factor), graph.add("Div", tau, factor), n
+    fits = peak.node("Equal", peak.node("Clip", 1 / high, high))
+    divisor = fits.node("Or", peak.node("Equal", 0.0)).node("Where", 1.0, peak)
+    z, factor = z / divisor, divisor.scalar()
+    return z, m * factor, tau / factor, reduced("ReduceSumSquare", z).weighted(op.weight)
 
 
 @RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, graph: OnnxGraph, x: Value) -> Value:
-    return weighted(graph, _form(graph, x, graph.constant(op.form)), op.weight)
-
-
-def _form(graph: OnnxGraph, x: Value, form: Array) -> Value:
-    return reduced(graph, "ReduceSum", graph.add("Mul", graph.add("MatMul", x, form), x))
-
-
-def _squares(graph: OnnxGraph, x: Value, factor: Array) -> Value:
-    image = graph.add("MatMul", x, factor)
-    return reduced(graph, "ReduceSum", graph.add("Mul", image, image))
+    return reduced("ReduceSum", x @ graph.constant(op.form) * x).weighted(op.weight)
 
 
 @RUN.runs(point.BandedForm)
 def _banded_form(op: point.BandedForm, graph: OnnxGraph, x: Value) -> Value:
+    # Batches come last, so that one product with stacked blocks takes the windows of all samples.
     band, (count,) = graph.constant(op.band), x.shape
     full, span, size = band.shape
-    columns = graph.transpose(x, 1, 0, shape=(count,))  # (n, batch)
+    columns = x.node("Transpose", perm=[1, 0])  # (n, batch)
     first = np.arange(full)[:, None] * size
-    windows = graph.add("Gather", columns, first + np.arange(span), shape=(full, span), axis=0)
+    windows = columns.node("Gather", first + np.arange(span), shape=(full, span), axis=0)
     images = graph.add("MatMul", band.transpose(0, 2, 1), windows, shape=(full, size))
     others = images
     if not op.factor:
-        others = graph.add("Gather", columns, first + np.arange(size), shape=(full, size), axis=0)
-    value = _total(graph, graph.add("Mul", images, others), [0, 1])
+        others = columns.node("Gather", first + np.arange(size), shape=(full, size), axis=0)
+    value = _total(images * others, [0, 1])
     if op.width:
-        end = graph.slice(x, 1, count - op.width * op.size, count)
-        last = graph.constant(op.last)
-        rest = _squares(graph, end, last) if op.factor else _form(graph, end, last)
-        value = graph.add("Add", value, rest)
-    return weighted(graph, value, op.weight)
+        end = x.slice(1, count - op.width * op.size, count)
+        image = end @ graph.constant(op.last)
+        value = value + reduced("ReduceSum", image * (image if op.factor else end))
+    return value.weighted(op.weight)
 
 
-def _total(graph: OnnxGraph, products: Value, axes: list[int]) -> Value:
+def _total(products: Value, axes: list[int]) -> Value:
     """Add products in float64 along axes that are all but that of the batch."""
-    products = graph.cast(products, WIDE)
-    return graph.scalar(graph.reduce("ReduceSum", products, axes, keepdims=False, shape=()))
+    wide = products.cast(WIDE)
+    return wide.node("ReduceSum", np.array(axes), shape=(), keepdims=0).scalar()
 
 
 @RUN.runs(point.Fourier)
@@ -121,18 +109,16 @@ def _fourier(op: point.Fourier, graph: OnnxGraph, x: Value) -> Value:
     channels, *before, n = x.shape
     kept = n // 2 + 1
     cos, sin = _waves(n)
-    waves = np.concatenate([cos[:, :kept], -sin[:, :kept]], 1)
-    z, done = graph.add("MatMul", x, waves, shape=(channels, *before, 2 * kept)), kept
+    z, done = x @ np.concatenate([cos[:, :kept], -sin[:, :kept]], 1), kept
     for n in reversed(before):
         before.pop()
         cos, sin = _waves(n)
         # Entries (place, part) become (part, frequency).
         both = np.stack([np.stack([cos, sin], 2), np.stack([-sin, cos], 2)]).reshape(2 * n, 2 * n)
-        shape = (channels, *before, 2 * n, done)
-        z, done = graph.add("MatMul", both, graph.reshape(z, shape), shape=shape), done * n
-    parts = graph.reshape(z, (channels, 2, done))
-    moved = graph.transpose(parts, 3, 0, 2, 1, shape=(done, 2, channels))
-    return _regroup(graph, moved, (done, -1, 2 * channels))
+        z, done = both @ z.reshape((channels, *before, 2 * n, done)), done * n
+    parts = z.reshape((channels, 2, done))
+    moved = parts.node("Transpose", perm=[3, 0, 2, 1], shape=(done, 2, channels))
+    return _regroup(moved, (done, -1, 2 * channels))
 
 
 @RUN.runs(point.InverseFourier)
@@ -140,31 +126,27 @@ def _inverse_fourier(op: point.InverseFourier, graph: OnnxGraph, spectrum: Value
     """Transform back, the first axis first; see :func:`_fourier`."""
     done, channels = spectrum.shape[0], spectrum.shape[1] // 2
     *before, last = op.size
-    parts = _regroup(graph, spectrum, (done, -1, 2, channels))
-    z = graph.transpose(parts, 1, 3, 2, 0, shape=(channels, 2, done))
+    parts = _regroup(spectrum, (done, -1, 2, channels))
+    z = parts.node("Transpose", perm=[1, 3, 2, 0], shape=(channels, 2, done))
     places: Shape = ()
     for n in before:
         done //= n
         cos, sin = _waves(n)
         # Entries (part, frequency) become (place, part).
         both = np.stack([np.stack([cos, -sin], 1), np.stack([sin, cos], 1)], 1) / n
-        shape = (channels, *places, 2 * n, done)
-        z = graph.add("MatMul", both.reshape(2 * n, 2 * n), graph.reshape(z, shape), shape=shape)
+        z = both.reshape(2 * n, 2 * n) @ z.reshape((channels, *places, 2 * n, done))
         places = (*places, n)
     cos, sin = (wave[:done] for wave in _waves(last))
     share = np.full((done, 1), 2.0 / last)  # of a frequency and its conjugate
     share[0] = 1.0 / last
     if last % 2 == 0:
         share[-1] = 1.0 / last
-    waves = np.concatenate([cos * share, -sin * share])
-    rows = graph.reshape(z, (channels, *places, 2 * done))
-    return graph.add("MatMul", rows, waves, shape=(channels, *op.size))
+    return z.reshape((channels, *places, 2 * done)) @ np.concatenate([cos * share, -sin * share])
 
 
-def _regroup(graph: OnnxGraph, x: Value, axes: Sequence[int]) -> Value:
+def _regroup(x: Value, axes: Sequence[int]) -> Value:
     """Reshape a value whose second axis is that of the batch."""
-    shape = tuple(n for n in axes if n > 0)
-    return graph.add("Reshape", x, np.array(axes), shape=shape)
+    return x.node("Reshape", np.array(axes), shape=tuple(n for n in axes if n > 0))
 
 
 def _waves(n: int) -> tuple[Array, Array]:
@@ -177,15 +159,13 @@ def _waves(n: int) -> tuple[Array, Array]:
 
 @RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
-    images = graph.add("MatMul", spectrum, _blocks(graph.constant(op.symbol)))
-    value = _total(graph, graph.add("Mul", images, spectrum), [0, 2])
-    return weighted(graph, value, op.weight)
+    images = spectrum @ _blocks(graph.constant(op.symbol))
+    return _total(images * spectrum, [0, 2]).weighted(op.weight)
 
 
 @RUN.runs(point.SpectralProduct)
 def _spectral_product(op: point.SpectralProduct, graph: OnnxGraph, spectrum: Value) -> Value:
-    blocks = _blocks(graph.constant(op.transfer))
-    return graph.add("MatMul", spectrum, blocks, shape=(len(blocks), blocks.shape[2]))
+    return spectrum @ _blocks(graph.constant(op.transfer))
 
 
 def _blocks(symbol: Array) -> Array:
@@ -198,134 +178,113 @@ def _blocks(symbol: Array) -> Array:
 def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energies: Value) -> Value:
     n = graph.total(energies)
     if op.rule == "published":
-        return graph.add("Add", tau, graph.add("Mul", m, n))
+        return tau + m * n
     if any(isinstance(other, point.Rebase) for other in graph.recipe.operations):
         # A bias may have given a zero sample an energy; its τ = 0 switches that off.
-        n = graph.add("Where", graph.add("Equal", tau, 0.0, dtype=bool), 0.0, n)
-    some = graph.add("Max", tau, LEAST)
-    ratio = graph.add("Div", n, some)
-    if op.rule == "projective":
-        return graph.add("Add", tau, ratio)
-    return graph.add("Mul", tau, _growth(graph, op.rule, graph.add("Div", ratio, some)))
+        n = tau.node("Equal", 0.0).node("Where", 0.0, n)
+    some = tau.node("Max", LEAST)
+    ratio = n / some
+    return tau + ratio if op.rule == "projective" else tau * _growth(op.rule, ratio / some)
 
 
-def _growth(graph: OnnxGraph, rule: str, q: Value) -> Value:
+def _growth(rule: str, q: Value) -> Value:
     if rule not in GROWTHS:
         remedy = f"Use one of {', '.join(GROWTHS)}, or another runtime."
         raise refusal("export_onnx(folded)", "activations that ONNX has", rule, remedy)
-    return GROWTHS[rule](graph, q)
+    return GROWTHS[rule](q)
 
 
-def _radial_tanh(graph: OnnxGraph, q: Value) -> Value:
-    u = graph.add("Sqrt", graph.add("Max", q, 1e-20))  # u / tanh u is 1 there
-    return graph.add("Div", u, graph.add("Tanh", u))
+def _radial_tanh(q: Value) -> Value:
+    u = q.node("Max", 1e-20).node("Sqrt")  # u / tanh u is 1 there
+    return u / u.node("Tanh")
 
 
 # The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
-GROWTHS: dict[str, Callable[[OnnxGraph, Value], Value]] = {
-    "projective": lambda graph, q: graph.add("Add", q, 1.0),
-    "gnomonic": lambda graph, q: graph.add("Sqrt", graph.add("Add", q, 1.0)),
+GROWTHS: dict[str, Callable[[Value], Value]] = {
+    "projective": lambda q: q + 1.0,
+    "gnomonic": lambda q: (q + 1.0).node("Sqrt"),
     "radial_tanh": _radial_tanh,
 }
 
 
 @RUN.runs(point.Divide)
 def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: Value) -> Value:
-    return graph.scale(v, _inverse(graph, tau, op.scale))
+    return v.scale(_inverse(tau, op.scale))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
-    t = weighted(graph, graph.add("Mul", m, tau), op.coordinate)
-    z = graph.scale(z, _inverse(graph, tau, op.scale))
-    return z, graph.add("Min", t, LARGEST), graph.add("Sign", tau)
+    t = (m * tau).weighted(op.coordinate)
+    return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST), tau.node("Sign")
 
 
 @RUN.runs(point.Grow)
 def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value) -> Value:
     products, forms, growths = op.split(values)
-    linear = [_along(graph, key, _inverse(graph, tau), growths) for key in op.linear]
+    linear = [along(key, _inverse(tau), growths) for key in op.linear]
     pairs = [(a, b) for a in range(len(linear)) for b in range(a, len(linear))]
     terms = []
     for (a, b), form in zip(pairs, forms, strict=True):
-        term = graph.add("Mul", graph.add("Mul", linear[a], linear[b]), form)
-        terms.append(term if a == b else graph.add("Mul", term, 2.0))
+        terms.append((linear[a] * linear[b] * form).weighted(1.0 if a == b else 2.0))
     if op.gram is not None:
         ks, gram = _constant_coefficients(op, graph, tau, growths), graph.constant(op.gram)
-        inner = [graph.add("MatMul", ks, gram)]
+        inner = [ks @ gram]
         for index, k in enumerate(linear):
-            dots = graph.slice(products[0], 1, index * len(gram), (index + 1) * len(gram))
-            inner.append(graph.scale(dots, graph.add("Mul", k, 2.0)))
-        product = graph.add("Mul", graph.total(inner), ks)
-        terms.append(graph.scalar(graph.reduce_sample("ReduceSum", product)))
-    q = graph.add("Max", graph.total(terms), 0.0)
+            dots = products[0].slice(1, index * len(gram), (index + 1) * len(gram))
+            inner.append(dots.scale(k * 2.0))
+        terms.append((graph.total(inner) * ks).reduce_sample("ReduceSum").scalar())
+    q = graph.total(terms).node("Max", 0.0)
     if op.rule != "published":
-        return graph.add("Min", _growth(graph, op.rule, q), LARGEST)
-    t = weighted(graph, graph.add("Mul", m, tau), op.factor)
+        return _growth(op.rule, q).node("Min", LARGEST)
+    t = (m * tau).weighted(op.factor)
     for site in op.coordinate:  # one by one: a product of many could overflow on its way
-        t = graph.add("Min", graph.add("Mul", t, growths[site]), LARGEST)
-    return graph.add("Min", graph.add("Add", graph.add("Mul", t, q), 1.0), LARGEST)
+        t = (t * growths[site]).node("Min", LARGEST)
+    return (t * q + 1.0).node("Min", LARGEST)
 
 
 @RUN.runs(point.Combine)
 def _combine(op: point.Combine, graph: OnnxGraph, v: Value, tau: Value, *growths: Value) -> Value:
     shape, size = v.shape[1:], prod(v.shape[1:])
-    inverse = _inverse(graph, tau, op.scale)
-    ks = _side_by_side(graph, [_along(graph, key, inverse, growths) for key in op.linear])
-    rows = graph.reshape(graph.cast(ks, v.dtype), (1, len(op.linear)))
-    parts = graph.reshape(v, (len(op.linear), size))
-    y = graph.reshape(graph.add("MatMul", rows, parts, shape=(1, size)), (size,))
+    inverse = _inverse(tau, op.scale)
+    ks = _side_by_side(graph, [along(key, inverse, growths) for key in op.linear])
+    rows = ks.cast(v.dtype).reshape((1, len(op.linear)))
+    parts = v.reshape((len(op.linear), size))
+    y = rows.node("MatMul", parts, shape=(1, size)).reshape((size,))
     if op.vectors is not None:
-        ks = graph.cast(_constant_coefficients(op, graph, tau, growths), v.dtype)
+        ks = _constant_coefficients(op, graph, tau, growths).cast(v.dtype)
         vectors = graph.constant(op.vectors).reshape(-1, size)
-        y = graph.add("Gemm", ks, vectors, y, shape=(size,))
-    return graph.reshape(y, shape)
+        y = ks.node("Gemm", vectors, y, shape=(size,))
+    return y.reshape(shape)
 
 
 def _constant_coefficients(
     op: point.Grow | point.Combine, graph: OnnxGraph, tau: Value, growths: Sequence[Value]
 ) -> Value:
     """Return the coefficients of the constant parts, (batch, parts); 0 where τ is."""
-    alive = graph.add("Sign", tau)
-    found = [_along(graph, key, alive, growths) for key in op.constant_parts]
-    return _side_by_side(graph, found)
+    alive = tau.node("Sign")
+    return _side_by_side(graph, [along(key, alive, growths) for key in op.constant_parts])
 
 
 def _side_by_side(graph: OnnxGraph, scalars: Sequence[Value]) -> Value:
-    count = len(scalars)
-    shape = (count, *graph.scalar_shape[1:])
-    both = scalars[0] if count == 1 else graph.add("Concat", *scalars, shape=shape, axis=1)
-    return graph.reshape(both, (count,))
+    return graph.concatenate(scalars).reshape((len(scalars),))
 
 
-def _along(graph: OnnxGraph, key: Key, coefficient: Value, growths: Sequence[Value]) -> Value:
-    """Divide a coefficient by the growth of every site that its part has passed."""
-    return reduce(lambda k, site: graph.add("Div", k, growths[site]), key, coefficient)
-
-
-def reduced(graph: OnnxGraph, kind: str, z: Value) -> Value:
+def reduced(kind: str, z: Value) -> Value:
     """Reduce samples to scalars in float64; long maps add short rows in their own dtype first."""
-    count, row, rank = prod(z.shape), z.shape[-1], len(graph.scalar_shape)
+    count, row, rank = prod(z.shape), z.shape[-1], len(z.graph.scalar_shape)
     if z.dtype != WIDE and count > LONG:
         if not _SHORTEST <= row <= ROW:
             row = max(n for n in range(1, ROW + 1) if count % n == 0)
-            z = graph.reshape(z, (*[1] * (rank - 1), count // row, row))
+            z = z.reshape((*[1] * (rank - 1), count // row, row))
         if row >= _SHORTEST:
-            keep = len(z.shape) == rank  # else the rank of scalars is reached without this axis
-            shape = (*z.shape[:-1], 1) if keep else z.shape[:-1]
-            z = graph.reduce(kind, z, [len(z.shape)], keepdims=keep, shape=shape)
+            # Without the last axis, a map of one axis more has the rank of scalars already.
+            z = z.reduce(kind, [len(z.shape)], keepdims=len(z.shape) == rank)
             kind = "ReduceSum" if kind == "ReduceSumSquare" else kind
-    return graph.scalar(graph.reduce_sample(kind, graph.cast(z, WIDE)))
+    return z.cast(WIDE).reduce_sample(kind).scalar()
 
 
-def weighted(graph: OnnxGraph, n: Value, weight: float) -> Value:
-    """Multiply by a number, unless it is 1."""
-    return n if weight == 1.0 else graph.add("Mul", n, weight)
-
-
-def _inverse(graph: OnnxGraph, tau: Value, scale: float = 1.0) -> Value:
+def _inverse(tau: Value, scale: float = 1.0) -> Value:
     """Return ``scale/τ``, and 0 where τ is."""
-    zero = graph.add("Equal", tau, 0.0, dtype=bool)
-    return graph.add("Where", zero, 0.0, graph.add("Div", scale, tau))
+    return tau.node("Equal", 0.0).node("Where", 0.0, scale / tau)

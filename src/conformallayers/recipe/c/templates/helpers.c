@@ -6,7 +6,8 @@
  * and point at an entry; doubles are kept in pairs of floats. $S is the parameter of the scales, $T multiplies
  * a sum by its scale; lines that begin with $Q are for scales alone. $N, $P and $E are the name, the
  * parameters and the expression of an entry of MAPS or BROADCASTS, $D is a line for expressions of d; of an
- * entry of POOLS, $I begins a window, $E takes an entry v and $R is the result.
+ * entry of POOLS, $I begins a window, $E takes an entry v and $R is the result. Functions call only those
+ * before them, or in integers.c.
  */
 
 //: load
@@ -176,7 +177,7 @@ $Q                    $put(y, n, $T$get(y, n));
 /* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps
    from one entry of a window to the next; the size of a window; then, axis by axis, the first
    entries of all windows and where these end. */
-static void $N$s(const float *x, float *y, const int32_t *g)
+static void $N$s(const float *x, float *y, const int32_t *g$P)
 {
     const int32_t *in = g + 1, *to = g + 4, *step = g + 7;
     const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
@@ -229,12 +230,12 @@ static void gather$s(const float *x, float *y, const int32_t *g, int32_t axes, $
 }
 
 //: copy
-/* Copy rows of n floats; how far they lie apart may differ. */
-static void copy(const float *x, int32_t from, float *y, int32_t to, int32_t rows, int32_t n)
+/* Copy rows of n entries; how far they lie apart may differ. */
+static void copy$s(const float *x, int32_t from, float *y, int32_t to, int32_t rows, int32_t n)
 {
     int32_t r;
     for (r = 0; r < rows; r++)
-        memcpy(y + r * to, x + r * from, (size_t)n * sizeof(float));
+        memcpy($at(y, r * to), $at(x, r * from), (size_t)n * sizeof($V));
 }
 
 //: map
@@ -270,22 +271,6 @@ static void add$s(const float *a, const float *b, float *y, int32_t n)
         $put(y, i, $get(a, i) + $get(b, i));
 }
 
-//: multiply
-static void multiply$s(const float *x, $V by, float *y, int32_t n)
-{
-    int32_t i;
-    for (i = 0; i < n; i++)
-        $put(y, i, $get(x, i) * by);
-}
-
-//: divide
-static void divide$s(const float *x, $V by, float *y, int32_t n)
-{
-    int32_t i;
-    for (i = 0; i < n; i++)
-        $put(y, i, $get(x, i) / by);
-}
-
 //: peak
 /* The largest magnitude, or a given one if that is larger; 1 where all are 0. */
 static $V peak$s(const float *x, int32_t n, $V least)
@@ -299,30 +284,19 @@ static $V peak$s(const float *x, int32_t n, $V least)
     return found == 0 ? 1 : found;
 }
 
-//: squares
-/* The sum of squares: no square of a float leaves the range of double. */
-static double squares$s(const float *x, int32_t n)
+//: inner
+/* The dot product of two maps: no square of a float leaves the range of double. */
+static double inner$s(const float *a, const float *b, int32_t n)
 {
     double sums[4] = {0, 0, 0, 0};
     const int32_t whole = n - n % 4;
     int32_t i, k;
     for (i = 0; i < whole; i += 4)
         for (k = 0; k < 4; k++)
-            sums[k] += (double)$get(x, i + k) * (double)$get(x, i + k);
+            sums[k] += (double)$get(a, i + k) * (double)$get(b, i + k);
     for (i = whole; i < n; i++)
-        sums[0] += (double)$get(x, i) * (double)$get(x, i);
+        sums[0] += (double)$get(a, i) * (double)$get(b, i);
     return (sums[0] + sums[2]) + (sums[1] + sums[3]);
-}
-
-//: inner
-/* The dot product of two maps. */
-static double inner$s(const float *a, const float *b, int32_t n)
-{
-    double sum = 0;
-    int32_t i;
-    for (i = 0; i < n; i++)
-        sum += (double)$get(a, i) * (double)$get(b, i);
-    return sum;
 }
 
 //: power_near

@@ -1,7 +1,7 @@
 /*
  * The functions of programs with whole numbers; see helpers.c. There are no floats in their loops but where
  * an image is read and where outputs are written. Of an entry of SUMS, $V is the type of y, $P are the
- * parameters, $I these from a channel on, and $E is what becomes of the sum p of a channel c.
+ * parameters, $I the parameters from a channel on, and $E the result of the sum p of a channel c.
  */
 
 //: apart
@@ -272,30 +272,10 @@ static uint32_t root(uint32_t n)
     return found;
 }
 
-//: pool_whole
-/* Sums of windows, or their norms with some bits behind the point (-1: sums), times multiplier /
-   2^shift. g: see pool. */
-static void pool_whole(const int8_t *x, int8_t *y, const int32_t *g, int32_t bits,
-                       int32_t multiplier, int32_t shift)
+//: scaled
+static int8_t scaled(int32_t p, int32_t multiplier, int32_t shift)
 {
-    const int32_t *in = g + 1, *to = g + 4;
-    const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
-    int32_t c, p, q, r, i, j, k, n = 0;
-    for (c = 0; c < g[0]; c++, x += in[0] * in[1] * in[2])
-        for (p = 0; p < to[0]; p++)
-            for (q = 0; q < to[1]; q++)
-                for (r = 0; r < to[2]; r++, n++) {
-                    int32_t sum = 0;
-                    for (i = a[p]; i < a[to[0] + p]; i++)
-                        for (j = b[q]; j < b[to[1] + q]; j++) {
-                            const int8_t *line = x + (i * in[1] + j) * in[2];
-                            for (k = d[r]; k < d[to[2] + r]; k++)
-                                sum += bits < 0 ? line[k] : line[k] * line[k];
-                        }
-                    if (bits >= 0)
-                        sum = (int32_t)root((uint32_t)sum << (2 * bits));
-                    y[n] = clipped(shifted((int64_t)sum * multiplier, shift), -127);
-                }
+    return clipped(shifted((int64_t)p * multiplier, shift), -127);
 }
 
 //: requantize
@@ -324,15 +304,5 @@ static void dequantize(const int8_t *x, double scale, double tau, float *y, int3
     int32_t i;
     for (i = 0; i < n; i++)
         y[i] = (float)(x[i] * scale / tau);
-}
-
-//: copy_whole
-/* Copy rows of n features; how far they lie apart may differ. */
-static void copy_whole(const int8_t *x, int32_t from, int8_t *y, int32_t to, int32_t rows,
-                       int32_t n)
-{
-    int32_t r;
-    for (r = 0; r < rows; r++)
-        memcpy(y + r * to, x + r * from, (size_t)n);
 }
 
