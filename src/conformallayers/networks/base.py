@@ -1,4 +1,4 @@
-"""The base class of the networks, and checks of their arguments."""
+"""The base class of the networks, and what their constructors share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_real, refusal
 from ..hub.mixin import Published
 
 IMAGE_SHAPE = (3, 32, 32)
@@ -48,18 +48,9 @@ class Network(nn.Module, Published):
         return scores
 
 
-def check_count(name: str, value: object, remedy: str, most: int | None = None) -> None:
-    """Refuse a value that is not a whole number > 0, or above the most."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise refusal(name, "a whole number > 0", repr(value), remedy)
-    if most is not None and value > most:
-        raise refusal(name, f"{most} at most", repr(value), remedy)
-
-
 def check_share(name: str, value: object, remedy: str) -> None:
     """Refuse a value that is not a number from 0 to below 1."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:  # type: ignore[operator]
+    if not is_real(value) or not 0 <= value < 1:
         raise refusal(name, "a number from 0 to below 1", repr(value), remedy)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import check_count
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Scale
-from .base import Network, check_count, check_share, make_head
+from .base import Network, check_share, make_head
 
 _DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import check_count
 from ..nn.branches import Residual
-from .base import IMAGE_SHAPE, Network, check_count, make_head
+from .base import IMAGE_SHAPE, Network, make_head
 
 
 class MLP(Network):

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal, shape_text
+from ..errors import check_count, refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from ..registry.registry import has_global_hooks, has_hooks
-from .base import IMAGE_SHAPE, Network, check_count, check_share, make_head
+from .base import IMAGE_SHAPE, Network, check_share, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
 _DEEPEST = 100  # layers of a stage: a depth from a hostile file must not fill the memory

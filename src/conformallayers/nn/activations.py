@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_real, refusal
 from ..functional import (
     Scalar,
     energy,
@@ -28,9 +28,8 @@ from ..functional import (
 )
 from ..scaling import positive
 
-LARGEST = (
-    1.7e308  # of t, so that it stays finite: outputs beyond would be below the range of float64
-)
+# The largest t: it stays finite, and outputs beyond it would be below the range of float64.
+LARGEST = 1.7e308
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
 Growth = Callable[[Tensor], Tensor]
@@ -360,8 +359,7 @@ def _checked_alpha(name: str, alpha: Any) -> str | float:
         return "young"
     if isinstance(alpha, str) and alpha in _MODES:
         return alpha
-    number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if not number or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
+    if not is_real(alpha) or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
         raise refusal(
             f"{name}(alpha=...)",
             f'None, "young", "spectral", "learned" or a number in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]',

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_whole, refusal
 from ..functional import Scalar
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class Parallel(Composite):
         if join not in ("sum", "concatenate"):
             remedy = "Pass one of them."
             raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
+        if not is_whole(dim) or dim == 0:
             remedy = "1 is the channel axis."
             raise refusal("Parallel(dim=...)", "an axis after the batch axis", repr(dim), remedy)
         if not modules:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConformalError, refusal
+from ..errors import ConformalError, is_real, refusal
 from ..folding.cache import FoldCache, must_run
 from ..folding.certificate import rounding_budget
 from ..folding.operators import freeze, frozen_layers
@@ -363,8 +363,7 @@ class ConformalLayers(nn.Sequential):
 def _checked_offset(offset: Any) -> str | float | None:
     if offset is None or (isinstance(offset, str) and offset == "learned"):
         return offset
-    number = isinstance(offset, (int, float)) and not isinstance(offset, bool)
-    if not number or not 0 < offset < math.inf:
+    if not is_real(offset) or not 0 < offset < math.inf:
         expected = 'None, "learned" or a finite number > 0'
         remedy = "Leave it out for the paper's embedding."
         raise refusal("ConformalLayers(offset=...)", expected, repr(offset), remedy)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_whole, refusal
 from .branches import Composite, Flow, Join, below, checked_module
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Split(Composite):
     def __init__(self, sizes: Sequence[int], modules: Iterable[nn.Module]) -> None:
         super().__init__()
         many = isinstance(sizes, Sequence) and len(sizes) > 0
-        if not many or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        if not many or not all(is_whole(n) and n > 0 for n in sizes):
             remedy = "Give the number of channels of each group."
             raise refusal("Split(sizes=...)", "whole numbers > 0", repr(sizes), remedy)
         self.sizes = tuple(sizes)
