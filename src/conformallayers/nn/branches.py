@@ -92,18 +92,20 @@ class Composite(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map a batch of points; activations inside need a number for alpha."""
-        result: Tensor = self.flow("", input, _Plain())
+        result: Tensor = self.flow("", input, BatchFlow())
         return result
 
 
-class _Plain(Flow[Tensor]):
-    """Apply modules to batches of points."""
+class BatchFlow(Flow[Tensor]):
+    """Apply modules to batches, (B, ...)."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
+        """Call the module."""
         result: Tensor = module(value)
         return result
 
     def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
+        """Add or concatenate tensors."""
         return join.merge(values)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import full_precision, wide_dtype
-from ..registry.registry import LayerSpec, linear_part
+from ..registry.registry import linear_part
+from ..registry.specs import LayerSpec
 from .activations import RadialActivation
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample

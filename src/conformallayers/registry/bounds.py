@@ -129,7 +129,7 @@ def linear_bound(module: Any, shape: Shape) -> Scalar:
     return young(module.weight.unsqueeze(2))
 
 
-def one(module: Any, shape: Shape) -> Scalar:
+def one(module: Any, shape: Shape) -> float:
     """Bound a module that only moves, drops or averages coefficients: 1."""
     return 1.0
 
@@ -214,7 +214,7 @@ def scale_bound(module: Any, shape: Shape) -> Scalar:
     return float(module.factor.abs().max())
 
 
-def repeat_bound(module: Any, shape: Shape) -> Scalar:
+def repeat_bound(module: Any, shape: Shape) -> float:
     """Bound ``cl.RepeatChannels`` by √times, since the energy is multiplied by ``times``."""
     return math.sqrt(module.times)
 
@@ -266,7 +266,7 @@ def _places(layer: nn.Module, spatial: Shape, axis: int, dtype: torch.dtype) -> 
     return image.reshape(-1, image.shape[-1])[0]
 
 
-def repeated_pixels(module: Any) -> float | None:
+def repeated_pixels(module: Any, shape: Shape) -> float | None:
     """Return the norm factor of ``nn.Upsample`` if it repeats pixels by an integer factor per axis."""
     factors = module.scale_factor
     if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):

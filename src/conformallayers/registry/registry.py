@@ -20,12 +20,11 @@ from ..errors import ConformalError, refusal
 from ..functional import Scalar
 from ..nn import layers
 from ..nn.activations import RadialActivation
-from ..nn.branches import Composite, Flow, Join, joined_bound
+from ..nn.branches import BatchFlow, Composite, Flow, Join, below, joined_bound
 from ..pooling import avg_pool, norm_pool, pool_groups
 from ..utils.axes import per_axis
 from .bounds import Shape, pool_axes
-from .specs import Bound, Check, scale_output
-from .specs import LayerSpec as LayerSpec  # re-exported
+from .specs import Bound, Check, LayerSpec, scale_output
 from .torch_layers import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
 
 SUPPORTED_KINDS = (
@@ -34,8 +33,6 @@ SUPPORTED_KINDS = (
 _REGISTER = (
     "cl.register_linear if it is linear, cl.register_homogeneous if f(λx) = λ·f(x) for λ > 0."
 )
-_DEFAULT_SUGGESTION = f"Register it with {_REGISTER}"
-_OVERRIDE_SUGGESTION = f"It overrides forward: register it with {_REGISTER}"
 
 
 def register_linear(
@@ -167,7 +164,8 @@ def suggestion(module_type: type[nn.Module]) -> str:
     if rows:
         return REFUSED[rows[0]]
     derived = any(ancestor in _SPECS for ancestor in module_type.__mro__)
-    return _OVERRIDE_SUGGESTION if derived else _DEFAULT_SUGGESTION
+    start = "It overrides forward: register" if derived else "Register"
+    return f"{start} it with {_REGISTER}"
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -226,7 +224,7 @@ def warn_if_eps_dominates(modules: Iterable[tuple[str, nn.Module]]) -> list[tupl
     """
     pairs = list(modules)
     norms = {
-        f"{path}.{name}" if name else path: child
+        below(path, name) if name else path: child
         for path, module in pairs
         for name, child in module.named_modules()
         if isinstance(child, BATCH_NORMS) and _eps_dominates(child)
@@ -261,7 +259,7 @@ def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
     return result - module.forward(torch.zeros_like(x)) if is_affine(module) else result
 
 
-class _Linear(Flow[Tensor]):
+class _Linear(BatchFlow):
     """Apply the linear part of branches without activations."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
@@ -269,22 +267,19 @@ class _Linear(Flow[Tensor]):
             value = linear_part(child, spec_of(name, child), value)
         return value
 
-    def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
-        return join.merge(values)
-
 
 def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
     if isinstance(module, nn.Upsample):
         x = x.contiguous()  # torch copies other entries of a channels-last map
-    pooled = None if has_hooks(module) or has_global_hooks() else _pooled(module, x)
+    hooked = has_hooks(module) or has_global_hooks()
+    pooled = None if hooked else _pooled(module, x)
     if pooled is not None:
         return pooled if factor is None else pooled * factor
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
-    scaled = scale_output if has_hooks(module) or has_global_hooks() else spec.scaled
-    return scaled(module, x, factor)
+    return (scale_output if hooked else spec.scaled)(module, x, factor)
 
 
 def _pooled(module: Any, x: Tensor) -> Tensor | None:
@@ -326,13 +321,8 @@ def _is_plain_average(module: Any) -> bool:
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of the children in order, descending into nested ``nn.Sequential``."""
     for name, child in root._modules.items():
-        if child is None:
-            continue
-        path = f"{prefix}.{name}" if prefix else name
-        if type(child) is nn.Sequential:
-            yield from flatten_modules(child, path)
-        else:
-            yield path, child
+        if child is not None:
+            yield from modules_in(below(prefix, name), child)
 
 
 def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -32,8 +32,8 @@ class LayerSpec:
         identity_in_eval: whether the module is the identity in evaluation mode.
         affine: whether the module adds its ``bias``, if that is not None.
         multiple: whether it multiplies the whole sample by one number in evaluation mode.
-        norm_factor: module → the number by which it multiplies the norm of every sample, or None if
-            there is no such number.
+        norm_factor: (module, input shape) → the number by which it multiplies the norm of every
+            sample, or None if there is no such number.
         homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
     """
 
@@ -46,7 +46,7 @@ class LayerSpec:
     identity_in_eval: bool = False
     affine: bool = False
     multiple: bool = False
-    norm_factor: Callable[[Any], float | None] | None = None
+    norm_factor: Callable[[Any, Shape], float | None] | None = None
     homogeneous: bool = False
 
     def problem(self, module: nn.Module) -> str | None:
