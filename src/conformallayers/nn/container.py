@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,19 +98,9 @@ class ConformalLayers(nn.Sequential):
     def __init__(
         self, *modules: Any, offset: str | float | None = None, unit: str = "norm"
     ) -> None:
-        nn.Module.__init__(self)
         self._reset_cache()
-        named: Iterable[tuple[str, Any]]
-        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
-            named = modules[0].items()
-        else:
-            named = ((str(index), module) for index, module in enumerate(modules))
-        for name, module in named:
-            self.add_module(name, module)
-        if offset is not None:
-            self.offset = offset
-        if unit != "norm":
-            self.unit = unit
+        super().__init__(*modules)
+        self.offset, self.unit = offset, unit
 
     # -- the embedding --------------------------------------------------------------------------
 
@@ -200,10 +189,8 @@ class ConformalLayers(nn.Sequential):
     @overload
     def __getitem__(self, idx: int) -> nn.Module: ...
     def __getitem__(self: Self, idx: slice | int) -> Self | nn.Module:
-        if isinstance(idx, slice):
-            return self._alike(self.__class__(OrderedDict(list(self._modules.items())[idx])))
-        item: nn.Module = super().__getitem__(idx)
-        return item
+        item: Any = super().__getitem__(idx)
+        return self._alike(item) if isinstance(idx, slice) else item
 
     def insert(self: Self, index: int, module: nn.Module) -> Self:
         """Insert a layer; refuse what does not fold."""
@@ -229,7 +216,7 @@ class ConformalLayers(nn.Sequential):
             return self._run_layers(input)
         if self.training or transformed() or _LAYER_BY_LAYER.get():
             return self._run_layers_or_explain(input)
-        if self._would_lose_gradients():
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
             self.unfold()  # an optimiser's step may follow, and fused ones leave no trace
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
@@ -271,11 +258,7 @@ class ConformalLayers(nn.Sequential):
         """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
         offset = self.offset
         offset = 0.0 if offset is None else offset
-        layers = flatten_modules(self)
-        return run_layers(layers, input, self.training, offset, self._unit == "rms")
-
-    def _would_lose_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        return run_layers(flatten_modules(self), input, self.training, offset, self._unit == "rms")
 
     # -- folding --------------------------------------------------------------------------------
 

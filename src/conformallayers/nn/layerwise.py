@@ -46,7 +46,7 @@ from ..registry.registry import (
 from ..scaling import Scaling, constant, positive, product
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
 from .branches import Composite, Flow, Join, below, joined_bound
-from .collapse import collapsible, may_collapse, run_collapsed
+from .collapse import collapsible, run_collapsed
 from .homogeneous import Split
 from .power_iteration import Layer, power_step
 
@@ -221,19 +221,21 @@ class LayerFlow(Flow[Points]):
 
     def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
         """Run (path, module) pairs in order."""
+        modules = [module for _, module in pairs]
         bias: Tensor | None = None  # left out of the layer before
         index = 0
         while index < len(pairs):
-            if self.collapse and all(
-                may_collapse(module) for _, module in pairs[index : index + 2]
-            ):
-                many = self._run_collapsed([module for _, module in pairs[index:]], value)
-                if many:
-                    index += many
-                    continue
+            shapes = collapsible(modules[index:], value.z) if self.collapse else []
+            if shapes:
+                leading = modules[index : index + len(shapes)]
+                every = zip(leading, shapes, strict=True)
+                value.segment.layers += [(m, spec_of("", m), shape) for m, shape in every]
+                value.z = run_collapsed(leading, value.z, value.scaling.take())
+                index += len(shapes)
+                continue
             path, module = pairs[index]
             index += 1
-            following = pairs[index][1] if index < len(pairs) else None
+            following = modules[index] if index < len(pairs) else None
             redundant = bias_is_redundant(module, following, value.z.dim())
             fresh = None if bias is None else _is_fresh(module)
             value = self.step(path, module, value, with_bias=not redundant)
@@ -243,18 +245,6 @@ class LayerFlow(Flow[Points]):
             if bias is not None:  # a gradient of exactly 0, since autograd.grad and DDP want one
                 value.tau, value.divided = value.tau + 0 * bias.sum(), False
         return value
-
-    def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
-        """Run the leading convolutions as one if that is cheaper; return their number."""
-        shapes = collapsible(modules, value.z)
-        if shapes:
-            leading = modules[: len(shapes)]
-            every = zip(leading, shapes, strict=True)
-            value.segment.layers += [
-                (module, spec_of("", module), shape) for module, shape in every
-            ]
-            value.z = run_collapsed(leading, value.z, value.scaling.take())
-        return len(shapes)
 
     def split(self, path: str, groups: Sequence[Any], value: Points) -> list[Points]:
         """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
@@ -407,7 +397,10 @@ def run_layers(
     rms: bool = False,
 ) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
-    flow = LayerFlow(training and _may_step(), rms, training and not _is_transformed())
+    compiling, transforms = torch.compiler.is_compiling(), transformed()
+    # Power iteration needs autograd, which transforms and inference mode take away.
+    iterate = compiling or not (transforms or torch.is_inference_mode_enabled())
+    flow = LayerFlow(training and iterate, rms, training and not (compiling or transforms))
     value = entered(input, offset, rms)
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
@@ -439,14 +432,3 @@ def _add_to_running_mean(norm: Any, bias: Tensor, fresh: Any) -> None:
         norm.running_mean.data.add_(bias - (1 - share) * before * ~fresh)
         if not torch.compiler.is_compiling():
             vars(norm)[_BIAS_IN_MEAN] = bias.clone()
-
-
-def _may_step() -> bool:
-    """Check that autograd is available to power iteration: no transform, no inference mode."""
-    if torch.compiler.is_compiling():
-        return True
-    return not (_is_transformed() or torch.is_inference_mode_enabled())
-
-
-def _is_transformed() -> bool:
-    return torch.compiler.is_compiling() or transformed()
