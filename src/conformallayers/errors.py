@@ -29,7 +29,7 @@ class MissingExtra(ConformalError, ImportError):
 
 
 class ClosedPipe(Exception):
-    """Raised by a command when nobody reads its output any more; no error of anyone."""
+    """Raised by a command whose reader has closed the pipe; not an error."""
 
 
 def refusal(where: str, expected: str, got: str, remedy: str) -> ConformalError:
