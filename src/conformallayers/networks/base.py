@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -55,13 +57,14 @@ def check_share(name: str, value: object, remedy: str) -> None:
 
 
 def make_head(
-    features: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
+    widths: Sequence[int | None], factory: dict[str, Any], *between: Callable[[], nn.Module]
 ) -> nn.Module:
-    """Return a linear layer, or two with a ReLU between them if there is a hidden width."""
-    if hidden is None:
-        return nn.Linear(features, num_classes, **factory)
-    return nn.Sequential(
-        nn.Linear(features, hidden, **factory),
-        nn.ReLU(),
-        nn.Linear(hidden, num_classes, **factory),
-    )
+    """Return linear layers from each width to the next, with modules between two of them.
+
+    A width of None is left out: no such hidden layer.
+    """
+    layers: list[nn.Module] = []
+    for before, after in pairwise(width for width in widths if width is not None):
+        layers += [build() for build in between if layers]
+        layers.append(nn.Linear(before, after, **factory))
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
@@ -20,8 +21,8 @@ class MLP(Network):
 
     def __init__(self, hidden: int = 200, *, num_classes: int = 10, **factory: Any) -> None:
         check_count("hidden", hidden, "It is the width of the hidden layer.")
-        pixels = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
-        super().__init__(nn.Identity(), make_head(pixels, hidden, num_classes, factory))
+        widths = (math.prod(IMAGE_SHAPE), hidden, num_classes)
+        super().__init__(nn.Identity(), make_head(widths, factory, nn.ReLU))
 
 
 class ResNet8(Network):

@@ -146,7 +146,7 @@ class StageNet(Network):
                 sizes = [averaged, stage.channels - averaged]
                 rectified = Split(sizes, [_average(stage), rectified])
             layers += [rectified, nn.BatchNorm2d(stage.channels, **factory)]
-        head = make_head(features, _HIDDEN.get(preset), num_classes, factory)
+        head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
         super().__init__(ConformalLayers(*layers, offset=offset, unit=unit), head)
 
 
@@ -175,7 +175,7 @@ class StageReLUNet(Network):
         for stage, convolutions in _convolutions(preset, depth, in_shape, factory):
             layers += [*convolutions, nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
             layers.append(_maximum(stage) if pool == "max" else _average(stage))
-        head = make_head(features, _HIDDEN.get(preset), num_classes, factory)
+        head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
         super().__init__(nn.Sequential(*layers), head)
 
     def forward(self, input: Tensor) -> Tensor:

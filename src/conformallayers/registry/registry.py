@@ -83,11 +83,9 @@ def register_homogeneous(
     :func:`conformallayers.testing.assert_homogeneous` checks that, and the bound.
 
     Args:
-        module_type: the class.
         bound: function of (module, shape of one input sample) that returns an upper bound of
             ``‖h(x)‖/‖x‖``, a float or a 0-dim tensor.
-        check: function of the module that returns why its configuration is refused, or None.
-        rank: number of axes of its input including the batch axis, if the module fixes it.
+        module_type, check, rank: as in :func:`register_linear`.
 
     Examples:
         >>> class Sorted(torch.nn.Module):

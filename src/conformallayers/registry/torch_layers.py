@@ -172,12 +172,10 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalRe
 
 # A subclass gets the suggestion of its nearest ancestor.
 REFUSED: dict[type, str] = {
-    **{
-        getattr(
-            nn, name
-        ): "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head."
-        for name in _ACTIVATIONS
-    },
+    **dict.fromkeys(
+        (getattr(nn, name) for name in _ACTIVATIONS),
+        "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head.",
+    ),
     nn.FractionalMaxPool2d: "Use nn.MaxPool2d or nn.LPPool2d(2, ...): its windows are random.",
     nn.FractionalMaxPool3d: "Use nn.MaxPool3d or nn.LPPool3d(2, ...): its windows are random.",
     **dict.fromkeys(
