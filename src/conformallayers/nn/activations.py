@@ -32,7 +32,6 @@ from ..scaling import positive
 LARGEST = 1.7e308
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
-Growth = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,10 @@ class Rule:
     """
 
     name: str
-    growth: Growth = field(compare=False)
+    growth: Callable[[Tensor], Tensor] = field(compare=False)
     collapses: bool = False
     on_points: bool = True
     provable: bool = False
-
-    @property
-    def signature(self) -> str:
-        """The name, with the values that a user-defined activation has learned for its growth."""
-        owner = getattr(self.growth, "__self__", None)
-        parts = [self.name]
-        if isinstance(owner, nn.Module):
-            for key, value in sorted(owner.state_dict().items()):
-                if key not in ("norm", "log_factor"):  # these determine α, not the growth
-                    parts.append(f"{key}={value.tolist()}")
-        return " ".join(parts)
 
     def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
         """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
@@ -233,6 +221,7 @@ class RadialActivation(nn.Module):
             )
         input, n = energy(input)
         if may_look(input) and not squares_fit(input, n, n):
+            # Compute q and the output from input·factor, whose squares are in the range of the dtype.
             input, factor = rescaled(input)
             input, n = energy(input)
             growth = self.rule.growth(n / (factor * self.alpha).square())

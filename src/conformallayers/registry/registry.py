@@ -125,7 +125,7 @@ def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
 
 
 def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bool:
-    """Check that a class overrides nothing of what its ancestor computes."""
+    """Check that a class does not override the computation of its ancestor."""
     names = ("forward", "_conv_forward", "__call__")
     return all(getattr(module_type, n, None) is getattr(ancestor, n, None) for n in names)
 
@@ -157,7 +157,7 @@ def branches(module: nn.Module) -> bool:
 
 
 def suggestion(module_type: type[nn.Module]) -> str:
-    """Return what to use instead of a refused type: the row of its nearest ancestor that has one."""
+    """Return what to use instead of a refused type, from its nearest ancestor with a suggestion."""
     rows = [kind for kind in module_type.__mro__ if kind in REFUSED]
     if rows:
         return REFUSED[rows[0]]
@@ -281,7 +281,7 @@ def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) ->
 
 
 def _pooled(module: Any, x: Tensor) -> Tensor | None:
-    """Pool in another way than torch: norms, which have no gradient there where a window is 0, and averages."""
+    """Pool norms, which torch cannot differentiate where a window is 0, and averages, which it pools slowly."""
     norms = isinstance(module, NORM_POOLS)
     if not norms and not _is_plain_average(module):
         return None
@@ -293,7 +293,7 @@ def _pooled(module: Any, x: Tensor) -> Tensor | None:
 def pool_at_once(
     modules: Iterable[nn.Module], channels: Sequence[slice], x: Tensor
 ) -> Tensor | None:
-    """Pool each group of channels of x by its module, in one pass; None where they must run one by one."""
+    """Pool each group of channels of x by its module in one pass; None if the modules must run one by one."""
     groups, windows = [], []
     if x.dim() != 4 or x.shape[1] != channels[-1].stop or has_global_hooks():
         return None

@@ -97,12 +97,7 @@ def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
     rank = n + 2
-    weighted: dict[str, Any] = {
-        "rank": rank,
-        "channels": "in_channels",
-        "parameter": "weight",
-        "affine": True,
-    }
+    weighted: dict[str, Any] = {"rank": rank, "channels": "in_channels", "affine": True}
     dropout = LayerSpec(
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
     )
@@ -137,9 +132,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(1),
     **_spatial_rows(2),
     **_spatial_rows(3),
-    nn.Linear: LayerSpec(
-        bounds.linear_bound, _scaled_linear, channels="in_features", parameter="weight", affine=True
-    ),
+    nn.Linear: LayerSpec(bounds.linear_bound, _scaled_linear, channels="in_features", affine=True),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
     nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
@@ -154,7 +147,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     nn.Upsample: LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels),
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
-    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True),
+    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, multiple=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
     nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),
