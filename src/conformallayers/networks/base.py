@@ -1,4 +1,4 @@
-"""The base class of the networks, and what their constructors share."""
+"""The base class of the networks, checks of arguments, and heads."""
 
 from __future__ import annotations
 

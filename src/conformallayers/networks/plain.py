@@ -1,4 +1,4 @@
-"""Plain networks to compare with: an MLP on pixels, and ResNet-8 as MLPerf Tiny has it."""
+"""Baselines: an MLP on pixels, and the ResNet-8 of MLPerf Tiny."""
 
 from __future__ import annotations
 

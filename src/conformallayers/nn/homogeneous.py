@@ -1,7 +1,7 @@
 """Positively homogeneous maps, ``h(λx) = λ·h(x)`` for λ > 0: they act on x and leave t alone.
 
-``nn.ReLU``, ``nn.MaxPool2d``, ``nn.LPPool2d(2, ...)`` and their relatives are used as torch.nn has them. This
-file has what torch.nn lacks.
+``nn.ReLU``, ``nn.MaxPool2d``, ``nn.LPPool2d(2, ...)`` and their relatives are torch.nn's own. This file adds
+the maps that torch.nn lacks.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Split(Composite):
 
     @property
     def channels(self) -> list[Channels]:
-        """The modules that take the groups out of the input."""
+        """The modules that slice the groups from the input."""
         return list(_channels(self.sizes))
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:

@@ -133,7 +133,10 @@ class Points:
         return Points(self.z, self.m, self.tau, scaling, segment, *flags)
 
     def rebase(self) -> Points:
-        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
+        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0).
+
+        A bias is added to points, and branches with different coordinates are joined as points.
+        """
         m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
         tau = self.tau.detach()
         looks = not self.alive and may_look(tau) and tau.numel() > 0
@@ -190,7 +193,7 @@ class Activation:
             if isinstance(gain, Tensor):
                 return gain.clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
             return value.tau.new_full((), min(gain, LARGEST))
-        if value.divided:
+        if value.divided:  # τ = 1 is its own inverse
             return value.tau * self.weight
         return self.weight / value.tau if value.alive else guarded_ratio(self.weight, value.tau)
 
@@ -213,7 +216,7 @@ class LayerFlow(Flow[Points]):
 
     def __init__(self, advance: bool, rms: bool = False, collapse: bool = False) -> None:
         self.advance, self.rms, self.collapse = advance, rms, collapse
-        self.coordinates = 0  # how many have been given out
+        self.coordinates = 0  # number of coordinates created
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run one module of a branch, or all modules of an nn.Sequential."""
@@ -250,17 +253,14 @@ class LayerFlow(Flow[Points]):
         """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
         if has_global_hooks():
             return super().split(path, groups, value)
-        sample, parts = tuple(value.z.shape[1:]), []
-        for index, module in enumerate(groups):
-            spec = spec_of("", module)
-            check_input(below(path, f"channels.{index}"), module, spec, tuple(value.z.shape))
+        spec, shape, parts = spec_of("", groups[0]), tuple(value.z.shape), []
+        check_input(below(path, "channels.0"), groups[0], spec, shape)
+        widths = [module.stop - module.start for module in groups]
+        for module, z in zip(groups, value.z.split(widths, 1), strict=True):
             part = value.fork()
-            part.segment.layers.append((module, spec, sample))
-            parts.append(part)
-        for part, z in zip(
-            parts, value.z.split([m.stop - m.start for m in groups], 1), strict=True
-        ):
+            part.segment.layers.append((module, spec, shape[1:]))
             part.z = z
+            parts.append(part)
         return parts
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
@@ -270,6 +270,7 @@ class LayerFlow(Flow[Points]):
         segments, first = tuple(value.segment for value in values), values[0]
         one_coordinate = all(value.coordinate == first.coordinate for value in values)
         if any(value.m is not first.m or value.tau is not first.tau for value in values):
+            # Coordinates differ: join x₁/t₁ and x₂/t₂, and keep t₁.
             values = [value.rebase() for value in values]
         elif len({value.scaling.pending for value in values}) == 2:
             for value in values:  # some branches have applied the factor, and now all of them do
@@ -277,7 +278,7 @@ class LayerFlow(Flow[Points]):
                 value.z = value.z if factor is None else value.z * factor
         z = join.merge([value.z for value in values])
         segment = LinearSegment(z, before=segments, join=join, one_coordinate=one_coordinate)
-        first, age = values[0], max(value.age for value in values)  # others may read it, too
+        first, age = values[0], max(value.age for value in values)
         coordinate = first.coordinate if one_coordinate else self._new_coordinate()
         flags = age, coordinate, first.divided, first.alive
         return Points(z, first.m, first.tau, first.scaling, segment, *flags)
@@ -345,7 +346,7 @@ class LayerFlow(Flow[Points]):
 
     def _activate(self, activation: Activation, value: Points) -> Points:
         z, tau, n = activation.advance(value)
-        if not value.fits(n):
+        if not value.fits(n):  # repeat the step where squares are in range
             value = value.rescaled()
             z, tau, n = activation.advance(value)
         value.segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
@@ -373,12 +374,12 @@ class LayerFlow(Flow[Points]):
         return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
-def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
-    """Embed a batch, (B, ...)."""
+def embed_batch(input: Tensor, offset: Scalar, rms: bool) -> Points:
+    """Embed a batch, (B, ...) → points; divide by peaks only where norms are not moderate."""
     unit = norm_unit(input.shape[1:], rms)
     scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
     tau = moderate_norm(input, _MODERATE)
-    if tau is not None and input.is_inference():  # which a layer could not save for its gradient
+    if tau is not None and input.is_inference():  # a layer could not save it for its gradient
         tau = None
     fixed = 0.0 if tau is None else constant(offset)
     if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
@@ -401,7 +402,7 @@ def run_layers(
     # Power iteration needs autograd, which transforms and inference mode take away.
     iterate = compiling or not (transforms or torch.is_inference_mode_enabled())
     flow = LayerFlow(training and iterate, rms, training and not (compiling or transforms))
-    value = entered(input, offset, rms)
+    value = embed_batch(input, offset, rms)
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
     if isinstance(last, RadialActivation):
@@ -410,7 +411,7 @@ def run_layers(
 
 
 def _is_fresh(norm: Any) -> Tensor:
-    """Tell whether a norm has seen no batch. Norms of other frameworks have a mean, but no number of batches."""
+    """Check whether a batch norm has seen no batch; converted checkpoints have a mean, but no count."""
     fresh: Tensor = (norm.num_batches_tracked == 0) & ~norm.running_mean.any()
     return fresh
 

@@ -78,7 +78,7 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 
 
 def call_text(node: fx.Node) -> str:
-    """Write a node of a graph as one would in Python.
+    """Format a graph node as Python code.
 
     Examples:
         >>> import torch
