@@ -306,7 +306,10 @@ def pool_at_once(
         sizes = pool_axes(module, 2)
         windows.append((sizes["kernel"], sizes["stride"]))
         groups.append((part, norms))
-    return pool_groups(x, *windows[0], tuple(groups)) if len(set(windows)) == 1 else None
+    # Without norms the split is one linear layer: alpha="spectral" takes the norm of all of it.
+    if len(set(windows)) > 1 or not any(norms for _, norms in groups):
+        return None
+    return pool_groups(x, *windows[0], tuple(groups))
 
 
 def _is_plain_average(module: Any) -> bool:
