@@ -160,6 +160,20 @@ def test_the_package_itself_imports_nothing_of_its_own_at_once() -> None:
     assert relative == []
 
 
+def test_type_checkers_see_every_public_name() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    found = {
+        f"{node.module}.{alias.name}" if node.module else alias.name
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    names = {f"{module}.{name}" for name, module in cl._HOMES.items()}
+    assert found == {*names, *cl._SUBMODULES}
+
+
 def test_import_without_torch() -> None:
     statements = "import conformallayers", "import conformallayers.errors"
     numpy = "import conformallayers.numpy"

@@ -14,152 +14,102 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "ConformalError": "errors",
-    "MissingExtra": "errors",
-    **dict.fromkeys((f"Conv{n}d" for n in (1, 2, 3)), "nn.layers"),
-    **dict.fromkeys((f"ConvTranspose{n}d" for n in (1, 2, 3)), "nn.layers"),
-    **dict.fromkeys((f"AvgPool{n}d" for n in (1, 2, 3)), "nn.layers"),
-    **dict.fromkeys((f"AdaptiveAvgPool{n}d" for n in (1, 2, 3)), "nn.layers"),
-    **dict.fromkeys(("Linear", "Dropout", "Flatten", "Identity"), "nn.layers"),
-    **dict.fromkeys(("Scale", "RepeatChannels", "Centre"), "nn.extra_layers"),
-    **dict.fromkeys(("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"), "nn.activations"),
-    **dict.fromkeys(("Residual", "Parallel"), "nn.branches"),
-    **dict.fromkeys(("Abs", "Split"), "nn.homogeneous"),
-    "Traced": "nn.traced",
-    "convert": "conversion.convert",
-    **dict.fromkeys(("register_linear", "register_homogeneous"), "registry.registry"),
-    "ConformalLayers": "nn.container",
-    "Folded": "folding.folded",
-    "fold": "folding.fold",
-    "trace": "folding.fold",
-    "layer_by_layer": "nn.container",
-    "fold_error": "testing",
-    "Certificate": "folding.certificate",
-    "verify": "folding.verify",
-    "quantize": "folding.quantize",
-    "Quantization": "folding.quantization",
-    "Inspection": "inspection",
-    "inspect": "inspection",
-    "Diagnosis": "diagnosis.record",
-    "diagnose": "diagnosis.diagnose",
-    "save": "folding.files",
-    "load": "folding.files",
-    "CExport": "recipe.c.files",
-    "export_c": "recipe.c.export",
-    "export_onnx": "recipe.onnx.export",
-    "Session": "session.session",
-    "compare": "session.compare",
+# The public names of each module.
+_NAMES = {
+    "errors": ("ConformalError", "MissingExtra"),
+    "nn.layers": (
+        *(f"{layer}{n}d" for layer in ("Conv", "ConvTranspose") for n in (1, 2, 3)),
+        *(f"{layer}{n}d" for layer in ("AvgPool", "AdaptiveAvgPool") for n in (1, 2, 3)),
+        *("Linear", "Dropout", "Flatten", "Identity"),
+    ),
+    "nn.extra_layers": ("Scale", "RepeatChannels", "Centre"),
+    "nn.activations": ("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"),
+    "nn.branches": ("Residual", "Parallel"),
+    "nn.homogeneous": ("Abs", "Split"),
+    "nn.traced": ("Traced",),
+    "nn.container": ("ConformalLayers", "layer_by_layer"),
+    "registry.registry": ("register_linear", "register_homogeneous"),
+    "conversion.convert": ("convert",),
+    "folding.fold": ("fold", "trace"),
+    "folding.folded": ("Folded",),
+    "folding.certificate": ("Certificate",),
+    "folding.verify": ("verify",),
+    "folding.quantize": ("quantize",),
+    "folding.quantization": ("Quantization",),
+    "folding.files": ("save", "load"),
+    "testing": ("fold_error",),
+    "inspection": ("Inspection", "inspect"),
+    "diagnosis.record": ("Diagnosis",),
+    "diagnosis.diagnose": ("diagnose",),
+    "recipe.c.files": ("CExport",),
+    "recipe.c.export": ("export_c",),
+    "recipe.onnx.export": ("export_onnx",),
+    "session.session": ("Session",),
+    "session.compare": ("compare",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _SUBMODULES = ("functional", "networks", "testing", "zoo")
+__all__ = sorted([*_HOMES, *_SUBMODULES, "__version__"])
 
-__all__ = [
-    "Abs",
-    "AdaptiveAvgPool1d",
-    "AdaptiveAvgPool2d",
-    "AdaptiveAvgPool3d",
-    "AvgPool1d",
-    "AvgPool2d",
-    "AvgPool3d",
-    "CExport",
-    "Centre",
-    "Certificate",
-    "ConformalError",
-    "ConformalLayers",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "Diagnosis",
-    "Dropout",
-    "Flatten",
-    "Folded",
-    "Gnomonic",
-    "Identity",
-    "Inspection",
-    "Linear",
-    "MissingExtra",
-    "Parallel",
-    "Quantization",
-    "RadialActivation",
-    "RadialTanh",
-    "ReSPro",
-    "RepeatChannels",
-    "Residual",
-    "Scale",
-    "Session",
-    "Split",
-    "Traced",
-    "__version__",
-    "compare",
-    "convert",
-    "diagnose",
-    "export_c",
-    "export_onnx",
-    "fold",
-    "fold_error",
-    "functional",
-    "inspect",
-    "layer_by_layer",
-    "load",
-    "networks",
-    "quantize",
-    "register_homogeneous",
-    "register_linear",
-    "save",
-    "testing",
-    "trace",
-    "verify",
-    "zoo",
-]
-
-if TYPE_CHECKING:
-    from . import functional, networks, testing, zoo
-    from .conversion.convert import convert
-    from .diagnosis.diagnose import diagnose
-    from .diagnosis.record import Diagnosis
-    from .errors import ConformalError, MissingExtra
-    from .folding.certificate import Certificate
-    from .folding.files import load, save
-    from .folding.fold import fold, trace
-    from .folding.folded import Folded
-    from .folding.quantization import Quantization
-    from .folding.quantize import quantize
-    from .folding.verify import verify
-    from .inspection import Inspection, inspect
-    from .nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
-    from .nn.branches import Parallel, Residual
-    from .nn.container import ConformalLayers, layer_by_layer
-    from .nn.extra_layers import Centre, RepeatChannels, Scale
-    from .nn.homogeneous import Abs, Split
-    from .nn.layers import (
-        AdaptiveAvgPool1d,
-        AdaptiveAvgPool2d,
-        AdaptiveAvgPool3d,
-        AvgPool1d,
-        AvgPool2d,
-        AvgPool3d,
-        Conv1d,
-        Conv2d,
-        Conv3d,
-        ConvTranspose1d,
-        ConvTranspose2d,
-        ConvTranspose3d,
-        Dropout,
-        Flatten,
-        Identity,
-        Linear,
-    )
-    from .nn.traced import Traced
-    from .recipe.c.export import export_c
-    from .recipe.c.files import CExport
-    from .recipe.onnx.export import export_onnx
-    from .registry.registry import register_homogeneous, register_linear
-    from .session.compare import compare
-    from .session.session import Session
-    from .testing import fold_error
+if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cannot
+    from . import functional as functional
+    from . import networks as networks
+    from . import testing as testing
+    from . import zoo as zoo
+    from .conversion.convert import convert as convert
+    from .diagnosis.diagnose import diagnose as diagnose
+    from .diagnosis.record import Diagnosis as Diagnosis
+    from .errors import ConformalError as ConformalError
+    from .errors import MissingExtra as MissingExtra
+    from .folding.certificate import Certificate as Certificate
+    from .folding.files import load as load
+    from .folding.files import save as save
+    from .folding.fold import fold as fold
+    from .folding.fold import trace as trace
+    from .folding.folded import Folded as Folded
+    from .folding.quantization import Quantization as Quantization
+    from .folding.quantize import quantize as quantize
+    from .folding.verify import verify as verify
+    from .inspection import Inspection as Inspection
+    from .inspection import inspect as inspect
+    from .nn.activations import Gnomonic as Gnomonic
+    from .nn.activations import RadialActivation as RadialActivation
+    from .nn.activations import RadialTanh as RadialTanh
+    from .nn.activations import ReSPro as ReSPro
+    from .nn.branches import Parallel as Parallel
+    from .nn.branches import Residual as Residual
+    from .nn.container import ConformalLayers as ConformalLayers
+    from .nn.container import layer_by_layer as layer_by_layer
+    from .nn.extra_layers import Centre as Centre
+    from .nn.extra_layers import RepeatChannels as RepeatChannels
+    from .nn.extra_layers import Scale as Scale
+    from .nn.homogeneous import Abs as Abs
+    from .nn.homogeneous import Split as Split
+    from .nn.layers import AdaptiveAvgPool1d as AdaptiveAvgPool1d
+    from .nn.layers import AdaptiveAvgPool2d as AdaptiveAvgPool2d
+    from .nn.layers import AdaptiveAvgPool3d as AdaptiveAvgPool3d
+    from .nn.layers import AvgPool1d as AvgPool1d
+    from .nn.layers import AvgPool2d as AvgPool2d
+    from .nn.layers import AvgPool3d as AvgPool3d
+    from .nn.layers import Conv1d as Conv1d
+    from .nn.layers import Conv2d as Conv2d
+    from .nn.layers import Conv3d as Conv3d
+    from .nn.layers import ConvTranspose1d as ConvTranspose1d
+    from .nn.layers import ConvTranspose2d as ConvTranspose2d
+    from .nn.layers import ConvTranspose3d as ConvTranspose3d
+    from .nn.layers import Dropout as Dropout
+    from .nn.layers import Flatten as Flatten
+    from .nn.layers import Identity as Identity
+    from .nn.layers import Linear as Linear
+    from .nn.traced import Traced as Traced
+    from .recipe.c.export import export_c as export_c
+    from .recipe.c.files import CExport as CExport
+    from .recipe.onnx.export import export_onnx as export_onnx
+    from .registry.registry import register_homogeneous as register_homogeneous
+    from .registry.registry import register_linear as register_linear
+    from .session.compare import compare as compare
+    from .session.session import Session as Session
+    from .testing import fold_error as fold_error
 
 
 def __getattr__(name: str) -> Any:

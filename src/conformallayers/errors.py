@@ -6,7 +6,7 @@ This file imports nothing, so that the numpy runtime can use it without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class ConformalError(ValueError):
@@ -29,7 +29,7 @@ class MissingExtra(ConformalError, ImportError):
 
 
 class ClosedPipe(Exception):
-    """Raised by a command when nobody reads its output any more; no error of anyone."""
+    """Raised by a command whose reader has closed the pipe; not an error."""
 
 
 def refusal(where: str, expected: str, got: str, remedy: str) -> ConformalError:
@@ -50,6 +50,24 @@ def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> Non
         raise refusal(where, expected, "bytes", remedy if white == 1 else "Scale them first.")
 
 
+def is_real(value: object) -> TypeGuard[float]:
+    """Check for an int or a float; a bool does not count."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Check for an int; a bool does not count."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_count(where: str, value: object, remedy: str, most: int | None = None) -> None:
+    """Refuse a value that is not a whole number > 0, or above the most."""
+    if not is_whole(value) or value < 1:
+        raise refusal(where, "a whole number > 0", repr(value), remedy)
+    if most is not None and value > most:
+        raise refusal(where, f"{most} at most", repr(value), remedy)
+
+
 def missing_extra(package: str, extra: str, purpose: str) -> MissingExtra:
     """Build the one-line error for an optional dependency that is not installed."""
     return MissingExtra(f"{purpose} needs {package}: pip install 'conformallayers[{extra}]'")
@@ -68,6 +86,6 @@ def checked_shape(shape: object, where: str) -> tuple[int, ...]:
         shown = f"a {type(shape).__name__}" if hasattr(shape, "shape") else repr(shape)
         raise refusal(where, expected, shown, remedy)
     sizes = tuple(shape)
-    if not sizes or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+    if not sizes or not all(is_whole(n) and n > 0 for n in sizes):
         raise refusal(where, expected, repr(shape), remedy)
     return sizes

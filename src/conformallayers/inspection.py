@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from .errors import checked_shape, refusal, shape_text
+from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.certificate import ErrorBudget
 from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
@@ -186,8 +186,7 @@ def inspect(
         1          0.267  0.0667     0.0625       0
     """
     shape = checked_shape(input_shape, "inspect(input_shape=...)")
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise refusal("inspect(top=...)", "a whole number > 0", repr(top), "The default is 16.")
+    check_count("inspect(top=...)", top, "The default is 16.")
     with torch.inference_mode(False), torch.no_grad():
         if data is not None:
             data = _checked_data(data, shape)

@@ -149,7 +149,7 @@ def lower_diagonal(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     return to.add(layer.Multiply, value, factor=scale)
 
 
-ROW = LayerSpec(diagonal_bound, scaled_diagonal, rank=4, parameter="weight")
+ROW = LayerSpec(diagonal_bound, scaled_diagonal, rank=4)
 
 
 @pytest.fixture(params=["row", "register_linear"])

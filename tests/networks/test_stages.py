@@ -63,7 +63,7 @@ def test_folded_presets_keep_their_limits(preset: str) -> None:
 def test_depth_changes_no_shape(kind: str, preset: str, depth: int) -> None:
     model = getattr(cl.networks, kind)(preset, depth=depth, device="meta")
     convolutions = [m for m in model.features.modules() if isinstance(m, nn.Conv2d)]
-    stages = PRESETS[preset][0]
+    stages = PRESETS[preset]
     assert len(convolutions) == depth * len(stages)
     assert model(torch.rand(2, 3, 32, 32, device="meta")).shape == (2, 10)
     for index, stage in enumerate(stages):

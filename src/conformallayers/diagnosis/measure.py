@@ -14,7 +14,7 @@ from ..functional import norm, norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
 from ..nn.container import ConformalLayers, layer_by_layer
-from ..nn.layerwise import LayerFlow, Points, entered
+from ..nn.layerwise import LayerFlow, Points, embed_batch
 from ..registry.registry import branches, flatten_modules, is_homogeneous
 from ..registry.torch_layers import BATCH_NORMS
 from .record import LayerHealth, NormHealth, PartHealth
@@ -127,7 +127,7 @@ def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[
         offset, unit = part.embedding
         pairs = list(flatten_modules(part, path))
         flow = _Measuring(unit == "rms")
-        y = flow.run_chain(pairs, entered(x, offset, flow.rms)).dehomogenize()
+        y = flow.run_chain(pairs, embed_batch(x, offset, flow.rms)).dehomogenize()
         found.modules.update(flow.modules)
         found.rectified |= found.mapped or any(map(is_homogeneous, flow.modules.values()))
         with torch.no_grad():

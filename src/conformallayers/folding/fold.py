@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..errors import checked_shape, refusal
+from ..errors import check_count, checked_shape, refusal
 from ..nn.container import EVAL_EFFORT, ConformalLayers
 from ..registry.bounds import Shape
 from ..utils.fingerprint import fingerprint
@@ -76,9 +76,7 @@ def fold(
     strategy = checked_strategy(strategy)
     dtype, device = _dtype_and_device(model, dtype)
     budget = _budget(tolerance, max_norm, dtype)
-    if isinstance(max_paths, bool) or not isinstance(max_paths, int) or max_paths < 1:
-        remedy = f"The default is {MAX_PATHS}."
-        raise refusal("fold(max_paths=...)", "a whole number > 0", repr(max_paths), remedy)
+    check_count("fold(max_paths=...)", max_paths, f"The default is {MAX_PATHS}.")
     conditions = Conditions(budget, dtype, device, strategy, max_paths)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, conditions)

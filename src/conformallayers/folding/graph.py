@@ -163,11 +163,13 @@ def stages_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[Stag
     while first.op == "call_module" and len(first.users) == 1 and len(first.all_input_nodes) == 1:
         module, before = graph.module.get_submodule(str(first.target)), first.all_input_nodes[0]
         spec = find_spec(module)
-        factor = spec.norm_factor(module) if spec and spec.norm_factor else None
-        refused = spec is not None and spec.problem(module) is not None
-        if factor is None or refused or not {before, first} <= graph.shapes.keys():
+        known = {before, first} <= graph.shapes.keys()
+        if not known or spec is None or spec.norm_factor is None or spec.problem(module):
             break
         shapes = graph.shapes[before], graph.shapes[first]
+        factor = spec.norm_factor(module, shapes[0])
+        if factor is None:
+            break
         operators.insert(0, operator_of(frozen_wide(module), *shapes))
         norm_factor, first = norm_factor * factor, before
     if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them

@@ -16,7 +16,6 @@ from ..nn.branches import Composite, Flow, Join, joined_bound
 from ..registry.bounds import Shape
 from ..registry.input_checks import check_batch_axis, check_input
 from ..registry.registry import (
-    LayerSpec,
     branches,
     is_homogeneous,
     modules_in,
@@ -24,6 +23,7 @@ from ..registry.registry import (
     spec_of,
     warn_if_eps_dominates,
 )
+from ..registry.specs import LayerSpec
 from ..utils.html import Block, Printed, Table
 
 

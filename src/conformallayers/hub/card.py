@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .. import __version__
-from ..errors import missing_extra, refusal, shape_text
+from ..errors import is_real, missing_extra, refusal, shape_text
 from ..folding.folded import Folded
 from ..nn.activations import RadialActivation
 from ..nn.container import ConformalLayers
@@ -108,8 +108,7 @@ def _card_data(title: str, dataset: str | None, accuracy: float | None, folded: 
 
 
 def _checked_accuracy(accuracy: Any, dataset: str | None) -> float:
-    number = isinstance(accuracy, (int, float)) and not isinstance(accuracy, bool)
-    if not number or not 0 <= accuracy <= 1 or dataset is None:
+    if not is_real(accuracy) or not 0 <= accuracy <= 1 or dataset is None:
         got = repr(accuracy) if dataset is not None else "no data set with it"
         remedy = 'Give a share, such as dataset="mnist", accuracy=0.99.'
         raise refusal("model card: accuracy", "a number from 0 to 1 and its data set", got, remedy)

@@ -30,7 +30,7 @@ N = TypeVar("N", bound="Published")
 
 
 class _Unavailable:
-    """Take the mixin's place where ``huggingface_hub`` is not installed."""
+    """Replace ``PyTorchModelHubMixin`` if ``huggingface_hub`` is not installed."""
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         raise missing_extra("huggingface_hub", "hub", "push_to_hub")
@@ -213,12 +213,12 @@ def _downloaded(name: str, where: str, options: dict[str, Any]) -> list[str]:
 
 
 def _is_repository(name: str) -> bool:
-    """Tell whether a name has the form USER/REPOSITORY; asking the Hub for others is slow."""
+    """Check for a name of the form USER/REPOSITORY; asking the Hub for others is slow."""
     return not name.startswith((".", os.sep)) and name.count("/") == 1
 
 
 def _check_file(path: str, expected: str, where: str) -> int:
-    """Return the size of a file; refuse what is no file, which reading might wait for."""
+    """Return the size of a file; refuse devices and pipes, which may block a read."""
     try:
         status = os.stat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Networks for images: those of the paper, networks of stages, their ReLU counterparts, and others to compare with."""
+"""Networks for images: the paper's, stage networks, their ReLU counterparts, and baselines."""
 
 from .base import IMAGE_SHAPE
 from .paper import (

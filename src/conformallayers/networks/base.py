@@ -1,14 +1,16 @@
-"""The base class of the networks, and checks of their arguments."""
+"""The base class of the networks, checks of arguments, and heads."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_real, refusal
 from ..hub.mixin import Published
 
 IMAGE_SHAPE = (3, 32, 32)
@@ -48,29 +50,21 @@ class Network(nn.Module, Published):
         return scores
 
 
-def check_count(name: str, value: object, remedy: str, most: int | None = None) -> None:
-    """Refuse a value that is not a whole number > 0, or above the most."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise refusal(name, "a whole number > 0", repr(value), remedy)
-    if most is not None and value > most:
-        raise refusal(name, f"{most} at most", repr(value), remedy)
-
-
 def check_share(name: str, value: object, remedy: str) -> None:
     """Refuse a value that is not a number from 0 to below 1."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:  # type: ignore[operator]
+    if not is_real(value) or not 0 <= value < 1:
         raise refusal(name, "a number from 0 to below 1", repr(value), remedy)
 
 
 def make_head(
-    features: int, hidden: int | None, num_classes: int, factory: dict[str, Any]
+    widths: Sequence[int | None], factory: dict[str, Any], *between: Callable[[], nn.Module]
 ) -> nn.Module:
-    """Return a linear layer, or two with a ReLU between them if there is a hidden width."""
-    if hidden is None:
-        return nn.Linear(features, num_classes, **factory)
-    return nn.Sequential(
-        nn.Linear(features, hidden, **factory),
-        nn.ReLU(),
-        nn.Linear(hidden, num_classes, **factory),
-    )
+    """Return linear layers from each width to the next, with modules between two of them.
+
+    A width of None is left out: no such hidden layer.
+    """
+    layers: list[nn.Module] = []
+    for before, after in pairwise(width for width in widths if width is not None):
+        layers += [build() for build in between if layers]
+        layers.append(nn.Linear(before, after, **factory))
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)

@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import check_count
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Scale
-from .base import Network, check_count, check_share, make_head
+from .base import Network, check_share, make_head
 
 _DEEPEST = 10_000  # convolutions: a depth from a hostile file must not fill the memory
 
@@ -52,7 +53,7 @@ def _base_head(
 ) -> nn.Module:
     check_count("pool_stride", pool_stride, "The default is 2.")
     features = 32 * ((30 - 2) // pool_stride + 1) ** 2
-    return make_head(features, hidden, num_classes, factory)
+    return make_head((features, hidden, num_classes), factory, nn.ReLU)
 
 
 class BaseLinearNet(Network):
@@ -127,7 +128,7 @@ class BaseReSProNet(Network):
 
 def _lenet_head(
     hidden: int | None, dropout: float, num_classes: int, factory: dict[str, Any]
-) -> nn.Sequential:
+) -> nn.Module:
     width = 120 if hidden is None else hidden
     check_count("hidden", width, "None means the paper's 120.")
     check_share("dropout", dropout, "0 means none.")
@@ -135,13 +136,7 @@ def _lenet_head(
     def relu() -> nn.Module:  # one module, so that dropout does not change the layers' names
         return nn.Sequential(nn.ReLU(), nn.Dropout(dropout)) if dropout else nn.ReLU()
 
-    return nn.Sequential(
-        nn.Linear(400, width, **factory),
-        relu(),
-        nn.Linear(width, 84, **factory),
-        relu(),
-        nn.Linear(84, num_classes, **factory),
-    )
+    return make_head((400, width, 84, num_classes), factory, relu)
 
 
 class LeNet(Network):
@@ -198,14 +193,6 @@ class LeNetCL(Network):
         super().__init__(_conformal(layers, gain, factory), head)
 
 
-def _dk_head(hidden: int | None, num_classes: int, factory: dict[str, Any]) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(32 * 32 * 32, num_classes, **factory)
-    return nn.Sequential(
-        nn.Linear(32 * 32 * 32, hidden, **factory), nn.Linear(hidden, num_classes, **factory)
-    )
-
-
 class DkNet(Network):
     """``depth`` convolutions of 3×3 to 32 channels with padding 1, each followed by a ReLU.
 
@@ -219,7 +206,8 @@ class DkNet(Network):
     ) -> None:
         check_count("depth", depth, "It is the number of convolutions.", most=_DEEPEST)
         layers = _layers((3, *[32] * depth), 3, nn.Conv2d, nn.ReLU, padding=1, **factory)
-        super().__init__(nn.Sequential(*layers), _dk_head(hidden, num_classes, factory))
+        head = make_head((32 * 32 * 32, hidden, num_classes), factory)
+        super().__init__(nn.Sequential(*layers), head)
 
 
 class DkNetCL(Network):
@@ -254,7 +242,8 @@ class DkNetCL(Network):
         respro = partial(ReSPro, alpha, projective=projective, **factory)
         options = {"padding": 1, "padding_mode": padding_mode, **factory}
         layers = _layers((3, *[32] * depth), 3, cl.Conv2d, respro, **options)
-        super().__init__(_conformal(layers, gain, factory), _dk_head(hidden, num_classes, factory))
+        head = make_head((32 * 32 * 32, hidden, num_classes), factory)
+        super().__init__(_conformal(layers, gain, factory), head)
 
 
 class D3ModNet(Network):

@@ -1,13 +1,15 @@
-"""Plain networks to compare with: an MLP on pixels, and ResNet-8 as MLPerf Tiny has it."""
+"""Baselines: an MLP on pixels, and the ResNet-8 of MLPerf Tiny."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
 
+from ..errors import check_count
 from ..nn.branches import Residual
-from .base import IMAGE_SHAPE, Network, check_count, make_head
+from .base import IMAGE_SHAPE, Network, make_head
 
 
 class MLP(Network):
@@ -19,8 +21,8 @@ class MLP(Network):
 
     def __init__(self, hidden: int = 200, *, num_classes: int = 10, **factory: Any) -> None:
         check_count("hidden", hidden, "It is the width of the hidden layer.")
-        pixels = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
-        super().__init__(nn.Identity(), make_head(pixels, hidden, num_classes, factory))
+        widths = (math.prod(IMAGE_SHAPE), hidden, num_classes)
+        super().__init__(nn.Identity(), make_head(widths, factory, nn.ReLU))
 
 
 class ResNet8(Network):

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal, shape_text
+from ..errors import check_count, refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from ..registry.registry import has_global_hooks, has_hooks
-from .base import IMAGE_SHAPE, Network, check_count, check_share, make_head
+from .base import IMAGE_SHAPE, Network, check_share, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
 _DEEPEST = 100  # layers of a stage: a depth from a hostile file must not fill the memory
@@ -53,58 +53,41 @@ class Stage:
         return (convolved - self.pool) // self.pool_stride + 1
 
 
-# The stages and the width of the hidden layer of the head. Sized by multiply-adds when folded, on 3×32×32
-# images: at most 0.3 M (6,300 weights, for small devices), 0.45 M, 0.66 M (LeNet's), 2.5 M, 5.6 M (90 thousand weights, for
-# devices), and 8.5 M, which take the time of ResNet-8. Small maps are not padded: padding behind a BatchNorm's bias folds
-# into a dense matrix, with more multiply-adds than a convolution.
-PRESETS: dict[str, tuple[tuple[Stage, ...], int | None]] = {
+# By multiply-adds when folded, on 3×32×32 images: at most 0.3 M (6,300 weights, for small devices), 0.45 M,
+# 0.66 M (LeNet's), 2.5 M, 5.6 M (90 thousand weights, for devices), and 8.5 M, which take the time of ResNet-8.
+# Small maps are not padded: padding behind a BatchNorm's bias folds into a dense matrix, with more
+# multiply-adds than a convolution.
+PRESETS: dict[str, tuple[Stage, ...]] = {
     "nano": (
-        (
-            Stage(12, kernel=5, inner=12, stride=2),
-            Stage(36, kernel=3, inner=40, pool=3),
-        ),
-        None,
+        Stage(12, kernel=5, inner=12, stride=2),
+        Stage(36, kernel=3, inner=40, pool=3),
     ),
     "micro": (
-        (
-            Stage(16, kernel=5, inner=16, stride=2),
-            Stage(48, kernel=3, inner=64, pool=3),
-        ),
-        84,
+        Stage(16, kernel=5, inner=16, stride=2),
+        Stage(48, kernel=3, inner=64, pool=3),
     ),
     "small": (
-        (
-            Stage(16, kernel=5, inner=16, stride=2),
-            Stage(96, kernel=3, inner=96, pool=3),
-        ),
-        84,
+        Stage(16, kernel=5, inner=16, stride=2),
+        Stage(96, kernel=3, inner=96, pool=3),
     ),
     "base": (
-        (
-            Stage(32, kernel=5, inner=32, stride=2, padding=2),
-            Stage(80, kernel=3, inner=96, pool_stride=1),
-            Stage(144, kernel=3, inner=128, pool_stride=1),
-        ),
-        None,
+        Stage(32, kernel=5, inner=32, stride=2, padding=2),
+        Stage(80, kernel=3, inner=96, pool_stride=1),
+        Stage(144, kernel=3, inner=128, pool_stride=1),
     ),
     "compact": (
-        (
-            Stage(32, kernel=5, inner=24),
-            Stage(64, kernel=3, inner=64),
-            Stage(112, kernel=3, inner=96),
-        ),
-        None,
+        Stage(32, kernel=5, inner=24),
+        Stage(64, kernel=3, inner=64),
+        Stage(112, kernel=3, inner=96),
     ),
     "large": (
-        (
-            Stage(24, kernel=5, inner=24),
-            Stage(64, kernel=3, inner=64, padding=1),
-            Stage(128, kernel=3, inner=96, padding=1),
-            Stage(256, kernel=2, inner=128),
-        ),
-        None,
+        Stage(24, kernel=5, inner=24),
+        Stage(64, kernel=3, inner=64, padding=1),
+        Stage(128, kernel=3, inner=96, padding=1),
+        Stage(256, kernel=2, inner=128),
     ),
 }
+_HIDDEN = {"micro": 84, "small": 84}  # widths of the hidden layers of heads; others have none
 
 
 class StageNet(Network):
@@ -145,17 +128,16 @@ class StageNet(Network):
         unit: str = "rms",
         **factory: Any,
     ) -> None:
-        stages, hidden = _preset(preset, depth)
+        features = _features(preset, depth, in_shape)
         pooling = _RECTIFIED.get(rectifier)
         if pooling is None:
             expected = f"one of {', '.join(_RECTIFIED)}"
             raise refusal("rectifier", expected, repr(rectifier), 'The default is "norm".')
         remedy = "It is the share of channels without a rectifier; the default is 0.25."
         check_share("signed", signed, remedy)
-        features = _features(stages, in_shape)
         layers: list[nn.Module] = []
-        for channels, stage in zip(_inputs(stages, in_shape), stages, strict=True):
-            layers += _convolutions(channels, stage, depth, factory)
+        for stage, convolutions in _convolutions(preset, depth, in_shape, factory):
+            layers += convolutions
             if respro:
                 layers.append(ReSPro(1.0, projective=True, **factory))
             averaged = int(signed * stage.channels)
@@ -164,10 +146,8 @@ class StageNet(Network):
                 sizes = [averaged, stage.channels - averaged]
                 rectified = Split(sizes, [_average(stage), rectified])
             layers += [rectified, nn.BatchNorm2d(stage.channels, **factory)]
-        super().__init__(
-            ConformalLayers(*layers, offset=offset, unit=unit),
-            make_head(features, hidden, num_classes, factory),
-        )
+        head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
+        super().__init__(ConformalLayers(*layers, offset=offset, unit=unit), head)
 
 
 class StageReLUNet(Network):
@@ -188,16 +168,15 @@ class StageReLUNet(Network):
         pool: Literal["max", "average"] = "average",
         **factory: Any,
     ) -> None:
-        stages, hidden = _preset(preset, depth)
+        features = _features(preset, depth, in_shape)
         if pool not in ("max", "average"):
             raise refusal("pool", '"max" or "average"', repr(pool), 'The default is "average".')
-        features = _features(stages, in_shape)
         layers: list[nn.Module] = []
-        for channels, stage in zip(_inputs(stages, in_shape), stages, strict=True):
-            layers += _convolutions(channels, stage, depth, factory)
-            layers += [nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
+        for stage, convolutions in _convolutions(preset, depth, in_shape, factory):
+            layers += [*convolutions, nn.BatchNorm2d(stage.channels, **factory), nn.ReLU()]
             layers.append(_maximum(stage) if pool == "max" else _average(stage))
-        super().__init__(nn.Sequential(*layers), make_head(features, hidden, num_classes, factory))
+        head = make_head((features, _HIDDEN.get(preset), num_classes), factory, nn.ReLU)
+        super().__init__(nn.Sequential(*layers), head)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the scores of the classes; convolutions in a row train as one, as those of StageNet."""
@@ -226,47 +205,39 @@ _RECTIFIED: dict[str, Callable[[Stage], nn.Module]] = {
 }
 
 
-def _preset(name: str, depth: int) -> tuple[tuple[Stage, ...], int | None]:
-    if name not in PRESETS:
-        raise refusal("preset", f"one of {', '.join(PRESETS)}", repr(name), "They differ in cost.")
+def _features(preset: str, depth: int, in_shape: Sequence[int]) -> int:
+    """Return the number of features behind the last stage; refuse arguments that build no network."""
+    if preset not in PRESETS:
+        expected = f"one of {', '.join(PRESETS)}"
+        raise refusal("preset", expected, repr(preset), "They differ in cost.")
     check_count("depth", depth, "It is the number of convolutions of a stage.", most=_DEEPEST)
-    return PRESETS[name]
-
-
-def _features(stages: Sequence[Stage], in_shape: Sequence[int]) -> int:
-    """Return the number of features behind the last stage."""
     if len(in_shape) != 3:
         raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")
-    sides = list(in_shape[1:])
     for size in in_shape:
         check_count("in_shape", size, "Give the shape of one image, (C, H, W).")
-    for stage in stages:
+    sides = list(in_shape[1:])
+    for stage in PRESETS[preset]:
         sides = [stage.side(side) for side in sides]
     if min(sides) < 1:
-        expected, got = "images large enough for all stages", shape_text(tuple(in_shape))
+        expected, got = "images large enough for all stages", shape_text(in_shape)
         raise refusal("in_shape", expected, got, "Enlarge the images, or use a smaller preset.")
-    return stages[-1].channels * sides[0] * sides[1]
-
-
-def _inputs(stages: Sequence[Stage], in_shape: Sequence[int]) -> list[int]:
-    """Return the number of input channels of each stage."""
-    return [in_shape[0], *(stage.channels for stage in stages[:-1])]
+    return stage.channels * sides[0] * sides[1]
 
 
 def _convolutions(
-    channels: int, stage: Stage, depth: int, factory: dict[str, Any]
-) -> Iterator[nn.Module]:
-    """Yield the convolutions of a stage; the first one pads and the last one has the stride."""
-    for index, kernel in enumerate(stage.kernels(depth)):
-        last = index == depth - 1
-        layer = cl.Conv2d(
-            channels if index == 0 else stage.inner,
-            stage.channels if last else stage.inner,
-            kernel,
-            stride=stage.stride if last else 1,
-            padding=stage.padding if index == 0 else 0,
-            **factory,
-        )
-        # Keeps the mean square, at any depth: points stay of the size of α.
-        nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
-        yield layer
+    preset: str, depth: int, in_shape: Sequence[int], factory: dict[str, Any]
+) -> Iterator[tuple[Stage, list[nn.Module]]]:
+    """Yield each stage with its convolutions; the first one pads and the last one has the stride."""
+    channels = in_shape[0]
+    for stage in PRESETS[preset]:
+        layers: list[nn.Module] = []
+        widths = [channels, *[stage.inner] * (depth - 1), stage.channels]
+        for index, kernel in enumerate(stage.kernels(depth)):
+            stride = stage.stride if index == depth - 1 else 1
+            padding = 0 if index else stage.padding
+            layer = cl.Conv2d(widths[index], widths[index + 1], kernel, stride, padding, **factory)
+            # Keeps the mean square, at any depth: points stay of the size of α.
+            nn.init.normal_(layer.weight, std=layer.weight[0].numel() ** -0.5)
+            layers.append(layer)
+        yield stage, layers
+        channels = stage.channels

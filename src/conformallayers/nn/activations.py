@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_real, refusal
 from ..functional import (
     Scalar,
     energy,
@@ -28,12 +28,10 @@ from ..functional import (
 )
 from ..scaling import positive
 
-LARGEST = (
-    1.7e308  # of t, so that it stays finite: outputs beyond would be below the range of float64
-)
+# The largest t: it stays finite, and outputs beyond it would be below the range of float64.
+LARGEST = 1.7e308
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
-Growth = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,21 +48,10 @@ class Rule:
     """
 
     name: str
-    growth: Growth = field(compare=False)
+    growth: Callable[[Tensor], Tensor] = field(compare=False)
     collapses: bool = False
     on_points: bool = True
     provable: bool = False
-
-    @property
-    def signature(self) -> str:
-        """The name, with the values that a user-defined activation has learned for its growth."""
-        owner = getattr(self.growth, "__self__", None)
-        parts = [self.name]
-        if isinstance(owner, nn.Module):
-            for key, value in sorted(owner.state_dict().items()):
-                if key not in ("norm", "log_factor"):  # these determine α, not the growth
-                    parts.append(f"{key}={value.tolist()}")
-        return " ".join(parts)
 
     def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
         """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
@@ -234,6 +221,7 @@ class RadialActivation(nn.Module):
             )
         input, n = energy(input)
         if may_look(input) and not squares_fit(input, n, n):
+            # Compute q and the output from input·factor, whose squares are in the range of the dtype.
             input, factor = rescaled(input)
             input, n = energy(input)
             growth = self.rule.growth(n / (factor * self.alpha).square())
@@ -360,8 +348,7 @@ def _checked_alpha(name: str, alpha: Any) -> str | float:
         return "young"
     if isinstance(alpha, str) and alpha in _MODES:
         return alpha
-    number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if not number or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
+    if not is_real(alpha) or not ALPHA_LIMITS[0] <= alpha <= ALPHA_LIMITS[1]:
         raise refusal(
             f"{name}(alpha=...)",
             f'None, "young", "spectral", "learned" or a number in [{ALPHA_LIMITS[0]:g}, {ALPHA_LIMITS[1]:g}]',

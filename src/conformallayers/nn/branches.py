@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_whole, refusal
 from ..functional import Scalar
 
 T = TypeVar("T")
@@ -92,18 +92,20 @@ class Composite(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map a batch of points; activations inside need a number for alpha."""
-        result: Tensor = self.flow("", input, _Plain())
+        result: Tensor = self.flow("", input, BatchFlow())
         return result
 
 
-class _Plain(Flow[Tensor]):
-    """Apply modules to batches of points."""
+class BatchFlow(Flow[Tensor]):
+    """Apply modules to batches, (B, ...)."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
+        """Call the module."""
         result: Tensor = module(value)
         return result
 
     def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
+        """Add or concatenate tensors."""
         return join.merge(values)
 
 
@@ -193,7 +195,7 @@ class Parallel(Composite):
         if join not in ("sum", "concatenate"):
             remedy = "Pass one of them."
             raise refusal("Parallel(join=...)", '"sum" or "concatenate"', repr(join), remedy)
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim == 0:
+        if not is_whole(dim) or dim == 0:
             remedy = "1 is the channel axis."
             raise refusal("Parallel(dim=...)", "an axis after the batch axis", repr(dim), remedy)
         if not modules:

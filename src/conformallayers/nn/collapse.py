@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional import autocasts
+from ..recipe.layer_operations import windows
 from ..registry.registry import has_global_hooks, has_hooks
 from ..utils.axes import per_axis
 from . import layers
@@ -23,26 +24,21 @@ Shape = tuple[int, ...]
 _Convolution = tuple[Shape, int | Shape, int | Shape]  # shape of the kernel, stride, padding
 _ONES = 1, (1,), (1, 1), (1, 1, 1)
 _ZEROS = 0, (0,), (0, 0), (0, 0, 0)
-_CONVOLUTIONS: dict[type[nn.Module], Any] = {
-    nn.Conv1d: F.conv1d,
-    nn.Conv2d: F.conv2d,
-    nn.Conv3d: F.conv3d,
-    layers.Conv1d: F.conv1d,
-    layers.Conv2d: F.conv2d,
-    layers.Conv3d: F.conv3d,
+_CONVOLUTIONS = {
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(layers.Conv1d, layers.Conv2d, layers.Conv3d),
 }
-
-
-def may_collapse(module: nn.Module) -> bool:
-    """Check whether a module is a convolution, before the closer look of :func:`collapsible`."""
-    return type(module) in _CONVOLUTIONS
+_CONVOLVE: tuple[Any, ...] = F.conv1d, F.conv2d, F.conv3d
 
 
 def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
-    """Return the shapes of samples in front of the leading convolutions that are cheaper as one; empty if none are."""
+    """Return the input shapes (C, ...) of the leading convolutions that are cheaper as one; empty if none are."""
+    if len(modules) < 2 or type(modules[1]) not in _CONVOLUTIONS:
+        return []
     chain: list[_Convolution] = []
     for module in modules:
-        if not (_may_follow(module) if chain else _may_start(module)):
+        # Zeros that are padded between two layers have no counterpart in one convolution.
+        if not _is_plain(module) or (chain and module.padding not in _ZEROS):
             break
         chain.append((tuple(module.weight.shape), module.stride, module.padding))
         if module.stride not in _ONES:
@@ -56,13 +52,17 @@ def collapsible(modules: Sequence[Any], x: Tensor) -> list[Shape]:
 
 @lru_cache(maxsize=256)
 def _cheapest(chain: tuple[_Convolution, ...], batch: Shape) -> tuple[Shape, ...]:
-    """Return the shapes of samples in front of the leading convolutions that are cheaper as one."""
+    """Return the input shapes of the leading convolutions that take fewer multiply-adds as one."""
     sample, shapes, best = batch[1:], list[Shape](), 0
     apart = 0
     for index, (kernel, stride, padding) in enumerate(chain):
         if len(sample) != len(kernel) - 1 or kernel[1] != sample[0]:
             break
-        output = _output(kernel, stride, padding, sample)
+        axes = len(sample) - 1
+        every = zip(
+            sample[1:], kernel[2:], per_axis(stride, axes), per_axis(padding, axes), strict=True
+        )
+        output = (kernel[0], *(windows(*axis, ceil_mode=False) for axis in every))
         if min(output) < 1:
             break
         places = batch[0] * math.prod(output[1:])
@@ -75,14 +75,13 @@ def _cheapest(chain: tuple[_Convolution, ...], batch: Shape) -> tuple[Shape, ...
 
 
 def run_collapsed(modules: Sequence[Any], x: Tensor, factor: Any = None) -> Tensor:
-    """Return what the convolutions return one after the other, times a factor."""
+    """Apply convolutions in a row as one, times a factor, (B, C, ...) → (B, C', ...)."""
     first, last = modules[0], modules[-1]
     kernels = [module.weight for module in modules]
-    if factor is not None:  # before it composes: a product of kernels may leave the range
+    if factor is not None:  # before composing: a product of kernels may leave the range
         kernels[0] = kernels[0] * factor
     weight = composed(kernels)
-    convolve = _CONVOLUTIONS[type(first)]
-    result: Tensor = convolve(x, weight, None, last.stride, first.padding)
+    result: Tensor = _CONVOLVE[x.dim() - 3](x, weight, None, last.stride, first.padding)
     return result
 
 
@@ -106,16 +105,17 @@ def composed(kernels: Sequence[Tensor]) -> Tensor:
         torch.Size([5, 3, 5, 5])
     """
     whole = kernels[0]
+    # The kernel of the first layers is convolved as an image, with its input channels as the batch. torch
+    # correlates, hence the flip; padding by the whole reach keeps every overlap.
     for kernel in kernels[1:]:
         axes = range(2, kernel.dim())
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[kernel.dim() - 3]
-        reach = [size - 1 for size in kernel.shape[2:]]
+        convolve, reach = _CONVOLVE[kernel.dim() - 3], [size - 1 for size in kernel.shape[2:]]
         whole = convolve(whole.transpose(0, 1), kernel.flip(*axes), padding=reach).transpose(0, 1)
     return whole
 
 
-def _may_start(module: Any) -> bool:
-    """Tell whether a module is a convolution without bias whose call does nothing else."""
+def _is_plain(module: Any) -> bool:
+    """Check for a convolution without bias, groups or dilation whose call runs nothing else."""
     return (
         type(module) in _CONVOLUTIONS
         and module.bias is None
@@ -130,21 +130,8 @@ def _may_start(module: Any) -> bool:
     )
 
 
-def _may_follow(module: Any) -> bool:
-    return _may_start(module) and module.padding in _ZEROS
-
-
-def _output(kernel: Shape, stride: int | Shape, padding: int | Shape, sample: Shape) -> Shape:
-    axes = len(sample) - 1
-    every = zip(
-        sample[1:], per_axis(padding, axes), kernel[2:], per_axis(stride, axes), strict=True
-    )
-    sides = [(size + 2 * pad - length) // step + 1 for size, pad, length, step in every]
-    return (kernel[0], *sides)
-
-
 def _composed_cost(kernels: Sequence[Shape], places: int) -> int:
-    """Return the multiply-adds of composing kernels and of their convolution at some places."""
+    """Return the multiply-adds of composing kernels and of applying the result at some places."""
     channels, total, sides = kernels[0][1], 0, list(kernels[0][2:])
     for kernel in kernels[1:]:
         sides = [a + b - 1 for a, b in zip(sides, kernel[2:], strict=True)]

@@ -1,19 +1,18 @@
-"""ConformalLayers: an nn.Sequential whose layers train one by one and evaluate as one."""
+"""ConformalLayers: an nn.Sequential that trains layer by layer and evaluates as one fold."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConformalError, refusal
+from ..errors import ConformalError, is_real, refusal
 from ..folding.cache import FoldCache, must_run
 from ..folding.certificate import rounding_budget
 from ..folding.operators import freeze, frozen_layers
@@ -30,8 +29,6 @@ from ..registry.registry import (
     modules_in,
 )
 from .layerwise import run_layers
-
-Self = TypeVar("Self", bound="ConformalLayers")
 
 # Multiply-adds that the first call in eval() may spend on folding: about half a second.
 EVAL_EFFORT = 4e9
@@ -62,8 +59,8 @@ class ConformalLayers(nn.Sequential):
     In training mode the layers run one by one. In evaluation mode, without gradients to trainable
     parameters, the first call for an input shape folds them into one linear map and one quadratic
     form; later calls reuse the fold until a parameter, a buffer, an attribute of a layer or the list of
-    layers changes. At most 32 folds and 64 MiB are kept. Both give the same numbers. A sample of zeros gives zeros; a sample with a NaN or an infinity
-    gives NaN, and no other sample is touched.
+    layers changes. At most 32 folds and 64 MiB are kept. Both modes give the same numbers. A sample of
+    zeros gives zeros; a sample with NaN or infinity gives NaN and does not affect others.
 
     The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
     network of projective activations does not see the contrast of an image; an offset of the size of a typical
@@ -99,19 +96,9 @@ class ConformalLayers(nn.Sequential):
     def __init__(
         self, *modules: Any, offset: str | float | None = None, unit: str = "norm"
     ) -> None:
-        nn.Module.__init__(self)
         self._reset_cache()
-        named: Iterable[tuple[str, Any]]
-        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
-            named = modules[0].items()
-        else:
-            named = ((str(index), module) for index, module in enumerate(modules))
-        for name, module in named:
-            self.add_module(name, module)
-        if offset is not None:
-            self.offset = offset
-        if unit != "norm":
-            self.unit = unit
+        super().__init__(*modules)
+        self.offset, self.unit = offset, unit
 
     # -- the embedding --------------------------------------------------------------------------
 
@@ -169,8 +156,8 @@ class ConformalLayers(nn.Sequential):
         """Return the settings."""
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
 
-    def _alike(self: Self, other: Self) -> Self:
-        """Give another network the embedding of this one; a learned offset is shared, as layers are."""
+    def _share_embedding(self, other: Self) -> Self:
+        """Give another network this embedding; a learned offset is shared, as layers are."""
         other._offset, other._unit = self._offset, self._unit
         if self._offset == "learned":
             other.log_offset = self.log_offset
@@ -196,27 +183,25 @@ class ConformalLayers(nn.Sequential):
         self.unfold()
 
     @overload
-    def __getitem__(self: Self, idx: slice) -> Self: ...
+    def __getitem__(self, idx: slice) -> Self: ...
     @overload
     def __getitem__(self, idx: int) -> nn.Module: ...
-    def __getitem__(self: Self, idx: slice | int) -> Self | nn.Module:
-        if isinstance(idx, slice):
-            return self._alike(self.__class__(OrderedDict(list(self._modules.items())[idx])))
-        item: nn.Module = super().__getitem__(idx)
-        return item
+    def __getitem__(self, idx: slice | int) -> Self | nn.Module:
+        item: Any = super().__getitem__(idx)
+        return self._share_embedding(item) if isinstance(idx, slice) else item
 
-    def insert(self: Self, index: int, module: nn.Module) -> Self:
+    def insert(self, index: int, module: nn.Module) -> Self:
         """Insert a layer; refuse what does not fold."""
         self._check(str(index), module)
         super().insert(index, module)
         self.unfold()
         return self
 
-    def __add__(self: Self, other: Iterable[nn.Module]) -> Self:
-        return self._alike(self.__class__(*self, *other))
+    def __add__(self, other: Iterable[nn.Module]) -> Self:
+        return self._share_embedding(self.__class__(*self, *other))
 
-    def __mul__(self: Self, other: int) -> Self:
-        return self._alike(self.__class__(*(list(self) * other)))
+    def __mul__(self, other: int) -> Self:
+        return self._share_embedding(self.__class__(*(list(self) * other)))
 
     __rmul__ = __mul__
 
@@ -229,8 +214,8 @@ class ConformalLayers(nn.Sequential):
             return self._run_layers(input)
         if self.training or transformed() or _LAYER_BY_LAYER.get():
             return self._run_layers_or_explain(input)
-        if self._would_lose_gradients():
-            self.unfold()  # an optimiser's step may follow, and fused ones leave no trace
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
+            self.unfold()  # an optimiser step may follow; fused ones change weights unnoticed
             return self._run_layers_or_explain(input)
         folded = self._cache.find(input)
         if folded is None:
@@ -238,7 +223,7 @@ class ConformalLayers(nn.Sequential):
             busy = any(must_run(module) for module in others)
             if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
-            with self._lock:
+            with self._lock:  # another thread may have folded it meanwhile
                 folded = self._cache.find(input) or self._fold(input)
         result: Tensor = folded(input)
         return result
@@ -246,13 +231,13 @@ class ConformalLayers(nn.Sequential):
     def unfold(self) -> None:
         """Forget the folds.
 
-        Needed only after changes that cannot be noticed: a write past torch's version counter (through
+        Needed only after changes that are not detected: a write past torch's version counter (through
         ``.data``, numpy or DLPack) to a few entries of a large tensor, or to any tensor that is not on the
         CPU; a change inside a list or an array that a layer holds; another method in a layer's class.
         """
         self._cache.clear()
 
-    def train(self: Self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> Self:
         """Switch the mode; training forgets the fold."""
         if mode:
             self.unfold()
@@ -264,18 +249,14 @@ class ConformalLayers(nn.Sequential):
         except ConformalError:
             raise
         except (RuntimeError, ValueError, IndexError):
-            self.trace(tuple(input.shape[1:]))  # says which layer does not take its input
+            self.trace(tuple(input.shape[1:]))  # raises an error that names the layer
             raise
 
     def _run_layers(self, input: Tensor) -> Tensor:
         """Run the layers one by one in the balanced scaling (see ``folding/stages.py`` for the letters)."""
         offset = self.offset
         offset = 0.0 if offset is None else offset
-        layers = flatten_modules(self)
-        return run_layers(layers, input, self.training, offset, self._unit == "rms")
-
-    def _would_lose_gradients(self) -> bool:
-        return torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        return run_layers(flatten_modules(self), input, self.training, offset, self._unit == "rms")
 
     # -- folding --------------------------------------------------------------------------------
 
@@ -291,7 +272,7 @@ class ConformalLayers(nn.Sequential):
                 shape = tuple(input.shape[1:])
                 steps = trace_modules(frozen_layers(self), shape, *self.embedding)
             except ConformalError:
-                self._run_layers_or_explain(input)  # refuses it too, and shows the batch
+                self._run_layers_or_explain(input)  # raises an error that shows the batch
                 raise
             budget = rounding_budget(input.dtype)
             conditions = Conditions(budget, input.dtype, input.device, effort=EVAL_EFFORT)
@@ -363,8 +344,7 @@ class ConformalLayers(nn.Sequential):
 def _checked_offset(offset: Any) -> str | float | None:
     if offset is None or (isinstance(offset, str) and offset == "learned"):
         return offset
-    number = isinstance(offset, (int, float)) and not isinstance(offset, bool)
-    if not number or not 0 < offset < math.inf:
+    if not is_real(offset) or not 0 < offset < math.inf:
         expected = 'None, "learned" or a finite number > 0'
         remedy = "Leave it out for the paper's embedding."
         raise refusal("ConformalLayers(offset=...)", expected, repr(offset), remedy)

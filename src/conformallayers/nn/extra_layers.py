@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import checked_shape, refusal, shape_text
+from ..errors import check_count, checked_shape, is_real, refusal, shape_text
 
 _Device = torch.device | str | int | None
 
@@ -32,7 +32,7 @@ class Scale(nn.Module):
         self, gain: float = 1.0, *, device: _Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        if isinstance(gain, bool) or not isinstance(gain, (int, float)) or not math.isfinite(gain):
+        if not is_real(gain) or not math.isfinite(gain):
             raise refusal("Scale(gain=...)", "a finite number", repr(gain), "1.0 changes nothing.")
         self.initial = float(gain)
         self.gain = nn.Parameter(torch.empty((), device=device, dtype=dtype))
@@ -67,9 +67,8 @@ class RepeatChannels(nn.Module):
 
     def __init__(self, times: int) -> None:
         super().__init__()
-        if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-            remedy = "3 turns a grey image into a colour image."
-            raise refusal("RepeatChannels(times=...)", "a whole number > 0", repr(times), remedy)
+        remedy = "3 turns a grey image into a colour image."
+        check_count("RepeatChannels(times=...)", times, remedy)
         self.times = times
 
     def forward(self, input: Tensor) -> Tensor:

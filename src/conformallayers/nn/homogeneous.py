@@ -1,7 +1,7 @@
 """Positively homogeneous maps, ``h(λx) = λ·h(x)`` for λ > 0: they act on x and leave t alone.
 
-``nn.ReLU``, ``nn.MaxPool2d``, ``nn.LPPool2d(2, ...)`` and their relatives are used as torch.nn has them. This
-file has what torch.nn lacks.
+``nn.ReLU``, ``nn.MaxPool2d``, ``nn.LPPool2d(2, ...)`` and their relatives are torch.nn's own. This file adds
+the maps that torch.nn lacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import is_whole, refusal
 from .branches import Composite, Flow, Join, below, checked_module
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Split(Composite):
     def __init__(self, sizes: Sequence[int], modules: Iterable[nn.Module]) -> None:
         super().__init__()
         many = isinstance(sizes, Sequence) and len(sizes) > 0
-        if not many or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
+        if not many or not all(is_whole(n) and n > 0 for n in sizes):
             remedy = "Give the number of channels of each group."
             raise refusal("Split(sizes=...)", "whole numbers > 0", repr(sizes), remedy)
         self.sizes = tuple(sizes)
@@ -95,7 +95,7 @@ class Split(Composite):
 
     @property
     def channels(self) -> list[Channels]:
-        """The modules that take the groups out of the input."""
+        """The modules that slice the groups from the input."""
         return list(_channels(self.sizes))
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:

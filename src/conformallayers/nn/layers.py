@@ -17,27 +17,13 @@ from torch import nn
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 T = TypeVar("T", bound=nn.Module)
 
-_BIAS = """bias: add a bias to the point. A bias between two activations costs a folded network
+_CONV = """
+    Arguments that are not listed are those of torch.nn.
+
+    Args:
+        bias: add a bias to the point. A bias between two activations costs a folded network
             further dot products.
-        device, dtype: of the weight and the bias."""
-_CONV = f"""
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, padding_mode:
-            as in torch.nn; ``padding`` may be ``"same"`` or ``"valid"``.
-        {_BIAS}
-
-    Shape:
-        (B, C_in, AXES) → (B, C_out, AXES')
-
-    Examples:
-        >>> NAME(3, 8, 3, padding=1)(torch.rand(2, 3, SIZES)).shape
-        torch.Size([2, 8, SIZES])
-    """
-_CONV_TRANSPOSE = f"""
-    Args:
-        in_channels, out_channels, kernel_size, stride, padding, output_padding, groups, dilation, padding_mode:
-            as in torch.nn, which only has ``padding_mode="zeros"`` here.
-        {_BIAS}
+        device, dtype: of the weight and the bias.
 
     Shape:
         (B, C_in, AXES) → (B, C_out, AXES')
@@ -110,19 +96,19 @@ class Conv3d(nn.Conv3d):
     """Apply a convolution, as :class:`torch.nn.Conv3d` does."""
 
 
-@_documented(_CONV_TRANSPOSE)
+@_documented(_CONV)
 @_without_bias
 class ConvTranspose1d(nn.ConvTranspose1d):
     """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose1d` does."""
 
 
-@_documented(_CONV_TRANSPOSE)
+@_documented(_CONV)
 @_without_bias
 class ConvTranspose2d(nn.ConvTranspose2d):
     """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose2d` does."""
 
 
-@_documented(_CONV_TRANSPOSE)
+@_documented(_CONV)
 @_without_bias
 class ConvTranspose3d(nn.ConvTranspose3d):
     """Apply a transposed convolution, as :class:`torch.nn.ConvTranspose3d` does."""

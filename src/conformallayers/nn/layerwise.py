@@ -46,7 +46,7 @@ from ..registry.registry import (
 from ..scaling import Scaling, constant, positive, product
 from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
 from .branches import Composite, Flow, Join, below, joined_bound
-from .collapse import collapsible, may_collapse, run_collapsed
+from .collapse import collapsible, run_collapsed
 from .homogeneous import Split
 from .power_iteration import Layer, power_step
 
@@ -133,7 +133,10 @@ class Points:
         return Points(self.z, self.m, self.tau, scaling, segment, *flags)
 
     def rebase(self) -> Points:
-        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0)."""
+        """Return the same points with ``z`` the point, ``m`` the coordinate and τ = 1 (0 for x = 0).
+
+        A bias is added to points, and branches with different coordinates are joined as points.
+        """
         m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
         tau = self.tau.detach()
         looks = not self.alive and may_look(tau) and tau.numel() > 0
@@ -190,7 +193,7 @@ class Activation:
             if isinstance(gain, Tensor):
                 return gain.clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
             return value.tau.new_full((), min(gain, LARGEST))
-        if value.divided:
+        if value.divided:  # τ = 1 is its own inverse
             return value.tau * self.weight
         return self.weight / value.tau if value.alive else guarded_ratio(self.weight, value.tau)
 
@@ -213,7 +216,7 @@ class LayerFlow(Flow[Points]):
 
     def __init__(self, advance: bool, rms: bool = False, collapse: bool = False) -> None:
         self.advance, self.rms, self.collapse = advance, rms, collapse
-        self.coordinates = 0  # how many have been given out
+        self.coordinates = 0  # number of coordinates created
 
     def run(self, path: str, module: nn.Module, value: Points) -> Points:
         """Run one module of a branch, or all modules of an nn.Sequential."""
@@ -221,19 +224,21 @@ class LayerFlow(Flow[Points]):
 
     def run_chain(self, pairs: Sequence[tuple[str, nn.Module]], value: Points) -> Points:
         """Run (path, module) pairs in order."""
+        modules = [module for _, module in pairs]
         bias: Tensor | None = None  # left out of the layer before
         index = 0
         while index < len(pairs):
-            if self.collapse and all(
-                may_collapse(module) for _, module in pairs[index : index + 2]
-            ):
-                many = self._run_collapsed([module for _, module in pairs[index:]], value)
-                if many:
-                    index += many
-                    continue
+            shapes = collapsible(modules[index:], value.z) if self.collapse else []
+            if shapes:
+                leading = modules[index : index + len(shapes)]
+                every = zip(leading, shapes, strict=True)
+                value.segment.layers += [(m, spec_of("", m), shape) for m, shape in every]
+                value.z = run_collapsed(leading, value.z, value.scaling.take())
+                index += len(shapes)
+                continue
             path, module = pairs[index]
             index += 1
-            following = pairs[index][1] if index < len(pairs) else None
+            following = modules[index] if index < len(pairs) else None
             redundant = bias_is_redundant(module, following, value.z.dim())
             fresh = None if bias is None else _is_fresh(module)
             value = self.step(path, module, value, with_bias=not redundant)
@@ -244,33 +249,18 @@ class LayerFlow(Flow[Points]):
                 value.tau, value.divided = value.tau + 0 * bias.sum(), False
         return value
 
-    def _run_collapsed(self, modules: Sequence[nn.Module], value: Points) -> int:
-        """Run the leading convolutions as one if that is cheaper; return their number."""
-        shapes = collapsible(modules, value.z)
-        if shapes:
-            leading = modules[: len(shapes)]
-            every = zip(leading, shapes, strict=True)
-            value.segment.layers += [
-                (module, spec_of("", module), shape) for module, shape in every
-            ]
-            value.z = run_collapsed(leading, value.z, value.scaling.take())
-        return len(shapes)
-
     def split(self, path: str, groups: Sequence[Any], value: Points) -> list[Points]:
         """Divide the channels at once: the gradients of slices would each fill and add a whole map."""
         if has_global_hooks():
             return super().split(path, groups, value)
-        sample, parts = tuple(value.z.shape[1:]), []
-        for index, module in enumerate(groups):
-            spec = spec_of("", module)
-            check_input(below(path, f"channels.{index}"), module, spec, tuple(value.z.shape))
+        spec, shape, parts = spec_of("", groups[0]), tuple(value.z.shape), []
+        check_input(below(path, "channels.0"), groups[0], spec, shape)
+        widths = [module.stop - module.start for module in groups]
+        for module, z in zip(groups, value.z.split(widths, 1), strict=True):
             part = value.fork()
-            part.segment.layers.append((module, spec, sample))
-            parts.append(part)
-        for part, z in zip(
-            parts, value.z.split([m.stop - m.start for m in groups], 1), strict=True
-        ):
+            part.segment.layers.append((module, spec, shape[1:]))
             part.z = z
+            parts.append(part)
         return parts
 
     def join(self, path: str, values: list[Points], join: Join) -> Points:
@@ -280,6 +270,7 @@ class LayerFlow(Flow[Points]):
         segments, first = tuple(value.segment for value in values), values[0]
         one_coordinate = all(value.coordinate == first.coordinate for value in values)
         if any(value.m is not first.m or value.tau is not first.tau for value in values):
+            # Coordinates differ: join x₁/t₁ and x₂/t₂, and keep t₁.
             values = [value.rebase() for value in values]
         elif len({value.scaling.pending for value in values}) == 2:
             for value in values:  # some branches have applied the factor, and now all of them do
@@ -287,7 +278,7 @@ class LayerFlow(Flow[Points]):
                 value.z = value.z if factor is None else value.z * factor
         z = join.merge([value.z for value in values])
         segment = LinearSegment(z, before=segments, join=join, one_coordinate=one_coordinate)
-        first, age = values[0], max(value.age for value in values)  # others may read it, too
+        first, age = values[0], max(value.age for value in values)
         coordinate = first.coordinate if one_coordinate else self._new_coordinate()
         flags = age, coordinate, first.divided, first.alive
         return Points(z, first.m, first.tau, first.scaling, segment, *flags)
@@ -355,7 +346,7 @@ class LayerFlow(Flow[Points]):
 
     def _activate(self, activation: Activation, value: Points) -> Points:
         z, tau, n = activation.advance(value)
-        if not value.fits(n):
+        if not value.fits(n):  # repeat the step where squares are in range
             value = value.rescaled()
             z, tau, n = activation.advance(value)
         value.segment = LinearSegment(z, norm_unit(z.shape[1:], self.rms))
@@ -383,12 +374,12 @@ class LayerFlow(Flow[Points]):
         return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
-def entered(input: Tensor, offset: Scalar, rms: bool) -> Points:
-    """Embed a batch, (B, ...)."""
+def embed_batch(input: Tensor, offset: Scalar, rms: bool) -> Points:
+    """Embed a batch, (B, ...) → points; divide by peaks only where norms are not moderate."""
     unit = norm_unit(input.shape[1:], rms)
     scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
     tau = moderate_norm(input, _MODERATE)
-    if tau is not None and input.is_inference():  # which a layer could not save for its gradient
+    if tau is not None and input.is_inference():  # a layer could not save it for its gradient
         tau = None
     fixed = 0.0 if tau is None else constant(offset)
     if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
@@ -407,8 +398,11 @@ def run_layers(
     rms: bool = False,
 ) -> Tensor:
     """Run (path, module) pairs on a batch, (B, ...) → (B, ...)."""
-    flow = LayerFlow(training and _may_step(), rms, training and not _is_transformed())
-    value = entered(input, offset, rms)
+    compiling, transforms = torch.compiler.is_compiling(), transformed()
+    # Power iteration needs autograd, which transforms and inference mode take away.
+    iterate = compiling or not (transforms or torch.is_inference_mode_enabled())
+    flow = LayerFlow(training and iterate, rms, training and not (compiling or transforms))
+    value = embed_batch(input, offset, rms)
     pairs = list(layers)
     last = pairs[-1][1] if pairs else None
     if isinstance(last, RadialActivation):
@@ -417,7 +411,7 @@ def run_layers(
 
 
 def _is_fresh(norm: Any) -> Tensor:
-    """Tell whether a norm has seen no batch. Norms of other frameworks have a mean, but no number of batches."""
+    """Check whether a batch norm has seen no batch; converted checkpoints have a mean, but no count."""
     fresh: Tensor = (norm.num_batches_tracked == 0) & ~norm.running_mean.any()
     return fresh
 
@@ -439,14 +433,3 @@ def _add_to_running_mean(norm: Any, bias: Tensor, fresh: Any) -> None:
         norm.running_mean.data.add_(bias - (1 - share) * before * ~fresh)
         if not torch.compiler.is_compiling():
             vars(norm)[_BIAS_IN_MEAN] = bias.clone()
-
-
-def _may_step() -> bool:
-    """Check that autograd is available to power iteration: no transform, no inference mode."""
-    if torch.compiler.is_compiling():
-        return True
-    return not (_is_transformed() or torch.is_inference_mode_enabled())
-
-
-def _is_transformed() -> bool:
-    return torch.compiler.is_compiling() or transformed()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import full_precision, wide_dtype
-from ..registry.registry import LayerSpec, linear_part
+from ..registry.registry import linear_part
+from ..registry.specs import LayerSpec
 from .activations import RadialActivation
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
@@ -26,9 +27,9 @@ def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor
     with full_precision(x):
         dtype = next((p.dtype for m, *_ in segment for p in m.parameters()), x.dtype)
         vector = activation.vector
-        start = torch.empty((1, *x.shape[1:]), dtype=dtype, device=x.device)
-        if vector is None or _layout(vector) != _layout(start):
-            vector = _random_unit(start)
+        layout = (1, *x.shape[1:]), dtype, x.device
+        if vector is None or (vector.shape, vector.dtype, vector.device) != layout:
+            vector = _random_unit(*layout)
             for _ in range(_WARM_UP):
                 vector = _advance(segment, vector)[1]
         norm, activation.vector = _advance(segment, vector)
@@ -53,13 +54,9 @@ def _advance(segment: Sequence[Layer], vector: Tensor) -> tuple[Tensor, Tensor]:
     return norm, torch.where(length > 0, gradient / length, vector).detach()
 
 
-def _random_unit(like: Tensor) -> Tensor:
+def _random_unit(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a fixed random unit vector: reproducible, and independent of the global seed."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    vector = torch.randn(shape, generator=generator, dtype=torch.float64)
     unit: Tensor = vector / torch.linalg.vector_norm(vector)
-    return unit.to(like)
-
-
-def _layout(vector: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
-    return vector.shape, vector.dtype, vector.device
+    return unit.to(device, dtype)

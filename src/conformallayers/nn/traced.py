@@ -67,21 +67,14 @@ class Traced(Composite):
         self.body.graph.eliminate_dead_code()
         self.body.recompile()  # pickle stores the generated code
         graph = self.body.graph
-        for node in graph.nodes:
-            _check_node(name, node)
+        calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        self._steps = [_step(name, node) for node in calls]
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        if len(inputs) != 1 or not isinstance(_output(graph), fx.Node):
+        (result,) = (node.args[0] for node in graph.nodes if node.op == "output")
+        if len(inputs) != 1 or not isinstance(result, fx.Node):
             remedy = "Take and return one tensor."
             raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
-
-        # Names instead of nodes: torch.compile cannot trace the nodes of a graph.
-        self._result = _output(graph).name
-        self._steps = [
-            (node.name, [before.name for before in _sources(node)], _action(node))
-            for node in graph.nodes
-            if node.op not in ("placeholder", "output")
-        ]
-        self._input = inputs[0].name
+        self._input, self._result = inputs[0].name, result.name
         # Children, so that all can see that the module is not linear.
         actions = [action for *_, action in self._steps if isinstance(action, nn.Module)]
         self.maps = nn.ModuleList(action for action in actions if is_homogeneous(action))
@@ -90,14 +83,13 @@ class Traced(Composite):
         """Apply the nodes of the graph in order."""
         found = {self._input: value}
         for name, sources, action in self._steps:
+            values = [found[source] for source in sources]
+            where = below(path, f"body.{action if isinstance(action, str) else name}")
             if isinstance(action, Join):
-                where = below(path, f"body.{name}")
-                found[name] = through.join(where, [found[source] for source in sources], action)
-            elif isinstance(action, str):
-                where, module = below(path, f"body.{action}"), self.body.get_submodule(action)
-                found[name] = through.run(where, module, found[sources[0]])
+                found[name] = through.join(where, values, action)
             else:
-                found[name] = through.run(below(path, f"body.{name}"), action, found[sources[0]])
+                module = self.body.get_submodule(action) if isinstance(action, str) else action
+                found[name] = through.run(where, module, values[0])
         return found[self._result]
 
 
@@ -114,55 +106,38 @@ _MAPS: dict[Any, type[nn.Module]] = {
 }
 
 
-def _check_node(name: str, node: fx.Node) -> None:
-    """Refuse a node that is neither a module nor a supported join."""
-    nodes = [argument for argument in node.args if isinstance(argument, fx.Node)]
-    if node.op in ("placeholder", "output"):
-        good = True
-    elif node.op == "call_module":
-        good = len(node.args) == 1 and len(nodes) == 1 and not node.kwargs
+def _step(name: str, node: fx.Node) -> tuple[str, list[str], str | Join | nn.Module]:
+    """Return the name of a node, those of the nodes it reads, and the path of a module, a join or a module.
+
+    Names instead of nodes: torch.compile cannot trace the nodes of a graph. Other nodes are refused.
+    """
+    given, kwargs = node.args, node.kwargs
+    sources: Any = given
+    action: str | Join | nn.Module | None = None
+    if node.op == "call_module":
+        action = str(node.target) if len(given) == 1 and not kwargs else None
     elif node.target in _SUMS:
-        good = len(nodes) == len(node.args) == 2 and not node.kwargs
+        action = Join("sum") if len(given) == 2 and not kwargs else None
     elif node.target in _MAPS:
-        good = len(nodes) == len(node.args) == 1 and not any(node.kwargs.values())
+        action = _MAPS[node.target]() if len(given) == 1 and not any(kwargs.values()) else None
     elif node.target is torch.cat:
-        parts = _cat_parts(node)
-        many = isinstance(parts, (list, tuple)) and len(parts) > 0
-        many = many and all(isinstance(part, fx.Node) for part in parts)
-        good = many and isinstance(_cat_axis(node), int) and _cat_axis(node) != 0
-    else:
-        flattens = node.target is torch.flatten or (
-            node.op == "call_method" and node.target == "flatten"
-        )
-        start: Any = node.kwargs.get("start_dim", node.args[1] if len(node.args) > 1 else 0)
-        good = bool(flattens and len(nodes) == 1 and start != 0)
-    if not good:
+        sources = given[0] if given else kwargs.get("tensors", ())
+        axis = kwargs.get("dim", given[1] if len(given) > 1 else 0)
+        action = Join("concatenate", axis) if isinstance(axis, int) and axis != 0 else None
+    elif node.target is torch.flatten or (node.op, node.target) == ("call_method", "flatten"):
+        sources, sizes = given[:1], given[1:]
+        start = kwargs.get("start_dim", sizes[0] if sizes else 0)
+        if start != 0 and not any(isinstance(size, fx.Node) for size in sizes):
+            action = nn.Flatten(*sizes, **kwargs)  # type: ignore[arg-type]
+    many = isinstance(sources, (list, tuple)) and len(sources) > 0
+    if action is None or not many or not all(isinstance(source, fx.Node) for source in sources):
         raise refusal(
             f"Traced({name}) at {node.name}",
             "modules, sums of two values, torch.cat behind the batch axis, flatten(1), relu, abs",
             call_text(node),
             _remedy(node),
         )
-
-
-def _sources(node: fx.Node) -> list[Any]:
-    """Return the nodes that a node reads, as often as it reads them."""
-    if node.target is torch.cat:
-        return list(_cat_parts(node))
-    return list(node.args) if node.target in _SUMS else node.all_input_nodes
-
-
-def _action(node: fx.Node) -> str | Join | nn.Module:
-    """Return what a node does: the path of a module, a join, a map, or a flattening."""
-    if node.op == "call_module":
-        return str(node.target)
-    if node.target in _SUMS:
-        return Join("sum")
-    if node.target is torch.cat:
-        return Join("concatenate", _cat_axis(node))
-    if node.target in _MAPS:
-        return _MAPS[node.target]()
-    return nn.Flatten(*node.args[1:], **node.kwargs)  # type: ignore[arg-type]
+    return node.name, [source.name for source in sources], action
 
 
 def _remedy(node: fx.Node) -> str:
@@ -173,15 +148,3 @@ def _remedy(node: fx.Node) -> str:
             "Use a module: nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), or put it into the head."
         )
     return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."
-
-
-def _cat_parts(node: fx.Node) -> Any:
-    return node.args[0] if node.args else node.kwargs.get("tensors", ())
-
-
-def _cat_axis(node: fx.Node) -> Any:
-    return node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
-
-
-def _output(graph: fx.Graph) -> Any:
-    return next(node.args[0] for node in graph.nodes if node.op == "output")

@@ -87,7 +87,7 @@ class _Young(torch.autograd.Function):
 
 
 def _bound(rows: Tensor, columns: Tensor, copies: float) -> Tensor:
-    square = rows.amax() * columns.amax()
+    square = rows.amax() * columns.amax()  # padding multiplies ‖x‖² by at most copies
     return (square if copies == 1.0 else square * copies).sqrt()
 
 
@@ -129,7 +129,7 @@ def linear_bound(module: Any, shape: Shape) -> Scalar:
     return young(module.weight.unsqueeze(2))
 
 
-def one(module: Any, shape: Shape) -> Scalar:
+def one(module: Any, shape: Shape) -> float:
     """Bound a module that only moves, drops or averages coefficients: 1."""
     return 1.0
 
@@ -150,7 +150,7 @@ def avg_pool_bound(module: Any, shape: Shape) -> Scalar:
 
 def max_pool_bound(module: Any, shape: Shape) -> Scalar:
     """Bound ``nn.MaxPool*d`` and ``nn.AdaptiveMaxPool*d`` by the square root of how often windows use a pixel."""
-    return math.sqrt(math.prod(max(_sums_over(axis)) for axis in pool_windows(module, shape)))
+    return math.sqrt(math.prod(_column_sum(axis) for axis in pool_windows(module, shape)))
 
 
 def norm_pool_bound(module: Any, shape: Shape) -> Scalar:
@@ -161,7 +161,7 @@ def norm_pool_bound(module: Any, shape: Shape) -> Scalar:
     kernels = per_axis(module.kernel_size, len(shape) - 1)
     square = 1.0
     for axis, kernel in zip(pool_windows(module, shape), kernels, strict=True):
-        square *= max(_sums_over(axis, [kernel / len(window) for window in axis]))
+        square *= _column_sum(axis, [kernel / len(window) for window in axis])
     return math.sqrt(square)
 
 
@@ -214,7 +214,7 @@ def scale_bound(module: Any, shape: Shape) -> Scalar:
     return float(module.factor.abs().max())
 
 
-def repeat_bound(module: Any, shape: Shape) -> Scalar:
+def repeat_bound(module: Any, shape: Shape) -> float:
     """Bound ``cl.RepeatChannels`` by √times, since the energy is multiplied by ``times``."""
     return math.sqrt(module.times)
 
@@ -266,7 +266,7 @@ def _places(layer: nn.Module, spatial: Shape, axis: int, dtype: torch.dtype) -> 
     return image.reshape(-1, image.shape[-1])[0]
 
 
-def repeated_pixels(module: Any) -> float | None:
+def repeated_pixels(module: Any, shape: Shape) -> float | None:
     """Return the norm factor of ``nn.Upsample`` if it repeats pixels by an integer factor per axis."""
     factors = module.scale_factor
     if module.mode not in ("nearest", "nearest-exact") or not isinstance(factors, tuple):
@@ -330,6 +330,7 @@ def pad_copies(size: int, before: int, after: int, mode: str) -> int:
     last, places = size - 1, range(-before, size + after)
     if mode == "replicate":
         return max(Counter(min(max(place, 0), last) for place in places).values())
+    # Reflect at pixel 0, then at the last pixel.
     return max(Counter(last - abs(last - abs(place)) for place in places).values())
 
 
@@ -379,13 +380,13 @@ def _adaptive_windows(module: Any, shape: Shape) -> list[tuple[range, ...]]:
     return windows
 
 
-def _sums_over(axis: Sequence[range], weights: Sequence[float] | None = None) -> list[float]:
-    """Return the sum of the weights of the windows that use each pixel of an axis; without, their number."""
+def _column_sum(axis: Sequence[range], weights: Sequence[float] | None = None) -> float:
+    """Return the largest weight that the windows of an axis give to one pixel together; each is 1 by default."""
     sums = [0.0] * max(max(window, default=-1) + 1 for window in axis)
     for index, window in enumerate(axis):
         for position in window:
             sums[position] += 1.0 if weights is None else weights[index]
-    return sums or [0.0]
+    return max(sums, default=0.0)
 
 
 def _window_bound(windows: Sequence[Sequence[range]], *, averaged: bool) -> float:
@@ -394,5 +395,5 @@ def _window_bound(windows: Sequence[Sequence[range]], *, averaged: bool) -> floa
     for axis in windows:
         lengths = [len(window) for window in axis]
         rows *= 1.0 if averaged else max(lengths)
-        columns *= max(_sums_over(axis, [1 / n for n in lengths] if averaged else None))
+        columns *= _column_sum(axis, [1 / n for n in lengths] if averaged else None)
     return math.sqrt(rows * columns)

@@ -1,4 +1,4 @@
-"""Checks of the batches that enter and leave a layer: axes, channels, and sizes that torch takes silently."""
+"""Check the shapes of batches before and after a layer: axes, channels, sizes that torch accepts silently."""
 
 from __future__ import annotations
 

@@ -20,12 +20,11 @@ from ..errors import ConformalError, refusal
 from ..functional import Scalar
 from ..nn import layers
 from ..nn.activations import RadialActivation
-from ..nn.branches import Composite, Flow, Join, joined_bound
+from ..nn.branches import BatchFlow, Composite, Flow, Join, below, joined_bound
 from ..pooling import avg_pool, norm_pool, pool_groups
 from ..utils.axes import per_axis
 from .bounds import Shape, pool_axes
-from .specs import Bound, Check, scale_output
-from .specs import LayerSpec as LayerSpec  # re-exported
+from .specs import Bound, Check, LayerSpec, scale_output
 from .torch_layers import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
 
 SUPPORTED_KINDS = (
@@ -34,8 +33,6 @@ SUPPORTED_KINDS = (
 _REGISTER = (
     "cl.register_linear if it is linear, cl.register_homogeneous if f(λx) = λ·f(x) for λ > 0."
 )
-_DEFAULT_SUGGESTION = f"Register it with {_REGISTER}"
-_OVERRIDE_SUGGESTION = f"It overrides forward: register it with {_REGISTER}"
 
 
 def register_linear(
@@ -86,11 +83,9 @@ def register_homogeneous(
     :func:`conformallayers.testing.assert_homogeneous` checks that, and the bound.
 
     Args:
-        module_type: the class.
         bound: function of (module, shape of one input sample) that returns an upper bound of
             ``‖h(x)‖/‖x‖``, a float or a 0-dim tensor.
-        check: function of the module that returns why its configuration is refused, or None.
-        rank: number of axes of its input including the batch axis, if the module fixes it.
+        module_type, check, rank: as in :func:`register_linear`.
 
     Examples:
         >>> class Sorted(torch.nn.Module):
@@ -130,7 +125,7 @@ def _inherited(module_type: type[nn.Module]) -> LayerSpec | None:
 
 
 def computes_like(module_type: type[nn.Module], ancestor: type[nn.Module]) -> bool:
-    """Check that a class overrides nothing of what its ancestor computes."""
+    """Check that a class does not override the computation of its ancestor."""
     names = ("forward", "_conv_forward", "__call__")
     return all(getattr(module_type, n, None) is getattr(ancestor, n, None) for n in names)
 
@@ -162,12 +157,13 @@ def branches(module: nn.Module) -> bool:
 
 
 def suggestion(module_type: type[nn.Module]) -> str:
-    """Return what to use instead of a refused type: the row of its nearest ancestor that has one."""
+    """Return what to use instead of a refused type, from its nearest ancestor with a suggestion."""
     rows = [kind for kind in module_type.__mro__ if kind in REFUSED]
     if rows:
         return REFUSED[rows[0]]
     derived = any(ancestor in _SPECS for ancestor in module_type.__mro__)
-    return _OVERRIDE_SUGGESTION if derived else _DEFAULT_SUGGESTION
+    start = "It overrides forward: register" if derived else "Register"
+    return f"{start} it with {_REGISTER}"
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -226,7 +222,7 @@ def warn_if_eps_dominates(modules: Iterable[tuple[str, nn.Module]]) -> list[tupl
     """
     pairs = list(modules)
     norms = {
-        f"{path}.{name}" if name else path: child
+        below(path, name) if name else path: child
         for path, module in pairs
         for name, child in module.named_modules()
         if isinstance(child, BATCH_NORMS) and _eps_dominates(child)
@@ -261,7 +257,7 @@ def linear_part(module: nn.Module, spec: LayerSpec, x: Tensor) -> Tensor:
     return result - module.forward(torch.zeros_like(x)) if is_affine(module) else result
 
 
-class _Linear(Flow[Tensor]):
+class _Linear(BatchFlow):
     """Apply the linear part of branches without activations."""
 
     def run(self, path: str, module: nn.Module, value: Tensor) -> Tensor:
@@ -269,26 +265,23 @@ class _Linear(Flow[Tensor]):
             value = linear_part(child, spec_of(name, child), value)
         return value
 
-    def join(self, path: str, values: list[Tensor], join: Join) -> Tensor:
-        return join.merge(values)
-
 
 def run(module: nn.Module, spec: LayerSpec, x: Tensor, factor: Scalar | None) -> Tensor:
     """Return ``factor · module(x)``, applying the factor to the weights where possible."""
     if isinstance(module, nn.Upsample):
         x = x.contiguous()  # torch copies other entries of a channels-last map
-    pooled = None if has_hooks(module) or has_global_hooks() else _pooled(module, x)
+    hooked = has_hooks(module) or has_global_hooks()
+    pooled = None if hooked else _pooled(module, x)
     if pooled is not None:
         return pooled if factor is None else pooled * factor
     if factor is None or spec.scaled is None:
         result: Tensor = module(x)
         return result
-    scaled = scale_output if has_hooks(module) or has_global_hooks() else spec.scaled
-    return scaled(module, x, factor)
+    return (scale_output if hooked else spec.scaled)(module, x, factor)
 
 
 def _pooled(module: Any, x: Tensor) -> Tensor | None:
-    """Pool in another way than torch: norms, which have no gradient there where a window is 0, and averages."""
+    """Pool norms, which torch cannot differentiate where a window is 0, and averages, which it pools slowly."""
     norms = isinstance(module, NORM_POOLS)
     if not norms and not _is_plain_average(module):
         return None
@@ -300,7 +293,7 @@ def _pooled(module: Any, x: Tensor) -> Tensor | None:
 def pool_at_once(
     modules: Iterable[nn.Module], channels: Sequence[slice], x: Tensor
 ) -> Tensor | None:
-    """Pool each group of channels of x by its module, in one pass; None where they must run one by one."""
+    """Pool each group of channels of x by its module in one pass; None if the modules must run one by one."""
     groups, windows = [], []
     if x.dim() != 4 or x.shape[1] != channels[-1].stop or has_global_hooks():
         return None
@@ -313,7 +306,10 @@ def pool_at_once(
         sizes = pool_axes(module, 2)
         windows.append((sizes["kernel"], sizes["stride"]))
         groups.append((part, norms))
-    return pool_groups(x, *windows[0], tuple(groups)) if len(set(windows)) == 1 else None
+    # Without norms the split is one linear layer: alpha="spectral" takes the norm of all of it.
+    if len(set(windows)) > 1 or not any(norms for _, norms in groups):
+        return None
+    return pool_groups(x, *windows[0], tuple(groups))
 
 
 def _is_plain_average(module: Any) -> bool:
@@ -326,13 +322,8 @@ def _is_plain_average(module: Any) -> bool:
 def flatten_modules(root: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of the children in order, descending into nested ``nn.Sequential``."""
     for name, child in root._modules.items():
-        if child is None:
-            continue
-        path = f"{prefix}.{name}" if prefix else name
-        if type(child) is nn.Sequential:
-            yield from flatten_modules(child, path)
-        else:
-            yield path, child
+        if child is not None:
+            yield from modules_in(below(prefix, name), child)
 
 
 def modules_in(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

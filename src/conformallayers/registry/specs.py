@@ -23,17 +23,16 @@ class LayerSpec:
     Args:
         bound: (module, input shape) → an upper bound of the operator norm; of a homogeneous map, an
             upper bound of ``‖h(x)‖/‖x‖``.
-        scaled: (module, input, factor) → factor · U(input) without the bias, cheaper than scaling
-            the output; None if a later layer should apply the factor.
+        scaled: (module, input, factor) → factor · U(input) without the bias, by a factor of the
+            weights; None if a later layer should apply the factor.
         check: module → why this configuration is refused, or None.
         rank: the number of axes of a batch, if the module fixes it.
         channels: the name of the attribute that holds the size of axis 1.
-        parameter: the name of the tensor that the output is proportional to, if there is one.
         identity_in_eval: whether the module is the identity in evaluation mode.
         affine: whether the module adds its ``bias``, if that is not None.
         multiple: whether it multiplies the whole sample by one number in evaluation mode.
-        norm_factor: module → the number by which it multiplies the norm of every sample, or None if
-            there is no such number.
+        norm_factor: (module, input shape) → the number by which it multiplies the norm of every
+            sample, or None if there is no such number.
         homogeneous: whether it is not linear, but ``h(λx) = λ·h(x)`` for λ > 0.
     """
 
@@ -42,11 +41,10 @@ class LayerSpec:
     check: Check | None = None
     rank: int | None = None
     channels: str | None = None
-    parameter: str | None = None
     identity_in_eval: bool = False
     affine: bool = False
     multiple: bool = False
-    norm_factor: Callable[[Any], float | None] | None = None
+    norm_factor: Callable[[Any, Shape], float | None] | None = None
     homogeneous: bool = False
 
     def problem(self, module: nn.Module) -> str | None:

@@ -5,7 +5,6 @@ A supported type has a :class:`LayerSpec`, a refused type the suggestion that it
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from ..functional import Scalar
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
 from ..nn.homogeneous import Abs, Channels
 from . import bounds
-from .specs import LayerSpec
+from .specs import Check, LayerSpec
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 MAX_POOLS = nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d
@@ -60,25 +59,21 @@ def _keeps_statistics(module: Any) -> str | None:
     )
 
 
-def _not_in_place(module: nn.Module) -> str | None:
-    if not getattr(module, "inplace", False):
-        return None
-    return "expected inplace=False, got inplace=True. Values before an activation are needed later."
+def _requires(attribute: str, value: object, why: str) -> Check:
+    """Return a check that refuses modules whose attribute has another value."""
+
+    def check(module: nn.Module) -> str | None:
+        got = getattr(module, attribute)
+        if got == value:
+            return None
+        return f"expected {attribute}={value}, got {attribute}={got}. {why}"
+
+    return check
 
 
-def _one_output(module: Any) -> str | None:
-    if not module.return_indices:
-        return None
-    return "expected return_indices=False, got return_indices=True. A layer returns one tensor."
-
-
-def _euclidean(module: Any) -> str | None:
-    if module.norm_type == 2:
-        return None
-    return (
-        f"expected norm_type=2, got norm_type={module.norm_type}. "
-        "Only the Euclidean norm of windows is supported."
-    )
+_not_in_place = _requires("inplace", False, "Values before an activation are needed later.")
+_one_output = _requires("return_indices", False, "A layer returns one tensor.")
+_euclidean = _requires("norm_type", 2, "Only the Euclidean norm of windows is supported.")
 
 
 def _zero_value(module: nn.Module) -> str | None:
@@ -93,11 +88,7 @@ def _keeps_batch(module: nn.Module) -> str | None:
     return None
 
 
-def _one(module: nn.Module) -> float:
-    return 1.0
-
-
-def _one_without_copies(module: Any) -> float | None:
+def _one_without_copies(module: Any, shape: bounds.Shape) -> float | None:
     """Return the norm factor of padding: 1 if it adds zeros and neither copies nor crops pixels."""
     crops = any(size < 0 for size in module.padding)
     return None if crops or bounds.pad_mode(module) != "zeros" else 1.0
@@ -106,12 +97,7 @@ def _one_without_copies(module: Any) -> float | None:
 def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     """Return the rows of the layers that torch.nn has for n = 1, 2 and 3 spatial axes."""
     rank = n + 2
-    weighted: dict[str, Any] = {
-        "rank": rank,
-        "channels": "in_channels",
-        "parameter": "weight",
-        "affine": True,
-    }
+    weighted: dict[str, Any] = {"rank": rank, "channels": "in_channels", "affine": True}
     dropout = LayerSpec(
         bounds.one, check=_not_in_place, rank=rank, identity_in_eval=True, multiple=True
     )
@@ -139,29 +125,29 @@ def _spatial_rows(n: int) -> dict[type[nn.Module], LayerSpec]:
     return {getattr(nn, f"{name}{n}d"): spec for name, spec in rows.items()}
 
 
-_MOVES = LayerSpec(bounds.one, rank=4, norm_factor=_one)
-_RESHAPES = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=_one)
+_MOVES = LayerSpec(bounds.one, rank=4, norm_factor=bounds.one)
+_RESHAPES = LayerSpec(bounds.one, check=_keeps_batch, norm_factor=bounds.one)
 
 SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     **_spatial_rows(1),
     **_spatial_rows(2),
     **_spatial_rows(3),
-    nn.Linear: LayerSpec(
-        bounds.linear_bound, _scaled_linear, channels="in_features", parameter="weight", affine=True
-    ),
+    nn.Linear: LayerSpec(bounds.linear_bound, _scaled_linear, channels="in_features", affine=True),
     nn.Flatten: _RESHAPES,
     nn.Unflatten: _RESHAPES,
-    nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=_one),
+    nn.Identity: LayerSpec(bounds.one, multiple=True, norm_factor=bounds.one),
     nn.Dropout: LayerSpec(
-        bounds.one, check=_not_in_place, identity_in_eval=True, multiple=True, norm_factor=_one
+        bounds.one,
+        check=_not_in_place,
+        identity_in_eval=True,
+        multiple=True,
+        norm_factor=bounds.one,
     ),
     **dict.fromkeys((nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle), _MOVES),
     nn.Upsample: LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels),
-    RepeatChannels: LayerSpec(
-        bounds.repeat_bound, norm_factor=lambda module: math.sqrt(module.times)
-    ),
+    RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
-    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, parameter="gain", multiple=True),
+    Scale: LayerSpec(bounds.gain_bound, _scaled_gain, multiple=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),
     nn.LeakyReLU: LayerSpec(bounds.leaky_bound, check=_not_in_place, homogeneous=True),
@@ -179,12 +165,10 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalRe
 
 # A subclass gets the suggestion of its nearest ancestor.
 REFUSED: dict[type, str] = {
-    **{
-        getattr(
-            nn, name
-        ): "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head."
-        for name in _ACTIVATIONS
-    },
+    **dict.fromkeys(
+        (getattr(nn, name) for name in _ACTIVATIONS),
+        "Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head.",
+    ),
     nn.FractionalMaxPool2d: "Use nn.MaxPool2d or nn.LPPool2d(2, ...): its windows are random.",
     nn.FractionalMaxPool3d: "Use nn.MaxPool3d or nn.LPPool3d(2, ...): its windows are random.",
     **dict.fromkeys(

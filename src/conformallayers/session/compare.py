@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..errors import refusal
+from ..errors import check_count, refusal
 from ..folding.folded import Folded
 from ..nn.container import layer_by_layer
 from ..testing.checks import reference, relative_error
@@ -137,7 +137,5 @@ def _check(
         raise refusal("compare(engines=...)", expected, repr(engines), remedy)
     counts = {"executions": executions, "threads": 1 if threads is None else threads}
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            remedy = "Leave it out."
-            raise refusal(f"compare({name}=...)", "a whole number > 0", repr(count), remedy)
+        check_count(f"compare({name}=...)", count, "Leave it out.")
     run_module(folded, x)  # which refuses other shapes and dtypes

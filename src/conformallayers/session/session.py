@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import refusal, refuse_bytes, shape_text
+from ..errors import check_count, refusal, refuse_bytes, shape_text
 from ..folding.files import load
 from ..folding.folded import Folded
 from ..functional import full_precision
@@ -124,10 +124,8 @@ class Session:
         if engine != "auto" and engine not in ENGINES:
             expected, remedy = f"one of auto, {', '.join(ENGINES)}", '"auto" takes the fastest.'
             raise refusal("Session(engine=...)", expected, repr(engine), remedy)
-        whole = isinstance(threads, int) and not isinstance(threads, bool)
-        if threads is not None and (not whole or threads < 1):
-            remedy = "None takes as many as torch has."
-            raise refusal("Session(threads=...)", "a whole number > 0", repr(threads), remedy)
+        if threads is not None:
+            check_count("Session(threads=...)", threads, "None takes as many as torch has.")
         self.folded = copy.deepcopy(_fold(folded))  # no later change of the fold meets half of it
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape

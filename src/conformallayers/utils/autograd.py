@@ -1,4 +1,4 @@
-"""Apply functions of autograd with little Python."""
+"""Apply custom autograd functions with less overhead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Apply a function of autograd, without the Python of ``Function.apply`` where nothing needs it.
+    """Apply a custom autograd function, without the overhead of ``Function.apply`` outside transforms.
 
-    It binds arguments to names, for transforms; that takes longer than a small operation.
+    ``Function.apply`` binds the arguments to names, which takes longer than a small operation.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)

@@ -21,7 +21,7 @@ _UNFINISHED = ".tmp"
 
 
 def cache_folder() -> pathlib.Path:
-    """Return the folder of what can be made again: CONFORMALLAYERS_CACHE, or one in the user's cache."""
+    """Return the cache folder: CONFORMALLAYERS_CACHE, or a folder in the user's cache."""
     home = os.environ.get("CONFORMALLAYERS_CACHE")
     if home is None:
         base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -30,7 +30,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def kind_of_file(mode: int) -> str:
-    """Name what is no regular file."""
+    """Describe the type of a path that is not a regular file, from its ``st_mode``."""
     return "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
 
 
@@ -60,9 +60,8 @@ def replace_files(
 def staged_files(*paths: Path) -> Iterator[list[str]]:
     """Yield a temporary file for each path, and rename them when the block ends without an error.
 
-    All are flushed to disk before the first is renamed. If a later one cannot be renamed, those
-    before it become again what they were. A file that was there hands its permissions on. A device
-    is not replaced by a file.
+    All are flushed to disk before the first is renamed. If renaming one fails, the files before it
+    are restored. A new file gets the permissions of the file it replaces. Devices are not replaced.
     """
     targets = [os.path.realpath(path) for path in paths]
     modes = [_mode(path) for path in paths]
@@ -85,7 +84,7 @@ def staged_files(*paths: Path) -> Iterator[list[str]]:
             staged[number] = ""
     except BaseException as error:
         if isinstance(error, OSError) and error.filename in staged:
-            error.filename = targets[staged.index(error.filename)]  # the name that the caller knows
+            error.filename = targets[staged.index(error.filename)]  # the caller's name
         for target, old in renamed[: len(renamed) - 1]:
             with contextlib.suppress(OSError):
                 os.unlink(target) if old is None else os.replace(old, target)

@@ -1,4 +1,4 @@
-"""A short name for the weights of a model: equal weights under equal names have equal ones."""
+"""SHA-256 of a state_dict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fingerprint(model: nn.Module) -> str | None:
 
 
 def tensor_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor, row by row, wherever it lies."""
+    """Return the bytes of a tensor in row-major order, on any device."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride
     return flat.view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""Records that print as text in a terminal and as HTML in a notebook, both from the same blocks."""
+"""Records that print as text in a terminal and as HTML in a notebook, from the same blocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Block = str | Table  # a paragraph, or a table
 
 
 class Printed:
-    """A record that consists of blocks: prints them one below the other, and shows them in a notebook.
+    """Print a record in a terminal and a notebook, block by block.
 
     A subclass defines ``_blocks``. An empty paragraph is an empty line.
     """
 
     def _blocks(self) -> Iterable[Block]:
-        """Return what to print, in order."""
-        raise TypeError(f"{type(self).__name__} does not say what it prints")
+        """Return the blocks in order."""
+        raise TypeError(f"{type(self).__name__} does not define _blocks")
 
     def __str__(self) -> str:
         return "\n".join(b if isinstance(b, str) else table(*b) for b in self._blocks())
@@ -47,17 +47,17 @@ def separated(records: Iterable[Printed]) -> Iterator[Block]:
 
 
 def html(blocks: Iterable[Block]) -> str:
-    """Write blocks as HTML. Every character of them is text: nothing is markup.
+    """Write blocks as HTML; markup in them is escaped.
 
     Examples:
         >>> html(["a < b", Table(["name", "n"], [["<b>", "12"]])])
         '<pre>a &lt; b</pre><table><thead><tr><th>name</th><th>n</th></tr></thead><tbody><tr><td style="text-align: left">&lt;b&gt;</td><td style="text-align: right">12</td></tr></tbody></table>'
     """
-    return "".join(_paragraph(b) if isinstance(b, str) else _table(b) for b in blocks if b)
-
-
-def _paragraph(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+    return "".join(
+        f"<pre>{escape(block)}</pre>" if isinstance(block, str) else _table(block)
+        for block in blocks
+        if block
+    )
 
 
 def _table(block: Table) -> str:

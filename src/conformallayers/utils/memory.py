@@ -1,4 +1,4 @@
-"""The memory of this process: its peak, glibc's settings, and sizes such as 4GiB."""
+"""Memory of this process: peak, glibc's settings, sizes such as 4GiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ignore warnings for a while, in one thread at a time: filters belong to the whole process."""
+"""Ignore warnings, in one thread at a time: warning filters are global to the process."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # so that text without graphs does not wait for torch
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out rows under a header; columns whose every cell is a number are right-aligned."""
+    """Lay out rows under a header; columns of numbers are right-aligned."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(len(cell) for cell in column) for column in columns]
     right = [i > 0 and bool(rows) and all(map(is_number, c[1:])) for i, c in enumerate(columns)]
@@ -78,7 +78,7 @@ def suggest(word: str, choices: Iterable[str]) -> str:
 
 
 def call_text(node: fx.Node) -> str:
-    """Write a node of a graph as one would in Python.
+    """Format a graph node as Python code.
 
     Examples:
         >>> import torch
@@ -98,7 +98,7 @@ def call_text(node: fx.Node) -> str:
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell of a table begins as a number does; an empty one counts as one.
+    """Check whether a table cell starts like a number; an empty cell counts as one.
 
     Examples:
         >>> [is_number(cell) for cell in ("-1.5 ms", ".5", "", "-", "-abc", "inf")]

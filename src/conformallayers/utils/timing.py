@@ -1,4 +1,4 @@
-"""Time several functions alternately in one process, so that a busy machine slows all alike."""
+"""Time several functions alternately in one process, so that a busy machine slows all of them equally."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from ...nn.branches import Join
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...registry.registry import find_spec
+from ...registry.specs import scale_output
 from ..certificate import Certificate
 from ..cost import Cost
 from ..lower import Lowering, add_join
@@ -103,7 +104,7 @@ def add_operators(
 
 def _has_weight(operator: Operator) -> bool:
     spec = find_spec(operator.module)
-    return spec is not None and spec.parameter is not None
+    return spec is not None and spec.scaled not in (None, scale_output)
 
 
 def _lower_rescaled(problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
