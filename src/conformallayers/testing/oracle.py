@@ -135,7 +135,7 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
             value = _pass(child, value, run)
         return value
     if isinstance(module, _COMPOSITES) and (_is_nonlinear(module) or _adds(module)):
-        joined = _join([_pass(part, start, run) for start, part in _parts(module, value)], module)
+        joined = _join([_pass(branch, value, run) for branch in _branches(module)], module)
         if not _is_nonlinear(module):  # for α it is one layer
             segment = (*value.segment, (module, value.shape))
             joined = replace(joined, base=value.base, segment=segment)
@@ -154,6 +154,8 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
         bound = bound_of(module, value.shape) * value.bound
         return replace(value, x=run.shake(module(value.x)), base=bound, segment=())
     segment = (*value.segment, (module, value.shape))
+    if isinstance(module, _Slice):
+        return replace(value, x=module(value.x), segment=segment)  # which rounds nothing
     if isinstance(module, _NORMS) and module.training:
         x = module(value.point) * per_sample(value.t, value.x)
     else:
@@ -189,20 +191,12 @@ class _Slice(nn.Module):
         return x[:, self.start : self.stop]
 
 
-def _parts(module: Any, value: Value) -> list[tuple[Value, nn.Module]]:
-    """Return the branches of a composite, each with the value that enters it."""
-    if not isinstance(module, Split):
-        return [(value, branch) for branch in _branches(module)]
-    stops = list(accumulate(module.sizes))
-    slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
-    starts = [
-        replace(value, x=part(value.x), segment=(*value.segment, (part, value.shape)))
-        for part in slices
-    ]
-    return list(zip(starts, module.groups, strict=True))
-
-
 def _branches(module: Any) -> list[nn.Module]:
+    """Return the branches of a composite; a group of a Split begins with a slice."""
+    if isinstance(module, Split):
+        stops = list(accumulate(module.sizes))
+        slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
+        return [nn.Sequential(*pair) for pair in zip(slices, module.groups, strict=True)]
     if isinstance(module, Traced):  # a(x) + b(x) or torch.cat([a(x), b(x)], 1)
         return [module.body.get_submodule(name) for name in "ab"]
     return [module.shortcut, module.body] if isinstance(module, Residual) else [*module.branches]
@@ -297,7 +291,7 @@ def _alpha(module: Any, value: Value, run: Run) -> Scalar:
 
 
 def _for_alpha(layer: Any, x: Tensor) -> Tensor:
-    """Return what counts of a layer for α: without biases, and without what a normalisation divides by."""
+    """Apply the part of a layer that counts for α: no bias, and no division of a normalisation."""
     if "Dropout" in type(layer).__name__:
         return x
     if isinstance(layer, _NORMS):
@@ -306,9 +300,6 @@ def _for_alpha(layer: Any, x: Tensor) -> Tensor:
         for child in layer:
             x = _for_alpha(child, x)
         return x
-    if isinstance(layer, Split):
-        slices = zip(layer.groups, x.split(list(layer.sizes), 1), strict=True)
-        return torch.cat([_for_alpha(group, part) for group, part in slices], 1)
     if isinstance(layer, _COMPOSITES):
         parts, axis = [_for_alpha(branch, x) for branch in _branches(layer)], _axis(layer)
         return sum(parts[1:], parts[0]) if axis is None else torch.cat(parts, axis)
@@ -326,13 +317,9 @@ def bound_of(module: Any, shape: Shape) -> Scalar:
         return gain.abs()
     if isinstance(module, _NORMS):
         return 1.0 if module.weight is None else module.weight.abs().max()
-    if isinstance(module, Split):
-        groups = zip(module.groups, module.sizes, strict=True)
-        bounds = [_chain_bound(group, (n, *shape[1:])) for group, n in groups]
-        return _joined_bound(bounds, None, groups=True)
     if isinstance(module, _COMPOSITES):
         bounds = [_chain_bound(branch, shape) for branch in _branches(module)]
-        return _joined_bound(bounds, _axis(module))
+        return _joined_bound(bounds, _axis(module), groups=isinstance(module, Split))
     if isinstance(module, nn.PReLU):
         return module.weight.abs().max().clamp_min(1.0)
     if isinstance(module, nn.LeakyReLU):
