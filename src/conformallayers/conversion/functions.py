@@ -208,12 +208,11 @@ def _is_input(value: Any, values: Values) -> bool:
 
 
 def _by_channel(constant: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return one number for each channel, (C,) in float64, if a constant is such for maps of a shape."""
-    if constant.dim() > len(shape):
+    """Return a constant as one number for each channel, (C,) in float64, or None if it is none."""
+    try:
+        return constant.double().expand(1, shape[1], *[1] * (len(shape) - 2)).flatten()
+    except RuntimeError:
         return None
-    full = constant.double().view(*[1] * (len(shape) - constant.dim()), *constant.shape)
-    one = full.numel() == full.shape[1] and full.shape[1] in (1, shape[1])
-    return full.flatten().expand(shape[1]) if one else None
 
 
 def _constant(value: Any) -> Tensor | None:

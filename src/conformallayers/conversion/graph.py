@@ -72,7 +72,7 @@ class Item:
 
 
 def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
-    """Return the calls of a model in order; its modules become those of the items.
+    """Return the calls of a model in order; the items hold the modules of the model itself.
 
     The graph is that of evaluation mode. Of a model that torch.fx cannot trace, return the parts at fault.
     """
@@ -87,6 +87,7 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     _mark_constant(graph, root)
     module = fx.GraphModule(root, graph)
     overwriting = _overwriting(module)
+    # An in-place call whose result is not read counts as dead, but must stay to be refused.
     if not overwriting:
         module.graph.eliminate_dead_code()
     values = _values(module, model, shape)
@@ -143,7 +144,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Recorder(fx.Interpreter):
-    """Run a batch of zeros and keep the value of every node, of tensors the shape alone."""
+    """Run a batch and keep the value of every node; of a tensor only its shape, as a meta tensor."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -180,7 +181,7 @@ def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) ->
 
 
 def _overwriting(module: fx.GraphModule) -> dict[fx.Node, str]:
-    """Return the calls that change a map in place which is read again behind them, and why that is refused."""
+    """Return, with a reason to refuse it, every call that changes a map in place before it is read again."""
     found: dict[fx.Node, str] = {}
     nodes = list(module.graph.nodes)
     for index, node in enumerate(nodes):
@@ -228,7 +229,7 @@ def _items(
 
 
 def _names(graph: fx.Graph) -> tuple[dict[fx.Node, str], dict[fx.Node, str]]:
-    """Return a name for every call, and the paths of modules; that of a function is its name.
+    """Return a unique name for every call, and its path; the path of a function is its name.
 
     First calls of modules come first, so that no function and no second call has the name of another module.
     """

@@ -19,7 +19,7 @@ _WHERE = "convert(keep=...)"
 
 
 def is_rectifier(item: Item) -> bool:
-    """Tell whether an item is a map of single values that is not linear."""
+    """Tell whether an item is a nonlinear map of single values."""
     return isinstance(item.module, _RECTIFIERS)
 
 

@@ -127,9 +127,7 @@ class Session:
         if threads is not None and (not whole or threads < 1):
             remedy = "None takes as many as torch has."
             raise refusal("Session(threads=...)", "a whole number > 0", repr(threads), remedy)
-        self.folded = copy.deepcopy(
-            _fold(folded)
-        )  # no later change may reach some engines only
+        self.folded = copy.deepcopy(_fold(folded))  # no later change may reach some engines only
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
         self._dtype, self._array_dtype = self.folded.dtype, _DTYPES[self.folded.dtype]

@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Value:
-    """A batch on its way: coefficients, coordinate, and what α of the next activation needs.
+    """A batch between two layers: coefficients x, coordinate t, and the layers that give the next α.
 
     Where squares would leave the range of float64, x and t of a sample are divided by a power of 2.
     """
@@ -103,7 +103,7 @@ class Value:
 def oracle(
     model: nn.Module, x: Tensor, vectors: Mapping[nn.Module, Tensor] | None = None
 ) -> Tensor:
-    """Return what a float64 ConformalLayers (or nn.Sequential) must give for a batch; differentiable."""
+    """Return the exact output of a float64 ConformalLayers (or nn.Sequential) for a batch; differentiable."""
     return run_conformal(model, x, Run(vectors or {}))
 
 
@@ -111,7 +111,7 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
     power = _power(x.detach().abs().flatten(1).amax(1).log2())
     x = x * per_sample(2.0**-power, x)
-    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms")
+    value = Value(x, torch.ones_like(power), power, rms=getattr(model, "unit", "norm") == "rms")
     offset: Any = getattr(model, "offset", None)
     square = 0.0 if offset is None else (offset * 2.0**-power) ** 2
     t = (value.energy(x) + square).sqrt()
@@ -119,7 +119,7 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
 
 
 def per_sample(scalar: Tensor, x: Tensor) -> Tensor:
-    """Shape one scalar a sample for a product with x."""
+    """Reshape one scalar per sample, (B,), to broadcast over x."""
     return scalar.reshape(-1, *[1] * (x.dim() - 1))
 
 
@@ -230,6 +230,7 @@ def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = Fals
 
 def _published(value: Value, alpha: Scalar) -> Value:
     """Advance t ← (α/2)·t + ‖x‖²/(2α), of which squares may leave the range."""
+    # x and t stand for x·2**power and t·2**power: relative to t, the energy has one power more.
     n = value.energy(value.x)
     largest = torch.maximum(value.t.detach().log2(), value.power + n.detach().log2())
     power = _power(largest)

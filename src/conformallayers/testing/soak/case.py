@@ -34,7 +34,7 @@ class Case:
     number: int
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
-    subject: str = ""  # what is attacked, for the report
+    subject: str = ""  # the attacked model, for the report
 
     def __post_init__(self) -> None:
         self.rng = Random(f"{self.seed}/{self.kind}/{self.number}")

@@ -234,7 +234,7 @@ class Generator:
             yield nn.ReLU()
 
     def _head(self, shape: Shape) -> Iterator[nn.Module]:
-        """Yield what stands behind a ConformalLayers: layers that are absorbed, and others."""
+        """Yield layers behind a ConformalLayers: some that a fold absorbs, and others."""
         rng = self.rng
         if len(shape) > 1:
             yield nn.Flatten()
