@@ -1,4 +1,4 @@
-"""Look into a network: what its matrix M and its quadratic forms Q have come to encode."""
+"""Inspect a network: its matrix M, its quadratic forms Q and the terms of its denominators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .folding.operators import apply_all, frozen_wide
 from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import stage_too_large
-from .functional import scale_samples
+from .functional import guarded_ratio, scale_samples
 from .nn.activations import Rule
 from .nn.container import ConformalLayers, layer_by_layer
 from .registry.bounds import Shape
@@ -26,8 +26,8 @@ from .scaling import Scaling
 from .utils.html import Block, Printed, Table, separated
 
 _REACH = 0.99  # of the energy of Q's rows lies within the reach
-_CHUNK = 256  # samples, or rows of Q, that are looked at together
-_Row = tuple[Tensor, Tensor, Tensor]  # what enters, the shares and the gains of some samples
+_CHUNK = 256  # samples, or rows of Q, that are processed at once
+_Row = tuple[Tensor, Tensor, Tensor]  # norms, shares and gains of a chunk of samples, as in Terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +74,13 @@ class Form:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What the denominator consists of, sample by sample.
+    """The terms of the denominator D of each sample.
 
     Attributes:
-        names: of what enters the layers, and the paths of the activations. ``‖x‖`` enters a network,
+        names: of the term that enters, and the paths of the activations. ``‖x‖`` enters a network,
             ``√(‖x‖² + c²)`` one with an offset c, and the coordinate ``t`` a stage.
-        norms: its values, (samples,).
-        shares: of each in the denominator, (samples, 1 + activations); every row has the sum 1.
+        norms: the values of the term that enters, (samples,).
+        shares: of each term in D, (samples, 1 + activations); every row has the sum 1.
         gains: ``xᵀQx / ‖x‖²`` of each activation's own form, (samples, activations). Where it is
             the same for all samples, Q does no more than a multiple of the identity. In a stage with biases
             the energy of its output takes the place of the form; 0 where x = 0.
@@ -147,7 +147,7 @@ class Part(Printed):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Inspection(Printed):
-    """What :func:`conformallayers.inspect` found, part by part; prints as tables."""
+    """The result of :func:`conformallayers.inspect`, part by part; prints as tables."""
 
     parts: tuple[Part, ...]
 
@@ -158,12 +158,12 @@ class Inspection(Printed):
 def inspect(
     model: nn.Module, input_shape: tuple[int, ...], data: Tensor | None = None, *, top: int = 16
 ) -> Inspection:
-    """Compute what M and every Q of a model look like, in float64 and evaluation semantics.
+    """Compute M and the spectrum of every Q of a model, in float64 and evaluation semantics.
 
     Args:
         model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
         input_shape: of one sample, without the batch axis.
-        data: (B, *input_shape); the denominator's terms are taken on it. None leaves them out.
+        data: (B, *input_shape), samples for the terms of the denominator; None leaves them out.
         top: how many eigenvectors of each Q to keep.
 
     Returns:
@@ -195,25 +195,22 @@ def inspect(
         graphs = {path: longer[-1] for path, longer in found.items()}
         for path, graph in graphs.items():
             _check(path, graph)
-        terms: list[list[Terms]] = []
-        if data is not None:
-            terms = _terms(model, list(graphs.values()), data)
-        parts = [
-            replace(part, terms=terms[i][j] if terms else None)
-            for i, (path, graph) in enumerate(graphs.items())
-            for j, part in enumerate(_parts(path, graph, top))
-        ]
+        terms = None if data is None else _terms(model, list(graphs.values()), data)
+        parts = [part for path, graph in graphs.items() for part in _parts(path, graph, top)]
+        if terms is not None:
+            both = zip(parts, terms, strict=True)
+            parts = [replace(part, terms=of_part) for part, of_part in both]
     return Inspection(tuple(parts))
 
 
 def _stages(graph: StageGraph) -> list[tuple[GraphNode, Stage]]:
-    """Return the stages that are looked at: those with weights or activations, or the only one."""
+    """Return the stages to inspect: those with weights or activations, or the only one."""
     found = [(node, node.action) for node in graph.nodes if isinstance(node.action, Stage)]
     return [pair for pair in found if graph.single is not None or not pair[1].moves_only]
 
 
 def _check(path: str, graph: StageGraph) -> None:
-    """Refuse a network whose denominators are no sums of forms that can be written out."""
+    """Refuse stages whose denominator is not a sum of forms, or whose forms are too large."""
     for number, (_, stage) in enumerate(_stages(graph), 1):
         where = f"inspect({_label(path, graph, number) or 'model'})"
         if stage.affine:
@@ -239,7 +236,7 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
         forms = tuple(_form(chain, group, form, top) for group, form in found)
         scale, bias = chain.scale, graph.bias if node is graph.nodes[-1] else None
         if stage.direct and stage.constant is not None:
-            scale = float(_passed(stage)[0].rho)
+            scale = float(_scaling_of(stage)[0].rho)
             bias = scale * stage.constant + (0.0 if bias is None else bias)
         yield Part(
             _label(path, graph, number),
@@ -253,8 +250,8 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
         )
 
 
-def _passed(stage: Stage) -> tuple[Scaling, list[float]]:
-    """Return the scalars behind the activation of a stage with biases, and the weight of its energy."""
+def _scaling_of(stage: Stage) -> tuple[Scaling, list[float]]:
+    """Return the scaling behind the activations of a stage with biases, and the weights of their energies."""
     scaling = Scaling()
     return scaling, [site.activate(scaling) for site in stage.sites]
 
@@ -288,27 +285,24 @@ def _falloff(form: Tensor, shape: Shape) -> Tensor | None:
     return found / energy.sum().clamp_min(torch.finfo(form.dtype).tiny)
 
 
-def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[list[Terms]]:
-    """Run a model on data, and look at every denominator where its ConformalLayers is entered."""
+def _terms(model: nn.Module, graphs: list[StageGraph], data: Tensor) -> list[Terms]:
+    """Run a model on data; return the terms of every part, from what enters its ConformalLayers."""
     frozen = frozen_wide(model)
     entered: list[Tensor] = []
     for module in frozen.modules():
         if isinstance(module, ConformalLayers):
             module.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
-    found: list[list[list[_Row]]] = [[[] for _ in _stages(graph)] for graph in graphs]
+    chunks: list[list[_Row]] = []  # of every chunk the row of each part
     for chunk in data.split(_CHUNK):
         entered.clear()
         with layer_by_layer():
             frozen(chunk)
-        for stages, graph, x in zip(found, graphs, entered, strict=True):
-            for rows, row in zip(stages, _rows(graph, x), strict=True):
-                rows.append(row)
+        pairs = zip(graphs, entered, strict=True)
+        chunks.append([row for graph, x in pairs for row in _rows(graph, x)])
+    names = [_names(graph, stage) for graph in graphs for _, stage in _stages(graph)]
     return [
-        [
-            Terms(_names(graph, stage), *(torch.cat(column) for column in zip(*rows, strict=True)))
-            for (_, stage), rows in zip(_stages(graph), stages, strict=True)
-        ]
-        for graph, stages in zip(graphs, found, strict=True)
+        Terms(of_part, *(torch.cat(column) for column in zip(*rows, strict=True)))
+        for of_part, rows in zip(names, zip(*chunks, strict=True), strict=True)
     ]
 
 
@@ -328,7 +322,7 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
         got, remedy = f"{zero} of zeros, whose denominator is 0", "Leave them out."
         raise refusal("inspect(data=...)", "samples with a norm", got, remedy)
     start = scale_samples(x, 1 / t), t
-    looked_at = [id(node) for node, _ in _stages(graph)]
+    inspected = [id(node) for node, _ in _stages(graph)]
     values: list[tuple[Tensor, Tensor]] = []  # points and their coordinates
     for node in graph.nodes:
         sources = [start if source < 0 else values[source] for source in node.sources]
@@ -336,7 +330,7 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
         if isinstance(action, Stage):
             row, after = _recurrence(action, point, t)
             values.append(after)
-            if id(node) in looked_at:
+            if id(node) in inspected:
                 yield row
         elif isinstance(action, HomogeneousMap):
             values.append((action.module(point), t))
@@ -345,15 +339,15 @@ def _rows(graph: StageGraph, x: Tensor) -> Iterator[_Row]:
 
 
 def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Tensor, Tensor]]:
-    """Return the terms of a stage for points and their coordinates, and those that leave it."""
+    """Run a stage on points and their t; return the terms of its denominator, and the points and t behind it."""
     chain, end = stage.chain, stage.chain.end
     z, tau = point, torch.full_like(t, 1 / float(stage.start.sigma))
     terms, energies = [tau], []
     steps: list[tuple[Callable[[Tensor], Tensor], float, Rule]] = [
         (segment.apply, segment.weight, segment.site.rule) for segment in chain.segments
     ]
-    if stage.direct:
-        end, weights = _passed(stage)
+    if stage.direct:  # its chain has no segments: the energy is that of its output, biases included
+        end, weights = _scaling_of(stage)
         z = apply_all(chain.trailing, z)
         z = z if stage.constant is None else z + stage.constant
         rules = (site.rule for site in stage.sites)
@@ -367,13 +361,10 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
     if not stage.direct:
         z = apply_all(chain.trailing, z)
     squares = point.flatten(1).square().sum(1)
-    empty = t.new_empty(len(t), 0)
-    gains = [n / squares.where(squares > 0, 1.0) * (squares > 0) for n in energies]
-    row = (
-        t * terms[0],
-        torch.stack(terms, 1) / tau[:, None],
-        torch.stack(gains, 1) if gains else empty,
-    )
+    gains = t.new_empty(len(t), 0)
+    if energies:
+        gains = torch.stack([guarded_ratio(n, squares) for n in energies], 1)
+    row = t * terms[0], torch.stack(terms, 1) / tau[:, None], gains
     return row, (scale_samples(z, float(end.rho) / tau), t * float(end.sigma) * tau)
 
 

@@ -1,4 +1,4 @@
-"""Items → modules: a chain of layers, with branches as Residual, Parallel or Traced."""
+"""Assemble items to a chain of layers, with branches as Residual, Parallel or Traced."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Chain = list[tuple[str, nn.Module]]
 class Assembly:
     """Assemble the modules between two values of a graph.
 
-    Every path from the input to an item passes its *dominators*. What stands between two dominators of the output
-    is one layer, or branches that a join ends.
+    Every path from the input to an item passes its *dominators*. Between two neighbouring dominators of the output
+    there is one layer, or branches that end in a join.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
@@ -49,6 +49,7 @@ class Assembly:
         if not isinstance(item.module, Join):
             return cast(nn.Module, item.module)
         inside = [self._between(start, source) for source in item.sources]
+        # An item on two branches is computed once: neither Residual nor Parallel can share it.
         if sum(map(len, inside)) > len(set().union(*inside)):
             return self._traced(start, item.name)
         branches = [self.chain(start, source) for source in item.sources]

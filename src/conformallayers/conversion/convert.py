@@ -1,11 +1,11 @@
-"""convert: a plain CNN → its conformal twin."""
+"""Convert a plain CNN into its conformal twin."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import cast
 
 import torch
@@ -18,18 +18,15 @@ from ..nn.branches import Join
 from ..nn.container import ConformalLayers
 from ..registry.registry import branches, is_affine, is_homogeneous
 from ..utils.html import Block, Printed, Table
-from ..utils.text import table
 from .assemble import Assembly
 from .compare import check_twin
-from .graph import INPUT, Item, read
+from .graph import INPUT, Item, first_line, read
 from .keep import Keep, checked_keep, reasons
-
-_HEADER = ("path", "type", "what", "why")
 
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one call of a model: ``kept …``, ``replaced by …``, ``dropped`` or ``refused``."""
+    """One call of a model and its action: ``kept …``, ``replaced by …``, ``dropped`` or ``refused``."""
 
     path: str
     type: str
@@ -39,14 +36,13 @@ class Change:
 
 @dataclass(frozen=True, repr=False)
 class Conversion(Printed):
-    """What :func:`conformallayers.convert` did; prints as a table with a row for every call of the model, and a warning if there is one."""
+    """The changes of :func:`conformallayers.convert`; prints as a table with a row for every call of the model, and a warning if there is one."""
 
     changes: tuple[Change, ...] = ()
     warning: str = ""
 
     def _blocks(self) -> Iterator[Block]:
-        rows = [[one.path, one.type, one.action, one.reason] for one in self.changes]
-        yield Table(_HEADER, rows)
+        yield Table(("path", "type", "what", "why"), [astuple(one) for one in self.changes])
         if self.warning:
             yield f"warning: {self.warning}"
 
@@ -83,7 +79,7 @@ def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "poo
             of a module have the name that ``conversion`` shows.
 
     Returns:
-        A :class:`~conformallayers.conversion.convert.Converted` model. ``print(twin.conversion)`` tells what became of every layer.
+        A :class:`~conformallayers.conversion.convert.Converted` model. ``print(twin.conversion)`` lists what became of every layer.
 
     Raises:
         ConformalError: one error with a table of everything that cannot be converted.
@@ -123,7 +119,8 @@ def _converted(where: str, model: nn.Module, shape: tuple[int, ...], keep: Keep)
     copied = _copied(where, model)
     items = read(copied, shape)
     head = _head(items)
-    refused = [item for item in items if _is_refused(item, head)]
+    problems = [item for item in items if item.problem is not None]
+    refused = [item for item in problems if item.module is None or item.name not in head]
     if refused:
         raise _refusal(where, refused)
     chosen = reasons(items, checked_keep(keep, items), head)
@@ -142,9 +139,9 @@ def _copied(where: str, model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+        expected = "a model that copy.deepcopy copies"
         remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
-        raise refusal(where, "a model that copy.deepcopy copies", got, remedy) from error
+        raise refusal(where, expected, first_line(error), remedy) from error
 
 
 def _head(items: Sequence[Item]) -> set[str]:
@@ -170,20 +167,13 @@ def _cuts(items: Sequence[Item], index: int) -> bool:
     return not any(before & {*item.sources} for item in items[index + 1 :])
 
 
-def _is_refused(item: Item, head: set[str]) -> bool:
-    return item.problem is not None and (item.module is None or item.name not in head)
-
-
 def _refusal(where: str, refused: Sequence[Item]) -> ConformalError:
-    """Return one error with a table of what cannot be converted."""
-    rows = [[item.label, item.kind, "refused", item.problem or ""] for item in refused]
-    first = refusal(
-        where,
-        "layers that are linear, homogeneous or radial before the head",
-        f"{len(rows)} that cannot be converted",
-        "Change these and convert again:",
-    )
-    return ConformalError(f"{first}\n{table(_HEADER, rows)}")
+    """Return one error with a table of all items that cannot be converted."""
+    changes = (Change(item.label, item.kind, "refused", item.problem or "") for item in refused)
+    expected = "layers that are linear, homogeneous or radial before the head"
+    got, remedy = f"{len(refused)} that cannot be converted", "Change these and convert again:"
+    first = refusal(where, expected, got, remedy)
+    return ConformalError(f"{first}\n{Conversion(tuple(changes))}")
 
 
 def _change(item: Item, chosen: Mapping[str, tuple[bool, str]], head: set[str]) -> Change:
@@ -246,9 +236,10 @@ def _assembled(items: Sequence[Item], head: set[str]) -> Converted:
         remedy = "Pass the model with its layers."
         raise refusal("convert(model)", "a model that calls layers", "one that calls none", remedy)
     chain = Assembly(used).chain(INPUT, used[-1].name)
-    parts: dict[str, nn.Module] = {}
     features = OrderedDict((name, module) for name, module in chain if name not in head)
-    parts["features"] = ConformalLayers(features, offset="learned", unit="rms")
+    twin = Converted()
+    twin.add_module("features", ConformalLayers(features, offset="learned", unit="rms"))
     if head:
-        parts["head"] = nn.Sequential(OrderedDict(one for one in chain if one[0] in head))
-    return Converted(OrderedDict(parts))
+        behind = OrderedDict((name, module) for name, module in chain if name in head)
+        twin.add_module("head", nn.Sequential(behind))
+    return twin

@@ -1,4 +1,4 @@
-"""Functions and methods in the graph of a model, as the modules that compute the same."""
+"""Replace functions and methods in the graph of a model by modules that compute the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = 7  # of the batch that records shapes: a number that few models have a
 _SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _CATS = (torch.cat, torch.concat, torch.concatenate)
 _CLAMPS = (torch.clamp, torch.clip, "clamp", "clip", "clamp_", torch.clamp_min, "clamp_min")
-# What standardises an input: the sign of a constant that is added, the power of one that multiplies.
+# Standardisation of an input: the sign of a constant that is added, the power of one that multiplies.
 _SHIFTS = {operator.sub: -1, torch.sub: -1, "sub": -1, operator.add: 1, torch.add: 1, "add": 1}
 _FACTORS = {operator.mul: 1, torch.mul: 1, "mul": 1}
 _FACTORS |= {operator.truediv: -1, torch.div: -1, "div": -1}
@@ -28,6 +28,8 @@ _MEANS = (torch.mean, "mean")
 CONSTANT = "constant"  # in the meta of a dropout: it does not follow the mode
 _IGNORED = ("inplace", "_stacklevel")  # arguments that do not change a value
 
+Values = Mapping[fx.Node, Any]  # of a run with SAMPLES samples; of tensors only the shapes count
+Replacement = tuple[nn.Module, list[fx.Node]] | str  # with the nodes it reads, or why there is none
 _Row = tuple[type[nn.Module], tuple[str, ...]]
 
 
@@ -68,13 +70,8 @@ _MODULES: dict[Any, _Row] = {
 }
 
 
-def module_for(
-    node: fx.Node, values: Mapping[fx.Node, Any]
-) -> tuple[nn.Module, list[fx.Node]] | str:
-    """Return the module that computes a function, with the nodes it reads, or why there is none.
-
-    ``values`` are those of a run with ``SAMPLES`` samples; of tensors only the shapes count.
-    """
+def module_for(node: fx.Node, values: Values) -> Replacement:
+    """Return the module that computes a function, with the nodes it reads, or why there is none."""
     standardised = _standardisation(node, values)
     if standardised is not None:
         return standardised
@@ -82,63 +79,58 @@ def module_for(
         return _sum(node, values)
     if node.target in _CATS:
         return _concatenation(node, values)
-    arguments = dict(node.kwargs)
-    source: Any = node.args[0] if node.args else arguments.pop("input", None)
+    source: Any = node.args[0] if node.args else node.kwargs.get("input")
     if not is_map(source, values) or not is_map(node, values):
         return _unknown(node)
     if node.target in _RESHAPES:
         module = _reshape(node, values[source].shape, values[node].shape)
     elif node.target in _MEANS:
-        module = _mean(node, arguments, values[source].dim(), values)
+        module = _mean(node, values[source].dim(), values)
     elif node.target in _CLAMPS:
-        module = _clamp(node, arguments, values)
+        module = _clamp(node, values)
     elif node.target in _MODULES:
-        module = _function(node, arguments, values)
+        module = _function(node, values)
     else:
         module = _unknown(node)
     return module if isinstance(module, str) else (module, [source])
 
 
-def _function(
-    node: fx.Node, arguments: dict[str, Any], values: Mapping[fx.Node, Any]
-) -> nn.Module | str:
+def _arguments(node: fx.Node, names: Sequence[str], values: Values) -> dict[str, Any]:
+    """Return the arguments behind the tensor by name, with numbers for nodes such as ``x.size(3)``."""
+    given = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
+    given.pop("input", None)
+    return dict(fx.node.map_arg(given, lambda one: values[one]))
+
+
+def _function(node: fx.Node, values: Values) -> nn.Module | str:
     kind, names = _MODULES[node.target]
-    rest = node.args[1:]
-    found = {**dict(zip(names, rest, strict=False)), **arguments}
-    found = {name: _known(value, values) for name, value in found.items()}
-    found = {name: value for name, value in found.items() if name not in _IGNORED}
-    if found.pop("dtype", None) is not None or len(rest) > len(names) or found.keys() - {*names}:
+    given = _arguments(node, names, values)
+    given = {name: value for name, value in given.items() if name not in _IGNORED}
+    other = given.pop("dtype", None) is not None or bool(given.keys() - {*names})
+    tensors = any(isinstance(value, Tensor) for value in given.values())
+    if other or tensors or len(node.args) > 1 + len(names):
         return _unknown(node)
-    if any(isinstance(value, Tensor) for value in found.values()):
-        return _unknown(node)
-    if "training" in names and found.pop("training", True):
+    if "training" in names and given.pop("training", True):
         return "it drops values at evaluation too. Pass training=self.training, or use nn.Dropout."
-    return nn.Identity() if node.meta.get(CONSTANT) else kind(**found)
+    return nn.Identity() if node.meta.get(CONSTANT) else kind(**given)
 
 
-def drops(node: fx.Node) -> bool:
-    """Tell whether a node calls a function of dropout."""
-    return node.op == "call_function" and "training" in _MODULES.get(node.target, (None, ()))[1]
+def dropout_mode(node: fx.Node) -> bool | None:
+    """Return the argument ``training`` of a function of dropout; None for other nodes."""
+    names = _MODULES.get(node.target, (None, ()))[1]
+    if node.op != "call_function" or "training" not in names:
+        return None
+    given = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}
+    return bool(given.get("training", True))
 
 
-def argument(node: fx.Node, name: str) -> Any:
-    """Return an argument of a function by its name, or None."""
-    names = _MODULES[node.target][1]
-    return {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}.get(name)
-
-
-def is_map(value: Any, values: Mapping[fx.Node, Any]) -> bool:
+def is_map(value: Any, values: Values) -> bool:
     """Tell whether an argument is a batch of feature maps, and no parameter or number."""
     node = isinstance(value, fx.Node) and value.op != "get_attr"
     return node and isinstance(values[value], Tensor)
 
 
-def _known(value: Any, values: Mapping[fx.Node, Any]) -> Any:
-    """Return an argument with numbers in place of the nodes that compute them, such as ``x.size(3)``."""
-    return fx.node.map_arg(value, lambda node: values[node])
-
-
-def _sum(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[nn.Module, list[fx.Node]] | str:
+def _sum(node: fx.Node, values: Values) -> Replacement:
     terms = [*node.args, *(node.kwargs[name] for name in ("other",) if name in node.kwargs)]
     nodes = [term for term in terms if isinstance(term, fx.Node)]
     if len(nodes) != 2 or not all(is_map(term, values) for term in nodes) or "alpha" in node.kwargs:
@@ -150,9 +142,7 @@ def _sum(node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[nn.Module, list[
     return Join("sum"), nodes
 
 
-def _concatenation(
-    node: fx.Node, values: Mapping[fx.Node, Any]
-) -> tuple[nn.Module, list[fx.Node]] | str:
+def _concatenation(node: fx.Node, values: Values) -> Replacement:
     parts: Any = node.args[0] if node.args else node.kwargs.get("tensors", ())
     axis: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else 0)
     maps = isinstance(parts, Sequence) and all(is_map(part, values) for part in parts)
@@ -161,21 +151,17 @@ def _concatenation(
     return Join("concatenate", axis), list(parts)
 
 
-def _clamp(
-    node: fx.Node, arguments: dict[str, Any], values: Mapping[fx.Node, Any]
-) -> nn.Module | str:
+def _clamp(node: fx.Node, values: Values) -> nn.Module | str:
     """Return the rectifier that ``clamp(min=0)`` is."""
-    given = {**dict(zip(("min", "max"), node.args[1:], strict=False)), **arguments}
-    low, high = (_known(given.get(name), values) for name in ("min", "max"))
+    ends = "min", "max"
+    low, high = map(_arguments(node, ends, values).get, ends)
     numbers = isinstance(low, (int, float)) and isinstance(high, (int, float, type(None)))
     if numbers and low == 0 and high in (None, 6):
         return nn.ReLU() if high is None else nn.ReLU6()
     return f"{call_text(node)} is no rectifier. Use relu, which clamp(min=0) is."
 
 
-def _standardisation(
-    node: fx.Node, values: Mapping[fx.Node, Any]
-) -> tuple[nn.Module, list[fx.Node]] | str | None:
+def _standardisation(node: fx.Node, values: Values) -> Replacement | None:
     """Return the layer of ``x - mean`` or ``x / std`` with constants on the model's input, or None.
 
     It is a 1×1 convolution of every channel by itself, with weights that do not train. Constants that
@@ -212,7 +198,7 @@ def _is_standardisation(node: fx.Node) -> bool:
     return known and len(node.args) == 2 and not node.kwargs
 
 
-def _is_input(value: Any, values: Mapping[fx.Node, Any]) -> bool:
+def _is_input(value: Any, values: Values) -> bool:
     """Tell whether a value is the input of the model, or that with constants added or multiplied."""
     while is_map(value, values) and _is_standardisation(value):
         if _constant(value.args[1]) is None:
@@ -222,12 +208,11 @@ def _is_input(value: Any, values: Mapping[fx.Node, Any]) -> bool:
 
 
 def _by_channel(constant: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return one number for each channel, (C,) in float64, if a constant is such for maps of a shape."""
-    if constant.dim() > len(shape):
+    """Return a constant as one number for each channel, (C,) in float64, or None if it is none."""
+    try:
+        return constant.double().expand(1, shape[1], *[1] * (len(shape) - 2)).flatten()
+    except RuntimeError:
         return None
-    full = constant.double().view(*[1] * (len(shape) - constant.dim()), *constant.shape)
-    one = full.numel() == full.shape[1] and full.shape[1] in (1, shape[1])
-    return full.flatten().expand(shape[1]) if one else None
 
 
 def _constant(value: Any) -> Tensor | None:
@@ -250,12 +235,9 @@ def _reshape(node: fx.Node, before: torch.Size, after: torch.Size) -> nn.Module 
     return unflatten if len(before) == 2 else nn.Sequential(flatten, unflatten)
 
 
-def _mean(
-    node: fx.Node, arguments: dict[str, Any], rank: int, values: Mapping[fx.Node, Any]
-) -> nn.Module | str:
+def _mean(node: fx.Node, rank: int, values: Values) -> nn.Module | str:
     """Return the pooling that a mean over all spatial axes is."""
-    given = {**dict(zip(("dim", "keepdim"), node.args[1:], strict=False)), **arguments}
-    given = dict(_known(given, values))
+    given = _arguments(node, ("dim", "keepdim"), values)
     axes = given.pop("dim", None)
     axes = (axes,) if isinstance(axes, int) else tuple(axes or ())
     keeps = given.pop("keepdim", False)

@@ -7,7 +7,7 @@ import operator
 import re
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
 from ..nn.container import ConformalLayers
 from ..registry.registry import find_spec, flatten_modules, has_hooks, suggestion
-from .functions import CONSTANT, SAMPLES, argument, drops, is_map, module_for
+from .functions import CONSTANT, SAMPLES, Replacement, Values, dropout_mode, is_map, module_for
 
 INPUT = ""  # the name of the model's input, which no item has
 _STATIC = "Write its forward without control flow or other code that needs values."
@@ -72,7 +72,7 @@ class Item:
 
 
 def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
-    """Return the calls of a model in order; its modules become those of the items.
+    """Return the calls of a model in order; the items hold the modules of the model itself.
 
     The graph is that of evaluation mode. Of a model that torch.fx cannot trace, return the parts at fault.
     """
@@ -82,23 +82,24 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     try:
         graph = _Tracer().trace(root)
     except Exception as error:
-        whole = Item("model", "model", type(model).__name__, problem=_first_line(error))
+        whole = Item("model", "model", type(model).__name__, problem=first_line(error))
         return [*_faults("", model)] or [whole]
     _mark_constant(graph, root)
     module = fx.GraphModule(root, graph)
     overwriting = _overwriting(module)
+    # An in-place call whose result is not read counts as dead, but must stay to be refused.
     if not overwriting:
         module.graph.eliminate_dead_code()
     values = _values(module, model, shape)
     for part, mode in modes.items():
         part.training = mode
-    items = _items(module, values, overwriting, model.training)
+    items = list(_items(module, values, overwriting, model.training))
     return items + list(_not_called("", model, {item.path for item in items}))
 
 
 def _mark_constant(graph: fx.Graph, root: nn.Module) -> None:
-    """Mark the dropouts of functions that drop nothing in training either: they do not read the mode."""
-    before = [node for node in graph.nodes if drops(node)]
+    """Mark functions of dropout that drop nothing in training mode either: they do not follow the mode."""
+    before = [node for node in graph.nodes if dropout_mode(node) is not None]
     if not before:
         return
     try:
@@ -106,10 +107,10 @@ def _mark_constant(graph: fx.Graph, root: nn.Module) -> None:
             training = _Tracer().trace(copy.deepcopy(root).train())
     except Exception:
         return  # the mode is read then
-    after = [node for node in training.nodes if drops(node)]
+    after = [node for node in training.nodes if dropout_mode(node) is not None]
     if len(before) == len(after):
         for node, other in zip(before, after, strict=True):
-            node.meta[CONSTANT] = not argument(other, "training")
+            node.meta[CONSTANT] = not dropout_mode(other)
 
 
 def _not_called(path: str, module: nn.Module, called: set[str]) -> Iterator[Item]:
@@ -143,7 +144,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Recorder(fx.Interpreter):
-    """Run a batch of zeros and keep the value of every node, of tensors the shape alone."""
+    """Run a batch and keep the value of every node; of a tensor only its shape, as a meta tensor."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -157,7 +158,7 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) -> dict[fx.Node, Any]:
+def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) -> Values:
     parameter = next(model.parameters(), torch.empty(()))
     zeros = torch.zeros(SAMPLES, *shape, dtype=parameter.dtype, device=parameter.device)
     recorder = _Recorder(module)
@@ -168,7 +169,7 @@ def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) ->
         raise refusal(
             f"convert({type(model).__name__})",
             f"a model that takes a batch of samples of shape {shape_text(shape)}",
-            _first_line(error),
+            first_line(error),
             "Give input_shape without the batch axis, and check that model(x) runs.",
         ) from error
     (output,) = (node for node in module.graph.nodes if node.op == "output")
@@ -180,7 +181,7 @@ def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) ->
 
 
 def _overwriting(module: fx.GraphModule) -> dict[fx.Node, str]:
-    """Return the calls that change a map in place which is read again behind them, and why that is refused."""
+    """Return, with a reason to refuse it, every call that changes a map in place before it is read again."""
     found: dict[fx.Node, str] = {}
     nodes = list(module.graph.nodes)
     for index, node in enumerate(nodes):
@@ -199,41 +200,36 @@ def _overwriting(module: fx.GraphModule) -> dict[fx.Node, str]:
 
 
 def _items(
-    module: fx.GraphModule,
-    values: dict[fx.Node, Any],
-    overwriting: dict[fx.Node, str],
-    training: bool,
-) -> list[Item]:
+    module: fx.GraphModule, values: Values, overwriting: dict[fx.Node, str], training: bool
+) -> Iterator[Item]:
     names, paths = _names(module.graph)
-    items = []
-    for node in names:
+    for node, name in names.items():
         if node.op == "placeholder":
             continue
-        calls = node.op == "call_module"
-        name, path = names[node], paths[node]
-        found: tuple[nn.Module, list[fx.Node]] | str
-        if calls:
+        function = node.op != "call_module"
+        found: Replacement
+        if function:
+            kind, found = re.sub(r"_\d+$", "", node.name), module_for(node, values)
+        else:
             part = module.get_submodule(str(node.target))
             kind, found = type(part).__name__, _called(node, part, values)
-        else:
-            kind, found = re.sub(r"_\d+$", "", node.name), module_for(node, values)
+        item = Item(name, paths[node], kind, function=function)
         found = overwriting.get(node, found)
-        if isinstance(found, str):
-            if not calls and _is_size(values[node]):
-                items.append(Item(name, path, kind, unused="only a size"))
-            else:
-                items.append(Item(name, path, kind, problem=found))
-            continue
-        part, nodes = found
-        if not calls:
-            part.train(training)
-        sources, after = tuple(names[one] for one in nodes), tuple(values[node].shape[1:])
-        items.append(Item(name, path, kind, part, sources, after, _problem(part), not calls))
-    return items
+        if not isinstance(found, str):
+            part, nodes = found
+            if function:
+                part.train(training)
+            sources, after = tuple(names[one] for one in nodes), tuple(values[node].shape[1:])
+            problem = _problem(part)
+            yield replace(item, module=part, sources=sources, output_shape=after, problem=problem)
+        elif function and _is_size(values[node]):
+            yield replace(item, unused="only a size")
+        else:
+            yield replace(item, problem=found)
 
 
 def _names(graph: fx.Graph) -> tuple[dict[fx.Node, str], dict[fx.Node, str]]:
-    """Return a name for every call, and the paths of modules; that of a function is its name.
+    """Return a unique name for every call, and its path; the path of a function is its name.
 
     First calls of modules come first, so that no function and no second call has the name of another module.
     """
@@ -252,9 +248,7 @@ def _names(graph: fx.Graph) -> tuple[dict[fx.Node, str], dict[fx.Node, str]]:
     return {node: names[node] for node in nodes}, paths
 
 
-def _called(
-    node: fx.Node, module: nn.Module, values: dict[fx.Node, Any]
-) -> tuple[nn.Module, list[fx.Node]] | str:
+def _called(node: fx.Node, module: nn.Module, values: Values) -> Replacement:
     """Return a module of the model with the node that it reads, or why it cannot be used."""
     if any(map(has_hooks, module.modules())):
         return "it has hooks, which a fold would not run. Remove them."
@@ -309,10 +303,11 @@ def _fault(error: Exception) -> str:
     line = (lines[-1] if lines else "") or ""
     checks = line.startswith("assert") or ".shape" in line or ".size(" in line
     place = f" in `{line}`" if line else ""
-    return f"{_first_line(error)}{place}. {_CHECKED if checks else _STATIC}"
+    return f"{first_line(error)}{place}. {_CHECKED if checks else _STATIC}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
     return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
 
 

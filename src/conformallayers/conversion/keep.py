@@ -19,7 +19,7 @@ _WHERE = "convert(keep=...)"
 
 
 def is_rectifier(item: Item) -> bool:
-    """Tell whether an item is a map of single values that is not linear."""
+    """Tell whether an item is a nonlinear map of single values."""
     return isinstance(item.module, _RECTIFIERS)
 
 
@@ -38,21 +38,14 @@ def checked_keep(keep: Any, items: Sequence[Item]) -> str | tuple[str, ...]:
     rectifiers = [item for item in items if is_rectifier(item)]
     known = list(dict.fromkeys(name for item in rectifiers for name in (item.path, item.name)))
     for path in paths:
-        if path not in known:
-            raise refusal(_WHERE, "paths of rectifiers", _found(path, items), _remedy(path, known))
+        if path in known:
+            continue
+        kinds = [item.kind for item in items if path in (item.path, item.name)]
+        got = f"{path!r}, which is a {kinds[0]}" if kinds else repr(path)
+        shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+        remedy = f"The model has {shown or 'no rectifier'}.{suggest(path, known)}"
+        raise refusal(_WHERE, "paths of rectifiers", got, remedy)
     return paths
-
-
-def _found(path: str, items: Sequence[Item]) -> str:
-    kinds = [item.kind for item in items if path in (item.path, item.name)]
-    return f"{path!r}, which is a {kinds[0]}" if kinds else repr(path)
-
-
-def _remedy(path: str, known: Sequence[str]) -> str:
-    if not known:
-        return "The model has no rectifier."
-    shown = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-    return f"The model has {shown}.{suggest(path, known)}"
 
 
 def reasons(
@@ -82,9 +75,8 @@ def _beside(item: Item, items: Sequence[Item]) -> str | None:
     before = _reached(item, lambda one: [by_name[name] for name in one.sources if name != INPUT])
     for word, found in (("before", after), ("behind", before)):
         if found is not None:
-            return (
-                f"{word} {found.label}" if found.function else f"{word} {found.kind} {found.label}"
-            )
+            kind = "" if found.function else f"{found.kind} "
+            return f"{word} {kind}{found.label}"
     return None
 
 

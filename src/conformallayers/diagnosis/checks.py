@@ -31,24 +31,15 @@ def warnings_of(found: Measurement) -> list[HealthWarning]:
     for part in found.parts:
         warnings += _merged(_of_part(part, found))
     if not found.rectified:
-        warning = HealthWarning(
-            "no map",
-            tuple(part.path for part in found.parts),
-            "no homogeneous map",
-            "what leaves is odd in x but for its length, so that average pooling cancels it",
-            "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: "
-            "docs/stages.md.",
-        )
-        warnings.append(warning)
+        why = "what leaves is odd in x but for its length, so that average pooling cancels it"
+        remedy = "Rectify between the layers, with nn.LPPool2d(2, k) in place of average pooling: docs/stages.md."
+        paths = tuple(part.path for part in found.parts)
+        warnings.append(HealthWarning("no map", paths, "no homogeneous map", why, remedy))
     if not found.finite and "non-finite" not in {warning.kind for warning in warnings}:
-        warning = HealthWarning(
-            "non-finite",
-            ("",),
-            "NaN or infinity in the output",
-            "a loss of it is NaN, and so are all gradients",
-            "Look at the layers outside of ConformalLayers: all weights and all points inside are finite.",
-        )
-        warnings.append(warning)
+        seen = "NaN or infinity in the output"
+        why = "a loss of it is NaN, and so are all gradients"
+        remedy = "Look at the layers outside of ConformalLayers: all weights and all points inside are finite."
+        warnings.append(HealthWarning("non-finite", ("",), seen, why, remedy))
     if not {"non-finite", "dead", "vanishing"} & {warning.kind for warning in warnings}:
         warnings += _of_gradients(found)
     return warnings
@@ -57,26 +48,21 @@ def warnings_of(found: Measurement) -> list[HealthWarning]:
 def _of_model(found: Measurement) -> Iterator[HealthWarning]:
     """Check for hooks, and for weights that are NaN or infinite."""
     if found.hooked:
-        yield HealthWarning(
-            "hooks",
-            tuple(found.hooked),
-            "forward hooks, which the measured copy does not run",
-            "if they change inputs or outputs, the numbers here are not those of the model",
-            "Remove them first: handle.remove().",
-        )
+        seen = "forward hooks, which the measured copy does not run"
+        why = "if they change inputs or outputs, the numbers here are not those of the model"
+        remedy = "Remove them first: handle.remove()."
+        yield HealthWarning("hooks", tuple(found.hooked), seen, why, remedy)
     if found.tensors:
+        paths = tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.tensors))
         more = " and more" * (len(found.tensors) > LISTED)
-        yield HealthWarning(
-            "non-finite",
-            tuple(dict.fromkeys(name.rpartition(".")[0] for name in found.tensors)),
-            f"NaN or infinity in {', '.join(found.tensors[:LISTED])}{more}",
-            "every output that depends on it is NaN or infinite, and so are gradients",
-            "Resume an earlier checkpoint, and lower the learning rate.",
-        )
+        seen = f"NaN or infinity in {', '.join(found.tensors[:LISTED])}{more}"
+        why = "every output that depends on it is NaN or infinite, and so are gradients"
+        remedy = "Resume an earlier checkpoint, and lower the learning rate."
+        yield HealthWarning("non-finite", paths, seen, why, remedy)
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
-    """Merge warnings that say the same but for numbers into one, with all paths and the range of each number."""
+    """Merge warnings whose texts differ in numbers alone, with all paths and the range of each number."""
     alike: dict[tuple[str, ...], list[HealthWarning]] = {}
     for warning in warnings:
         words = (_NUMBER.sub("#", text) for text in (warning.seen, warning.why, warning.remedy))
@@ -105,14 +91,11 @@ def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
     yield from _of_embedding(part, modules)
     for layer, module in zip(part.layers, modules, strict=True):
         if not layer.finite:
-            if not found.tensors:  # which are the cause, and have a warning
-                yield HealthWarning(
-                    "non-finite",
-                    (layer.path,),
-                    f"NaN or infinity behind this {layer.kind}",
-                    "everything behind it is NaN, and so are all gradients",
-                    "Its weights are finite: scale its inputs or its weights down.",
-                )
+            if not found.tensors:  # weights that are not finite are the cause, and have a warning
+                seen = f"NaN or infinity behind this {layer.kind}"
+                why = "everything behind it is NaN, and so are all gradients"
+                remedy = "Its weights are finite: scale its inputs or its weights down."
+                yield HealthWarning("non-finite", (layer.path,), seen, why, remedy)
             return  # all numbers behind it mean nothing
         if isinstance(module, RadialActivation):
             yield from _of_activation(layer, module, part.unit)
@@ -126,25 +109,19 @@ def _of_lengths(part: PartHealth) -> Iterator[HealthWarning]:
     for layer in part.layers:
         if _LENGTHS[0] <= layer.length <= _LENGTHS[1]:
             continue
-        short = layer.length < _LENGTHS[0]
-        yield HealthWarning(
-            "vanishing" if short else "exploding",
-            (layer.path,),
-            f"points of length {layer.length:.2g} behind this {layer.kind}",
-            "gradients are of another order of magnitude than the weights",
-            'Use alpha="spectral", unit="rms" or a cl.Scale before it: docs/training.md.'
-            if short
-            else "Scale its weights down, or put a BatchNorm behind it.",
-        )
+        seen = f"points of length {layer.length:.2g} behind this {layer.kind}"
+        why = "gradients are of another order of magnitude than the weights"
+        kind, remedy = "exploding", "Scale its weights down, or put a BatchNorm behind it."
+        if layer.length < _LENGTHS[0]:
+            kind = "vanishing"
+            remedy = 'Use alpha="spectral", unit="rms" or a cl.Scale before it: docs/training.md.'
+        yield HealthWarning(kind, (layer.path,), seen, why, remedy)
         return
     if part.leaving < _ENTRIES:
-        yield HealthWarning(
-            "small features",
-            (part.path,),
-            f"entries of {part.leaving:.2g} leave this ConformalLayers",
-            "the head behind it learns slowly from such small features",
-            'End it with cl.Scale(100.0), or use unit="rms": docs/training.md.',
-        )
+        seen = f"entries of {part.leaving:.2g} leave this ConformalLayers"
+        why = "the head behind it learns slowly from such small features"
+        remedy = 'End it with cl.Scale(100.0), or use unit="rms": docs/training.md.'
+        yield HealthWarning("small features", (part.path,), seen, why, remedy)
 
 
 def _of_activation(
@@ -165,46 +142,32 @@ def _of_activation(
         remedy = 'Use alpha="spectral" or "learned", or a number near that length'
     elif module.alpha == "spectral" and float(module.norm) == 0:
         remedy = "Train a few steps: until then it is the bound of alpha=None"
-    yield HealthWarning(
-        kind,
-        (layer.path,),
-        f"adds {100 * added:.3g} % of t: alpha {layer.alpha:.3g}, points of length {arriving:.3g}",
-        why,
-        f"{remedy}: docs/training.md.",
-    )
+    points = f"alpha {layer.alpha:.3g}, points of length {arriving:.3g}"
+    seen = f"adds {100 * added:.3g} % of t: {points}"
+    yield HealthWarning(kind, (layer.path,), seen, why, f"{remedy}: docs/training.md.")
 
 
 def _of_norm(layer: LayerHealth) -> Iterator[HealthWarning]:
     """Compare the variances and means of a batch norm with eps and with each other."""
-    norm = layer.norm
+    norm, paths = layer.norm, (layer.path,)
     if norm is None:
         return
     if norm.below_eps > _MOST:
-        yield HealthWarning(
-            "variance below eps",
-            (layer.path,),
-            f"{100 * norm.below_eps:.0f} % of the variances are below eps={norm.eps:g}, "
-            f"their median is {norm.variance:.2g}",
-            "it divides by √eps and hardly normalises",
-            'Use unit="rms", or cl.Scale before it: docs/layers.md.',
-        )
+        share = f"{100 * norm.below_eps:.0f} % of the variances are below eps={norm.eps:g}"
+        seen = f"{share}, their median is {norm.variance:.2g}"
+        why = "it divides by √eps and hardly normalises"
+        remedy = 'Use unit="rms", or cl.Scale before it: docs/layers.md.'
+        yield HealthWarning("variance below eps", paths, seen, why, remedy)
     if norm.lag is not None and norm.lag > _LAG:
-        yield HealthWarning(
-            "running mean",
-            (layer.path,),
-            f"the running mean is {norm.lag:.2g} σ away from that of the batch",
-            "evaluation differs from training",
-            "Train longer at a lower learning rate, use bias=False before it, "
-            "or check that x has the statistics of the training data.",
-        )
+        seen = f"the running mean is {norm.lag:.2g} σ away from that of the batch"
+        why = "evaluation differs from training"
+        remedy = "Train longer at a lower learning rate, use bias=False before it, or check that x has the statistics of the training data."
+        yield HealthWarning("running mean", paths, seen, why, remedy)
     elif norm.mean > _MEAN:
-        yield HealthWarning(
-            "mean above variance",
-            (layer.path,),
-            f"means are {norm.mean:.2g} times the standard deviation",
-            "a running mean that is one percent late is off by a standard deviation",
-            "Use bias=False before it, or subtract the mean image with cl.Centre.",
-        )
+        seen = f"means are {norm.mean:.2g} times the standard deviation"
+        why = "a running mean that is one percent late is off by a standard deviation"
+        remedy = "Use bias=False before it, or subtract the mean image with cl.Centre."
+        yield HealthWarning("mean above variance", paths, seen, why, remedy)
 
 
 def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
@@ -214,17 +177,13 @@ def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
     limit = _DEAD_MAPS if len(layer.shape) > 1 else _DEAD_UNITS
     if layer.dead < limit * layer.channels:
         return
-    every = layer.dead == layer.channels
-    yield HealthWarning(
-        "dead",
-        (layer.path,),
-        f"{layer.dead} of {layer.channels} channels are zero in all samples behind this {layer.kind}",
-        "no gradient reaches the stage before it"
-        if every
-        else "these channels learn no more, and cost as much as the others",
-        "Rectify with nn.LPPool2d(2, k) or cl.Abs, which pass both signs, use bias=False, "
-        "or lower the learning rate.",
-    )
+    channels = f"{layer.dead} of {layer.channels} channels"
+    seen = f"{channels} are zero in all samples behind this {layer.kind}"
+    why = "these channels learn no more, and cost as much as the others"
+    if layer.dead == layer.channels:
+        why = "no gradient reaches the stage before it"
+    remedy = "Rectify with nn.LPPool2d(2, k) or cl.Abs, which pass both signs, use bias=False, or lower the learning rate."
+    yield HealthWarning("dead", (layer.path,), seen, why, remedy)
 
 
 def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[HealthWarning]:
@@ -232,25 +191,20 @@ def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[Health
     activations = [module for module in modules if isinstance(module, RadialActivation)]
     blind = all(activation.rule.on_points for activation in activations)
     low, high = (limit * part.entering for limit in _OFFSETS)
+    seen = f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}"
+    near = f"{part.entering:.2g}"
     if part.offset > high:
-        yield HealthWarning(
-            "offset",
-            (part.path,),
-            f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}",
-            "all points are short, and every activation is close to a constant factor",
-            f"Use an offset of about {part.entering:.2g}, or scale the inputs up.",
-        )
+        why = "all points are short, and every activation is close to a constant factor"
+        remedy = f"Use an offset of about {near}, or scale the inputs up."
     elif blind and part.offset < low and any(map(is_homogeneous, modules)):
-        seen = f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}"
-        yield HealthWarning(
-            "offset",
-            (part.path,),
-            seen if part.offset else "no offset, and no activation as published",
-            "the contrast of an input does not reach the output",
-            f"Scale the inputs down, or use an offset near {part.entering:.2g}: docs/stages.md."
-            if part.offset
-            else f'Use offset="learned", or a number near {part.entering:.2g}: docs/stages.md.',
-        )
+        why = "the contrast of an input does not reach the output"
+        remedy = f"Scale the inputs down, or use an offset near {near}: docs/stages.md."
+        if not part.offset:
+            seen = "no offset, and no activation as published"
+            remedy = f'Use offset="learned", or a number near {near}: docs/stages.md.'
+    else:
+        return
+    yield HealthWarning("offset", (part.path,), seen, why, remedy)
 
 
 def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
@@ -265,15 +219,11 @@ def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
             bad[none].append(path)
         elif not bool(gradient.isfinite().all()):
             bad[wild].append(path)
+    why = "an optimiser does not train it"
+    remedy = "Look at the lengths of the points behind it, and at what its outputs are used for."
     for seen, paths in bad.items():
         if paths:
-            yield HealthWarning(
-                "gradient",
-                tuple(paths),
-                seen,
-                "an optimiser does not train it",
-                "Look at the lengths of the points behind it, and at what its outputs are used for.",
-            )
+            yield HealthWarning("gradient", tuple(paths), seen, why, remedy)
 
 
 # -- plans of the fold -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""cl.diagnose: check a model on a batch before, while or after it trains."""
+"""Check the health of a model on a batch: before, during or after training."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ def measure(model: nn.Module, x: Tensor) -> Measurement:
         if is_homogeneous(module):  # counts only before a ConformalLayers, not in the head
             module.register_forward_hook(lambda *_: setattr(found, "mapped", True))
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # Freezing turns parameters into buffers of the same name.
     weights = {name: w.requires_grad_() for name, w in frozen.named_buffers() if name in names}
     x = x.detach().to(device_of([frozen]), torch.float64, copy=True)
     with torch.inference_mode(False), torch.enable_grad(), layer_by_layer():
@@ -115,13 +116,14 @@ def _settled(module: Any) -> bool:
     if module.running_var is None or module.num_batches_tracked is None:
         return module.running_var is not None
     batches = int(module.num_batches_tracked)
-    if module.momentum is None:
+    if module.momentum is None:  # the plain mean of all batches
         return batches > 0
+    # After n batches the initial value has the weight (1 − momentum)ⁿ in the running average.
     return batches > 0 and float((1 - module.momentum) ** batches) <= _SETTLED
 
 
 def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[[Tensor], Tensor]:
-    """Return a replacement of the run of layers that measures them."""
+    """Return a function that takes the place of ``_run_layers`` and measures every layer."""
 
     def run(x: Tensor) -> Tensor:
         offset, unit = part.embedding
@@ -139,7 +141,7 @@ def _measured(path: str, part: ConformalLayers, found: Measurement) -> Callable[
 
 
 class _Measuring(LayerFlow):
-    """Run layers as training does, and record every one of them."""
+    """Run layers as training does, and record each of them."""
 
     def __init__(self, rms: bool) -> None:
         super().__init__(advance=False, rms=rms)
@@ -148,7 +150,7 @@ class _Measuring(LayerFlow):
 
     def step(self, path: str, module: nn.Module, value: Points, with_bias: bool = True) -> Points:
         if isinstance(module, Composite) and branches(module):
-            return super().step(path, module, value, with_bias)  # which records the modules inside
+            return super().step(path, module, value, with_bias)  # records the modules inside
         with torch.no_grad():
             measured = dict(self._before(module, value))
             t = value.m * value.tau
@@ -179,7 +181,7 @@ class _Measuring(LayerFlow):
 
 
 def _statistics(module: Any, points: Tensor) -> NormHealth:
-    """Return the statistics that a norm uses, and how far they are from those of the batch."""
+    """Return the statistics that a batch norm uses, and their distance from those of the batch."""
     axes = (0, *range(2, points.dim()))
     variance, mean = torch.var_mean(points, axes, correction=0)
     lag, batch = None, mean

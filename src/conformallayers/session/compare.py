@@ -67,8 +67,8 @@ def compare(
 ) -> Comparison:
     """Time a model layer by layer, its fold in torch, and sessions in other engines, on one batch.
 
-    All take turns in this process, with a pause between them, so that a busy machine slows all alike. The model is
-    copied and runs in evaluation mode, each layer for itself. Slow models are called less often.
+    All take turns in this process, with a pause between them, so that a busy machine slows all alike. A copy of the
+    model runs layer by layer in evaluation mode. Slow models are called less often.
 
     Args:
         model: the model that was folded, on the CPU.
@@ -138,4 +138,4 @@ def _check(
     counts = {"executions": executions, "threads": 1 if threads is None else threads}
     for name, count in counts.items():
         check_count(f"compare({name}=...)", count, "Leave it out.")
-    run_module(folded, x)  # which refuses other shapes and dtypes
+    run_module(folded, x)  # refuses other shapes and dtypes

@@ -1,7 +1,7 @@
-"""The engine "c": the C program of a fold, compiled for this machine and loaded.
+"""Compile the C program of a fold for this machine and load it: the engine "c".
 
-Compiled programs are kept in a folder of the user's, under a hash of their source, the compiler and what the
-compiler knows of the processor.
+Compiled programs are cached in a folder of the user, under a hash of the source, the compiler and the processor
+that it compiles for.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ void {_NAME}_run(const float *x, float *y, size_t count, float *work)
 
 
 def compile_fold(folded: Folded, folder: Path | None = None) -> Callable[[Array], Array]:
-    """Return a function of batches in float32; several threads may call it at once.
+    """Return a function of float32 batches, (B, *input_shape) → (B, *output_shape), that threads may share.
 
-    The folder keeps the compiled program; None takes one in the user's cache.
+    The folder caches the compiled program; None takes one in the user's cache.
     """
     compiler = _compiler()
     folder = folder or _private_folder()
@@ -82,7 +82,7 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _loaded(stem: Path, compile: Callable[[], bytes]) -> Any:
-    """Load a compiled program; make it if it is not there, or is not what was written."""
+    """Load a compiled program; compile it if it is missing or does not match its checksum."""
     library, digest = stem.with_suffix(".so"), stem.with_suffix(".sha256")
     try:
         kept = library.read_bytes()
@@ -101,7 +101,10 @@ def _loaded(stem: Path, compile: Callable[[], bytes]) -> Any:
 
 
 def _private_folder() -> Path:
-    """Return the folder of compiled programs, which no other user may write to."""
+    """Return the folder of compiled programs; refuse one that other users may write to.
+
+    Loading a library runs its code, so that a file of another user must never be loaded.
+    """
     folder: Path | None = None
     try:
         folder = cache_folder() / "programs"
@@ -121,10 +124,13 @@ def _private_folder() -> Path:
 
 @lru_cache(maxsize=4)
 def _target(compiler: tuple[str, ...]) -> bytes:
-    """Return the version of the compiler, and the macros by which it describes this processor."""
+    """Return the version of the compiler, and the macros by which it describes this processor.
+
+    Machines may share a home folder, and ``-march=native`` means another program on each.
+    """
     found = [b" ".join(flag.encode() for flag in _FLAGS)]
     for options in (["--version"], ["-march=native", "-dM", "-E", "-x", "c", os.devnull]):
-        with contextlib.suppress(OSError):  # what it cannot do, compiling says
+        with contextlib.suppress(OSError):  # a compiler that does not run is refused by _compile
             found.append(subprocess.run([*compiler, *options], capture_output=True).stdout)
     return b"\0".join(found)
 

@@ -1,11 +1,11 @@
-"""Session: a fold in one of several engines, chosen by time."""
+"""Run a fold in one of several engines, the fastest by default."""
 
 from __future__ import annotations
 
 import copy
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from ..functional import full_precision
 from ..recipe.numpy.network import Network
 from ..recipe.onnx.export import check_engine, open_session
 from ..recipe.places import Array
-from ..utils.text import table
+from ..utils.html import Block, Printed, Table
 from ..utils.timing import call_seconds, interleave
 from .compiled import compile_fold
 
@@ -66,26 +66,25 @@ ENGINES: Mapping[str, Callable[[Folded, int | None], Engine]] = {
 }
 
 
-@dataclass(frozen=True)
-class Race:
-    """What became of each engine: milliseconds for a batch, or why it did not run; prints as a table."""
+@dataclass(frozen=True, repr=False)
+class Race(Printed):
+    """Milliseconds of each engine for a batch, or why it did not run; prints as a table."""
 
     engine: str
     batch: int | None = None
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
-    def __str__(self) -> str:
+    def _blocks(self) -> Iterator[Block]:
         if self.batch is None:
-            return f"engine {self.engine}, as asked for"
+            yield f"engine {self.engine}, as asked for"
+            return
         rows = [
             (f"{'→' if name == self.engine else ' '} {name}", f"{time:.3f}", "")
             for name, time in self.milliseconds.items()
         ]
         rows += [(f"  {name}", "", reason) for name, reason in self.reasons.items()]
-        return table(("engine", f"ms for a batch of {self.batch}", "why not"), rows)
-
-    __repr__ = __str__
+        yield Table(("engine", f"ms for a batch of {self.batch}", "why not"), rows)
 
 
 class Session:
@@ -93,7 +92,7 @@ class Session:
 
     ``"onnxruntime"`` needs the extra ``onnx``; its graph is built in memory. ``"c"`` compiles the C export for this machine
     and keeps the result in the user's cache; it needs a compiler and float32. ``"torch"`` and ``"numpy"`` are always there.
-    ``"auto"`` times those that are there on the first batch and keeps the fastest; one for another batch size may be another.
+    ``"auto"`` times the available engines on the first batch and keeps the fastest; for another batch size another may be fastest.
     Every engine but torch is compared with torch before it is used. Several threads may call a session at once.
 
     Args:
@@ -126,7 +125,7 @@ class Session:
             raise refusal("Session(engine=...)", expected, repr(engine), remedy)
         if threads is not None:
             check_count("Session(threads=...)", threads, "None takes as many as torch has.")
-        self.folded = copy.deepcopy(_fold(folded))  # no later change of the fold meets half of it
+        self.folded = copy.deepcopy(_fold(folded))  # no later change may reach some engines only
         self.threads = threads
         self.input_shape, self.output_shape = self.folded.input_shape, self.folded.output_shape
         self._dtype, self._array_dtype = self.folded.dtype, _DTYPES[self.folded.dtype]
@@ -142,7 +141,7 @@ class Session:
         return None if self._race is None else self._race.engine
 
     def explain(self) -> Race:
-        """Return what was chosen and why; prints as a table."""
+        """Return the times of all engines and the choice; prints as a table."""
         if self._race is None:
             remedy = "Call the session once: it chooses by the first batch."
             raise refusal("Session.explain()", "a session that has run", "a new one", remedy)
@@ -157,7 +156,7 @@ class Session:
     def _call(self, x: Array) -> Array:
         fits = x.dtype == self._array_dtype and x.shape[1:] == self.input_shape
         if fits and self._run and type(x) is np.ndarray and x.flags.carray and len(x):
-            return self._run(x)  # a single image is done before all other checks would be
+            return self._run(x)  # a single image may take less time than all checks below
         if x.dtype.kind not in "fiub" or isinstance(x, np.ma.MaskedArray):
             got = "a masked array" if x.dtype.kind in "fiub" else f"an array of {x.dtype}"
             raise refusal("Session", "real numbers", got, "Convert them first.")
@@ -175,7 +174,7 @@ class Session:
 
     def _numbers(self, x: Tensor) -> Array:
         if x.dtype == self._dtype:
-            with suppress(RuntimeError, TypeError):  # of what is refused or converted below
+            with suppress(RuntimeError, TypeError):  # such tensors are refused or converted below
                 return x.numpy()
         if x.device.type != "cpu":
             remedy = "Move it with x.cpu(); on another device call the fold itself."
@@ -206,7 +205,7 @@ class Session:
                 try:
                     runs[name] = self._built(name)
                     runs[name](x)
-                except Exception as error:  # of an engine that is not ours
+                except Exception as error:  # other packages raise any type
                     if name == "torch":
                         raise
                     runs.pop(name, None)

@@ -101,16 +101,11 @@ def _pool_options(n: int) -> Iterator[_Options]:
     yield {"kernel_size": 3, "padding": 1}
     yield {"kernel_size": 4, "stride": 2, "padding": _first(n, 2, 1, 0) if n > 1 else 2}
     yield {"kernel_size": 4, "stride": 3, "ceil_mode": True}
+    border: _Options = {"ceil_mode": True, "count_include_pad": False}
     # The last window would start outside the image, so torch drops it.
-    yield {"kernel_size": 2, "stride": 3, "ceil_mode": True, "count_include_pad": False}
+    yield {"kernel_size": 2, "stride": 3, **border}
     yield {"kernel_size": 3, "padding": 1, "count_include_pad": False}
-    yield {
-        "kernel_size": 3,
-        "stride": 2,
-        "padding": 1,
-        "ceil_mode": True,
-        "count_include_pad": False,
-    }
+    yield {"kernel_size": 3, "stride": 2, "padding": 1, **border}
     if n > 1:
         yield {"kernel_size": 2, "divisor_override": 1}
         yield {"kernel_size": 3, "stride": 1, "padding": 1, "divisor_override": 5}
@@ -205,31 +200,22 @@ def _plain_cases(owner: Any) -> Iterator[Case]:
 def _composite_cases() -> Iterator[Case]:
     """Yield branches without activations, which are linear layers."""
 
-    def conv(bias: bool = False, out: int = 2) -> nn.Module:
-        return layers.Conv2d(2, out, 3, padding=1, bias=bias)
+    def conv(bias: bool = False, out: int = 2, kernel: int = 3) -> nn.Module:
+        return layers.Conv2d(2, out, kernel, padding=kernel // 2, bias=bias)
 
-    shape = (2, 5, 6)
-    yield Case("cl.Residual", lambda: Residual(conv(), layers.AvgPool2d(3, 1, 1)), shape)
-    yield Case("cl.Residual(bias)", lambda: Residual(conv(True), nn.BatchNorm2d(2)), shape)
-    yield Case(
-        "cl.Residual(shortcut)",
-        lambda: Residual(conv(out=3), shortcut=layers.Conv2d(2, 3, 1, bias=True)),
-        shape,
-    )
-    yield Case("cl.Parallel", lambda: Parallel(conv(True), nn.Identity(), conv()), shape)
-    yield Case(
-        "cl.Parallel(concatenate)",
-        lambda: Parallel(nn.Sequential(conv(), conv()), conv(True, 3), join="concatenate"),
-        shape,
-    )
-    yield Case(
-        "cl.Parallel(concatenate, dim=-1)",
-        lambda: Parallel(conv(), layers.AvgPool2d((1, 2)), join="concatenate", dim=-1),
-        shape,
-    )
-    yield Case(
-        "cl.Split", lambda: Split([2, 1], [conv(True, 3), layers.Conv2d(1, 1, 3, 1, 1)]), (3, 5, 6)
-    )
+    wide = partial(Parallel, join="concatenate")
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "Residual": lambda: Residual(conv(), layers.AvgPool2d(3, 1, 1)),
+        "Residual(bias)": lambda: Residual(conv(True), nn.BatchNorm2d(2)),
+        "Residual(shortcut)": lambda: Residual(conv(out=3), shortcut=conv(True, 3, kernel=1)),
+        "Parallel": lambda: Parallel(conv(True), nn.Identity(), conv()),
+        "Parallel(concatenate)": lambda: wide(nn.Sequential(conv(), conv()), conv(True, 3)),
+        "Parallel(concatenate, dim=-1)": lambda: wide(conv(), layers.AvgPool2d((1, 2)), dim=-1),
+    }
+    for name, build in builders.items():
+        yield Case(f"cl.{name}", build, (2, 5, 6))
+    groups = partial(Split, [2, 1])
+    yield Case("cl.Split", lambda: groups([conv(True, 3), layers.Conv2d(1, 1, 3, 1, 1)]), (3, 5, 6))
 
 
 def _linear_cases() -> Iterator[Case]:

@@ -137,7 +137,7 @@ def assert_linear(module: nn.Module, input_shape: tuple[int, ...], *, seed: int 
             "samples are independent": (exact(a[:1]), images[0][:1]),
         }
     for name, (actual, expected) in checks.items():
-        if actual.shape != expected.shape or not torch.allclose(actual, expected, 1e-9, 1e-12):
+        if not _equals(actual, expected):
             raise AssertionError(f"{type(module).__name__}: {name} does not hold")
 
 
@@ -196,6 +196,7 @@ def _largest_ratio(module: Any, shape: tuple[int, ...], x: Tensor) -> float:
     starts = torch.cat([x, pixels, -pixels, torch.ones_like(x[:1]), -torch.ones_like(x[:1])])
     for _ in range(20):
         starts = (starts / _norms(starts)).detach().requires_grad_()
+        # Power iteration: where h is linear near x, h(x) = J x, the gradient of ‖h(x)‖ is JᵀJ x / ‖h(x)‖.
         with torch.enable_grad():
             ratios = _norms(module(starts.clone())).flatten()
             if not ratios.requires_grad:

@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Value:
-    """A batch on its way: coefficients, coordinate, and what α of the next activation needs.
+    """A batch between two layers: coefficients x, coordinate t, and the layers that give the next α.
 
     Where squares would leave the range of float64, x and t of a sample are divided by a power of 2.
     """
@@ -103,7 +103,7 @@ class Value:
 def oracle(
     model: nn.Module, x: Tensor, vectors: Mapping[nn.Module, Tensor] | None = None
 ) -> Tensor:
-    """Return what a float64 ConformalLayers (or nn.Sequential) must give for a batch; differentiable."""
+    """Return the exact output of a float64 ConformalLayers (or nn.Sequential) for a batch; differentiable."""
     return run_conformal(model, x, Run(vectors or {}))
 
 
@@ -111,7 +111,7 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
     """Embed a batch, pass the layers and divide."""
     power = _power(x.detach().abs().flatten(1).amax(1).log2())
     x = x * per_sample(2.0**-power, x)
-    value = Value(x, power, power, rms=getattr(model, "unit", "norm") == "rms")
+    value = Value(x, torch.ones_like(power), power, rms=getattr(model, "unit", "norm") == "rms")
     offset: Any = getattr(model, "offset", None)
     square = 0.0 if offset is None else (offset * 2.0**-power) ** 2
     t = (value.energy(x) + square).sqrt()
@@ -119,7 +119,7 @@ def run_conformal(model: nn.Module, x: Tensor, run: Run) -> Tensor:
 
 
 def per_sample(scalar: Tensor, x: Tensor) -> Tensor:
-    """Shape one scalar a sample for a product with x."""
+    """Reshape one scalar per sample, (B,), to broadcast over x."""
     return scalar.reshape(-1, *[1] * (x.dim() - 1))
 
 
@@ -135,7 +135,7 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
             value = _pass(child, value, run)
         return value
     if isinstance(module, _COMPOSITES) and (_is_nonlinear(module) or _adds(module)):
-        joined = _join([_pass(part, start, run) for start, part in _parts(module, value)], module)
+        joined = _join([_pass(branch, value, run) for branch in _branches(module)], module)
         if not _is_nonlinear(module):  # for α it is one layer
             segment = (*value.segment, (module, value.shape))
             joined = replace(joined, base=value.base, segment=segment)
@@ -154,6 +154,8 @@ def _pass(module: Any, value: Value, run: Run) -> Value:
         bound = bound_of(module, value.shape) * value.bound
         return replace(value, x=run.shake(module(value.x)), base=bound, segment=())
     segment = (*value.segment, (module, value.shape))
+    if isinstance(module, _Slice):
+        return replace(value, x=module(value.x), segment=segment)  # which rounds nothing
     if isinstance(module, _NORMS) and module.training:
         x = module(value.point) * per_sample(value.t, value.x)
     else:
@@ -189,20 +191,12 @@ class _Slice(nn.Module):
         return x[:, self.start : self.stop]
 
 
-def _parts(module: Any, value: Value) -> list[tuple[Value, nn.Module]]:
-    """Return the branches of a composite, each with the value that enters it."""
-    if not isinstance(module, Split):
-        return [(value, branch) for branch in _branches(module)]
-    stops = list(accumulate(module.sizes))
-    slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
-    starts = [
-        replace(value, x=part(value.x), segment=(*value.segment, (part, value.shape)))
-        for part in slices
-    ]
-    return list(zip(starts, module.groups, strict=True))
-
-
 def _branches(module: Any) -> list[nn.Module]:
+    """Return the branches of a composite; a group of a Split begins with a slice."""
+    if isinstance(module, Split):
+        stops = list(accumulate(module.sizes))
+        slices = [_Slice(stop - n, stop) for stop, n in zip(stops, module.sizes, strict=True)]
+        return [nn.Sequential(*pair) for pair in zip(slices, module.groups, strict=True)]
     if isinstance(module, Traced):  # a(x) + b(x) or torch.cat([a(x), b(x)], 1)
         return [module.body.get_submodule(name) for name in "ab"]
     return [module.shortcut, module.body] if isinstance(module, Residual) else [*module.branches]
@@ -236,6 +230,7 @@ def _joined_bound(bounds: list[Scalar], axis: int | None, *, groups: bool = Fals
 
 def _published(value: Value, alpha: Scalar) -> Value:
     """Advance t ← (α/2)·t + ‖x‖²/(2α), of which squares may leave the range."""
+    # x and t stand for x·2**power and t·2**power: relative to t, the energy has one power more.
     n = value.energy(value.x)
     largest = torch.maximum(value.t.detach().log2(), value.power + n.detach().log2())
     power = _power(largest)
@@ -297,7 +292,7 @@ def _alpha(module: Any, value: Value, run: Run) -> Scalar:
 
 
 def _for_alpha(layer: Any, x: Tensor) -> Tensor:
-    """Return what counts of a layer for α: without biases, and without what a normalisation divides by."""
+    """Apply the part of a layer that counts for α: no bias, and no division of a normalisation."""
     if "Dropout" in type(layer).__name__:
         return x
     if isinstance(layer, _NORMS):
@@ -306,9 +301,6 @@ def _for_alpha(layer: Any, x: Tensor) -> Tensor:
         for child in layer:
             x = _for_alpha(child, x)
         return x
-    if isinstance(layer, Split):
-        slices = zip(layer.groups, x.split(list(layer.sizes), 1), strict=True)
-        return torch.cat([_for_alpha(group, part) for group, part in slices], 1)
     if isinstance(layer, _COMPOSITES):
         parts, axis = [_for_alpha(branch, x) for branch in _branches(layer)], _axis(layer)
         return sum(parts[1:], parts[0]) if axis is None else torch.cat(parts, axis)
@@ -326,13 +318,9 @@ def bound_of(module: Any, shape: Shape) -> Scalar:
         return gain.abs()
     if isinstance(module, _NORMS):
         return 1.0 if module.weight is None else module.weight.abs().max()
-    if isinstance(module, Split):
-        groups = zip(module.groups, module.sizes, strict=True)
-        bounds = [_chain_bound(group, (n, *shape[1:])) for group, n in groups]
-        return _joined_bound(bounds, None, groups=True)
     if isinstance(module, _COMPOSITES):
         bounds = [_chain_bound(branch, shape) for branch in _branches(module)]
-        return _joined_bound(bounds, _axis(module))
+        return _joined_bound(bounds, _axis(module), groups=isinstance(module, Split))
     if isinstance(module, nn.PReLU):
         return module.weight.abs().max().clamp_min(1.0)
     if isinstance(module, nn.LeakyReLU):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from ..errors import refusal
-from ..recipe.archive import Archive, open_archive
+from ..recipe.archive import open_archive
 from ..recipe.file import read_notes
 from ..utils.text import suggest
 from .records import Record, Records
@@ -71,11 +71,12 @@ def load(name: str, *, folded: bool = True) -> nn.Module:
     from ..folding.files import read_network
     from ..folding.fold import fold
 
-    archive = open_archive(require(name, "zoo.load"))
+    path = require(name, "zoo.load")
+    archive = open_archive(path)
     model = read_network(archive)
     if not folded:
         return model
-    result = fold(model, _record(archive).input_shape)
+    result = fold(model, read_record(path).input_shape)
     result.labels, result.about = read_notes(archive.document, result.output_shape)
     return result
 
@@ -97,12 +98,7 @@ def require(name: str, where: str) -> Path:
 
 def read_record(path: Path) -> Record:
     """Return the record in the header of a network's file."""
-    return _record(open_archive(path))
-
-
-def _record(archive: Archive) -> Record:
-    path = Path(archive.path)
-    labels, about = read_notes(archive.document, None)
+    labels, about = read_notes(open_archive(path).document, None)
     known = {**(about or {}), "labels": labels, "name": path.stem, "bytes": path.stat().st_size}
     known["input_shape"] = tuple(known["input_shape"])
     return Record(**{field.name: known[field.name] for field in fields(Record)})

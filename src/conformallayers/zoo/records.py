@@ -1,4 +1,4 @@
-"""Records of the shipped networks; they print as a table, and each has a card."""
+"""Records of the shipped networks: a table of all, a model card of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADER = ("name", "data set", "accuracy", "multiply-adds", "parameters", "file"
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a shipped network; ``print(record.card)`` shows all of it.
+    """The facts about a shipped network; ``print(record.card)`` shows them all.
 
     Args:
         name: for :func:`conformallayers.zoo.load`.

@@ -27,28 +27,24 @@ MEMORY = 6 * 2**30  # bytes that a case may ask for
 
 @dataclass
 class Case:
-    """A case and what came of it: the seed of the run, the kind and the number determine all that is random."""
+    """A case with its counts and findings; the seed of the run, the kind and the number determine all that is random."""
 
     kind: str
     seed: int
     number: int
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
-    subject: str = ""  # what is attacked, for the report
+    subject: str = ""  # the attacked model, for the report
 
     def __post_init__(self) -> None:
         self.rng = Random(f"{self.seed}/{self.kind}/{self.number}")
 
     @property
-    def command(self) -> str:
-        """The line that runs this case again."""
-        module = "python -m conformallayers.testing.soak"
-        return f"{module} --seed {self.seed} --case {self.number} --only {self.kind}"
-
-    @property
     def report(self) -> str:
-        """The findings, with the line that reproduces them; empty if there are none."""
-        return "\n".join([self.command, *self.findings, self.subject]) if self.findings else ""
+        """The findings, below the command that reproduces them."""
+        options = f"--seed {self.seed} --case {self.number} --only {self.kind}"
+        command = f"python -m conformallayers.testing.soak {options}"
+        return "\n".join([command, *self.findings, self.subject])
 
     def find(self, text: str) -> None:
         """Note a broken promise."""
@@ -72,7 +68,7 @@ def place_of(error: BaseException) -> str:
 
 
 class OutOfTime(Exception):
-    """A case takes longer than its limit."""
+    """A case takes longer than its limit; no TimeoutError, since code under test may catch an OSError."""
 
 
 def _stop(number: int, frame: Any) -> None:

@@ -76,19 +76,14 @@ def _chain(rng: Random) -> tuple[ConformalLayers, tuple[int, ...]]:
     """Return layers and activations without biases; layers may have a null space."""
     parts: list[nn.Module] = []
     image = rng.random() < 0.6
-    shape = (
-        (rng.randint(1, 3), rng.randint(5, 12), rng.randint(5, 12))
-        if image
-        else (rng.randint(2, 64),)
-    )
+    sizes = ((1, 3), (5, 12), (5, 12)) if image else ((2, 64),)
+    shape = tuple(rng.randint(*ends) for ends in sizes)
     width, projective = shape[0], rng.random() < 0.3
     gnomonic = rng.random() < 0.2
     for _ in range(rng.randint(1, 4)):
-        wide = rng.randint(1, 6 if image else 32)
-        parts.append(
-            Conv2d(width, wide, rng.choice((1, 3)), padding=1) if image else Linear(width, wide)
-        )
-        width = wide
+        before, width = width, rng.randint(1, 6 if image else 32)
+        kernel = rng.choice((1, 3)) if image else 1
+        parts.append(Conv2d(before, width, kernel, padding=1) if image else Linear(before, width))
         alpha = rng.choice((None, 10 ** rng.uniform(-2, 0.5)))
         parts.append(Gnomonic(alpha) if gnomonic else ReSPro(alpha, projective=projective))
     if image and rng.random() < 0.5:

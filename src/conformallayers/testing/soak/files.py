@@ -83,11 +83,10 @@ def _check_damaged(case: Case, path: Path) -> None:
 def _check_mutant(case: Case, text: str, path: Path, shape: tuple[int, ...], folded: bool) -> None:
     """Load and run a mutant in two ways and compare them; a third result shows its condition."""
     case.counts["mutants"] += 1
-    x = torch.randn(3, *shape, dtype=torch.float64)
     begun = time.process_time()
     try:
         with limited_memory(MEMORY):
-            both = _run_fold(path, x) if folded else _run_model(path, x)
+            results = _run_fold(path) if folded else _run_model(path, shape)
     except ConformalError:
         case.counts["mutants refused"] += 1
         return
@@ -98,12 +97,12 @@ def _check_mutant(case: Case, text: str, path: Path, shape: tuple[int, ...], fol
         spent = time.process_time() - begun
         if spent > SECONDS:
             case.find(f"{text}: {spent:.0f} s")
-    fault = _differ(*both)
+    fault = _differ(*results)
     if fault:
         case.find(f"{text}: {fault}")
 
 
-def _run_fold(path: Path, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _run_fold(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     network: Any = load(path)
     arrays = numpy_runtime.load(path)
     x = torch.randn(3, *network.input_shape, dtype=torch.float64).to(network.dtype)
@@ -123,10 +122,10 @@ def _run_shaken(network: Folded, x: Tensor) -> Tensor:
     return values[network.recipe.output]
 
 
-def _run_model(path: Path, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _run_model(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     model = load(path).eval()
     held = (tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point())
-    x = x.to(next(held, torch.float32))
+    x = torch.randn(3, *shape, dtype=torch.float64).to(next(held, torch.float32))
     try:
         with torch.no_grad():
             with layer_by_layer():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...errors import ConformalError
 from ...nn import extra_layers, layers
 from ...nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
-from ...nn.branches import Parallel, Residual
+from ...nn.branches import How, Parallel, Residual
 from ...nn.container import ConformalLayers
 from ...nn.homogeneous import Abs, Split
 from ...nn.traced import Traced
@@ -23,6 +23,7 @@ from ..cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 
 Shape = tuple[int, ...]
 LIMIT = 1500  # values of a map in most cases; explicit matrices of the oracle stay small
+_LARGE = 0.01  # the share of networks with maps of more than a million values
 _RANGES = {  # of sizes that are drawn anew, one for all axes or one each
     "kernel_size": (1, 4),
     "stride": (1, 3),
@@ -80,27 +81,25 @@ class Generator:
         self._randomise(model)
         return model, shape
 
-    def large_network(self) -> tuple[nn.Module, Shape]:
+    def any_network(self) -> tuple[nn.Module, Shape, bool]:
+        """Return a network, seldom a large one, and whether it is large."""
+        large = self.rng.random() < _LARGE
+        return *(self._large_network() if large else self.network()), large
+
+    def _large_network(self) -> tuple[nn.Module, Shape]:
         """Return a shallow model whose feature maps have more than a million values."""
         rng = self.rng
         side, channels = rng.randint(180, 420), rng.choice((8, 16, 24))
         channels = max(channels, 1 + 1_100_000 // side**2)
         shape = (rng.choice((1, 3)), side, side + rng.randint(0, 9))
-        parts: list[nn.Module] = [
-            layers.Conv2d(
-                shape[0], channels, rng.choice((1, 3)), padding=1, bias=rng.random() < 0.2
-            ),
-            self._activation(),
-        ]
+        kernel, bias = rng.choice((1, 3)), rng.random() < 0.2
+        conv = layers.Conv2d(shape[0], channels, kernel, padding=1, bias=bias)
+        parts: list[nn.Module] = [conv, self._activation()]
         if rng.random() < 0.5:
-            more = (
-                layers.Conv2d(channels, channels, 3, padding=1, groups=channels),
-                self._activation(),
-            )
-            parts += more
-        parts += rng.choice(
-            ([], [layers.AvgPool2d(rng.randint(2, 5))], [layers.AdaptiveAvgPool2d(1)])
-        )
+            depthwise = layers.Conv2d(channels, channels, 3, padding=1, groups=channels)
+            parts += [depthwise, self._activation()]
+        pools = [layers.AvgPool2d(rng.randint(2, 5))], [layers.AdaptiveAvgPool2d(1)]
+        parts += rng.choice(([], *pools))
         model = ConformalLayers(*parts).double()
         self._randomise(model)
         return model, shape
@@ -183,22 +182,17 @@ class Generator:
         rng = self.rng
         number = round(10 ** rng.uniform(-2, 1), 3)
         alpha = rng.choice((None, "young", "spectral", "learned", number, number))
-        kinds: list[Callable[[], nn.Module]] = [
-            lambda: ReSPro(alpha),
-            lambda: ReSPro(alpha),
-            lambda: ReSPro(alpha, projective=True),
-            lambda: Gnomonic(alpha),
-            lambda: RadialTanh(alpha),
-        ]
-        if not self.portable:
-            kinds.append(lambda: Quartic(alpha))
-        return rng.choice(kinds)()
+        projective = partial(ReSPro, projective=True)
+        kinds: list[Any] = [ReSPro, ReSPro, projective, Gnomonic, RadialTanh]
+        activation: nn.Module = rng.choice(kinds if self.portable else [*kinds, Quartic])(alpha)
+        return activation
 
     def _branch(self, shape: Shape, maps: float) -> nn.Module:
         """Return a composite whose branches keep the shape."""
         rng = self.rng
         a, b = self._same_shape(shape, maps), self._same_shape(shape, maps)
         cat = rng.random() < 0.5 and 2 * math.prod(shape) <= LIMIT
+        join: How = "concatenate" if cat else "sum"
         if rng.random() < maps and shape[0] > 1:
             sizes = [(first := rng.randint(1, shape[0] - 1)), shape[0] - first]
             groups = [self._same_shape((size, *shape[1:]), maps) for size in sizes]
@@ -207,9 +201,7 @@ class Generator:
             lambda: Residual(*a),
             lambda: Residual(*a, shortcut=b),
             lambda: Parallel(a, b, nn.Identity()),
-            lambda: Parallel(
-                *(a, b), join="concatenate" if cat else "sum", dim=rng.randint(1, len(shape))
-            ),
+            lambda: Parallel(a, b, join=join, dim=rng.randint(1, len(shape))),
             lambda: Traced(TwoWays(a, b, cat)),
         ]
         return rng.choice(kinds)()
@@ -220,12 +212,9 @@ class Generator:
         found: list[nn.Module] = []
         for _ in range(rng.randint(1, 3)):
             if 1 <= n <= 3 and rng.random() < 0.7:
-                options = {"padding_mode": rng.choice(("zeros", "circular", "replicate"))}
-                conv = getattr(layers, f"Conv{n}d")
-                kernel = rng.choice((1, 3))
-                found.append(
-                    conv(shape[0], shape[0], kernel, 1, "same", bias=self._bias(), **options)
-                )
+                mode, kernel = rng.choice(("zeros", "circular", "replicate")), rng.choice((1, 3))
+                conv = partial(getattr(layers, f"Conv{n}d"), padding="same", padding_mode=mode)
+                found.append(conv(shape[0], shape[0], kernel, bias=self._bias()))
             elif rng.random() < 0.7:
                 found.append(layers.Linear(shape[-1], shape[-1], bias=self._bias()))
             else:
@@ -245,7 +234,7 @@ class Generator:
             yield nn.ReLU()
 
     def _head(self, shape: Shape) -> Iterator[nn.Module]:
-        """Yield what stands behind a ConformalLayers: layers that are absorbed, and others."""
+        """Yield layers behind a ConformalLayers: some that a fold absorbs, and others."""
         rng = self.rng
         if len(shape) > 1:
             yield nn.Flatten()

@@ -16,14 +16,10 @@ from .case import Case
 from .generator import Generator, Shape, samples
 from .reference import Reference, noise_of
 
-_LARGE = 0.01  # the share of cases with maps of more than a million values
-
 
 def attack(case: Case) -> None:
     """Run one random network through every path of torch."""
-    generator = Generator(case.rng)
-    large = case.rng.random() < _LARGE
-    model, shape = generator.large_network() if large else generator.network()
+    model, shape, large = Generator(case.rng).any_network()
     dtype = case.rng.choice((torch.float64, torch.float32))
     model = model.to(dtype)
     x = samples(case.rng, shape, dtype, batch=3 if large else 7)

@@ -20,7 +20,7 @@ _SLACK = 12.0  # how many times the loss of the layers themselves a path may los
 
 
 class Reference:
-    """What a model must give for a batch, and how far a path in some dtype may be off.
+    """The exact output of a model for a batch, and the error that is allowed in a dtype.
 
     The tolerance is the promised one plus what rounding costs the layers themselves: three runs of
     the oracle multiply every value of every feature map by 1 ± eps, and torch runs the layers around a
@@ -72,7 +72,7 @@ class Reference:
 
 
 def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list[Tensor]) -> Tensor:
-    """Run a model by the oracle, and note the norms of what each part of it gives.
+    """Run a model by the oracle, and append the norms of the output of each part.
 
     ``dtype`` is that of the layers around a ConformalLayers, which torch itself runs.
     """

@@ -27,14 +27,11 @@ from .reference import Reference
 Run = Callable[[Tensor], Tensor]
 COMPILER = shutil.which("cc")
 _C_LIMIT = 1e-5  # see docs/c.md
-_LARGE = 0.01
 
 
 def attack(case: Case) -> None:
     """Fold a random network, save it, and run the file in every runtime."""
-    generator = Generator(case.rng, portable=True)
-    large = case.rng.random() < _LARGE
-    model, shape = generator.large_network() if large else generator.network()
+    model, shape, large = Generator(case.rng, portable=True).any_network()
     dtype = case.rng.choice((torch.float32, torch.float32, torch.float64))
     strategy = "layers" if large else case.rng.choice(("auto", *STRATEGIES))
     model = model.to(dtype)

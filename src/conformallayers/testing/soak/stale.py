@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,25 +101,54 @@ for _name in ("RMSprop", "NAdam", "Adamax", "Rprop", "RAdam"):
     _optimiser(_name)
 
 
-def _each(name: str, write: Callable[[nn.Parameter], Any]) -> None:
-    """Add a way that writes to every parameter."""
+def _each(
+    name: str,
+    write: Callable[[Any], Any],
+    select: Callable[[nn.Module], Iterable[Any]] = nn.Module.parameters,
+) -> None:
+    """Add a way that writes to every parameter, or to everything that is selected."""
 
     def change(model: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
-            for parameter in model.parameters():
-                write(parameter)
+            for selected in list(select(model)):
+                write(selected)
 
     WAYS[name] = change
 
 
-def _set_data(p: nn.Parameter) -> None:
-    p.data = p.data * _FACTOR
+def _weighted(model: nn.Module) -> list[nn.Module]:
+    """Return the layers with a weight of at least two axes."""
+    weights = ((module, module._parameters.get("weight")) for module in model.modules())
+    return [module for module, weight in weights if weight is not None and weight.dim() > 1]
+
+
+def _batch_norms(model: nn.Module) -> list[nn.Module]:
+    return [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    """Return the buffers of batch norms and of spectral activations."""
+    names = "mean", "var", "norm"
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(names)]
+
+
+def _enlarge_input(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0] * _FACTOR,)
+
+
+def _enlarge_output(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output * _FACTOR
+
+
+def _update_statistics(norm: Any) -> None:
+    batch = torch.randn(8, norm.num_features, dtype=torch.float64)
+    F.batch_norm(batch, norm.running_mean, norm.running_var, training=True)
 
 
 _each("mul_", lambda p: p.mul_(_FACTOR))
 _each("copy_", lambda p: p.copy_(p * _FACTOR))
 _each("data.mul_", lambda p: p.data.mul_(_FACTOR))
-_each("data = ...", _set_data)
+_each("data = ...", lambda p: setattr(p, "data", p.data * _FACTOR))
 _each("detach().mul_", lambda p: p.detach().mul_(_FACTOR))
 _each("numpy", lambda p: p.detach().numpy().__imul__(_FACTOR))
 _each("dlpack", lambda p: torch.utils.dlpack.from_dlpack(p.detach()).mul_(_FACTOR))
@@ -129,6 +158,12 @@ _each("swap_tensors", lambda p: torch.utils.swap_tensors(p, nn.Parameter(p * _FA
 _each("lerp_", lambda p: p.lerp_(torch.ones_like(p), 0.5))
 _each("nn.init", nn.init.ones_)
 _each("index", lambda p: p.view(-1)[:1].fill_(3.0))
+_each("pruning", lambda layer: prune.l1_unstructured(layer, "weight", 0.5), _weighted)
+_each("forward_hooks", lambda layer: layer.register_forward_hook(_enlarge_output), _weighted)
+_each("forward_pre_hooks", lambda layer: layer.register_forward_pre_hook(_enlarge_input), _weighted)
+_each("buffers", lambda buffer: buffer.data.mul_(_FACTOR), _statistics)
+_each("batch_norm_functional", _update_statistics, _batch_norms)
+_each("batch_norm_eps", lambda norm: setattr(norm, "eps", 1.0), _batch_norms)
 
 
 @_way
@@ -185,12 +220,6 @@ def _inference_tensors(model: nn.Module, x: Tensor) -> None:
             parameter.mul_(_FACTOR)
 
 
-def _weighted(model: nn.Module) -> list[nn.Module]:
-    """Return the layers with a weight of at least two axes."""
-    weights = ((module, module._parameters.get("weight")) for module in model.modules())
-    return [module for module, weight in weights if weight is not None and weight.dim() > 1]
-
-
 class _Larger(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight * _FACTOR
@@ -214,24 +243,6 @@ def _weight_norm(model: nn.Module, x: Tensor) -> None:
     with torch.no_grad():
         model(x)
     WAYS["data.mul_"](model, x)
-
-
-@_way
-def _pruning(model: nn.Module, x: Tensor) -> None:
-    for layer in _weighted(model):
-        prune.l1_unstructured(layer, "weight", 0.5)
-
-
-@_way
-def _forward_hooks(model: nn.Module, x: Tensor) -> None:
-    for layer in _weighted(model):
-        layer.register_forward_hook(lambda _, __, output: output * _FACTOR)
-
-
-@_way
-def _forward_pre_hooks(model: nn.Module, x: Tensor) -> None:
-    for layer in _weighted(model):
-        layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] * _FACTOR,))
 
 
 @_way
@@ -264,28 +275,6 @@ def _activations(model: nn.Module, x: Tensor) -> None:
             module.alpha = module.alpha * _FACTOR
         if isinstance(module, ReSPro):
             module.projective = not module.projective
-
-
-@_way
-def _buffers(model: nn.Module, x: Tensor) -> None:
-    for name, buffer in model.named_buffers():
-        if name.endswith(("mean", "var", "norm")):
-            buffer.data.mul_(_FACTOR)
-
-
-@_way
-def _batch_norm_functional(model: nn.Module, x: Tensor) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            batch = torch.randn(8, module.num_features, dtype=torch.float64)
-            F.batch_norm(batch, module.running_mean, module.running_var, training=True)
-
-
-@_way
-def _batch_norm_eps(model: nn.Module, x: Tensor) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eps = 1.0
 
 
 @_way
