@@ -21,9 +21,7 @@ from ..training.train import Stopped, train
 from . import paper
 from .options import AccuracyOptions
 from .paper import Cell
-from .records import Row, mean_and_spread, read_record
-
-UNCHECKED = ", other data"  # marks the setting of a row whose data was not checked
+from .records import Row, grouped, mean_and_spread, read_record
 
 
 def run_accuracy(
@@ -143,16 +141,14 @@ def file_name(cell: Cell, variant: str | None, seed: int) -> str:
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Return a table of the paper's and the measured accuracies, one line for all seeds of a cell."""
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
-    lines: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        setting = (row["variant"] or "paper's") + ("" if row.get("checked", True) else UNCHECKED)
-        key = (row["network"], row["dataset"], setting, str(row["epochs"]))
-        lines.setdefault(key, []).append(row)
+    named = [{"checked": True, **row, "setting": row["variant"] or "paper's"} for row in rows]
     cells = []
-    for names, found in lines.items():
+    for key, found in grouped(named, *header[:4], "checked").items():
+        network, dataset, setting, epochs, checked = key
         shares, published = [row["accuracy"] for row in found], found[0]["paper_accuracy"]
+        line = [network, dataset, setting if checked else f"{setting}, other data", str(epochs)]
         difference = f"{100 * (fmean(shares) - published):+.2f}"
-        cells.append([*names, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
+        cells.append([*line, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
     return table(header, cells)
 
 

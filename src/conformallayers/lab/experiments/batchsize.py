@@ -49,7 +49,7 @@ def run_batches(
         settings=("executions", "seconds", "seed", "threads"),
         selection=("batches", "memory", "strategies"),
         name=NAME,
-        key=lambda row: (row["path"], row["batch"]),
+        key=("path", "batch"),
         line=_line,
         say=say,
         lists=("limits",),

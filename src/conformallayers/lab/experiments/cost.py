@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ from ...testing import fold_error
 from ...utils.files import replace_file
 from ...utils.text import count, markdown
 from ...utils.timing import interleave
-from ..checks import command_line, require_positive
+from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
 from ..training.config import TrainConfig, make_config
@@ -40,7 +41,7 @@ from .deployed import (
 )
 from .engines import Engine, relu_engines
 from .options import CostOptions
-from .records import Measurements, Row, kept, mean_and_spread, provenance, read_rows, write_record
+from .records import Measurements, Row, grouped, mean_and_spread, read_rows
 
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
@@ -81,7 +82,7 @@ def _train(
         settings=("dataset", "epochs"),
         selection=("only", "seeds", "ablation"),
         name=chosen.dataset,
-        key=lambda row: (row["name"], row["seed"]),
+        key=("name", "seed"),
         line=_line,
         say=say,
     )
@@ -172,10 +173,16 @@ def _measure_times(
     found: Sequence[Contestant], chosen: CostOptions, say: Callable[[str], object]
 ) -> Row:
     """Time trained networks in ONNX Runtime with one thread, in turns."""
-    name = f"{chosen.dataset}-times"
-    settings = {"dataset": chosen.dataset, "epochs": chosen.epochs, "executions": chosen.executions}
-    before = kept(chosen.out / f"{name}.json", settings, chosen.resume)
-    rows = {(row["name"], row["batch"]): row for row in before.get("rows", [])}
+    measurements = Measurements(
+        _WORDS,
+        replace(chosen, threads=1),
+        settings=("dataset", "epochs", "executions"),
+        selection=("only", "ablation", "measure"),
+        name=f"{chosen.dataset}-times",
+        key=("name", "batch"),
+        line=_time_line,
+        say=say,
+    )
     runs = Runs(chosen.runs)
     names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
     with torch_settings(1):
@@ -183,21 +190,16 @@ def _measure_times(
             one.name: _open(one.name, load_model(_trained(one, runs, chosen), _WHERE).module)
             for one in named(_WHERE, list(names))
         }
-        for batch in BATCHES:
-            x = _images(batch, seed=batch)
-            engines = {key: feed(x) for key, feed in opened.items()}
-            times = interleave(engines, chosen.executions)
-            for key, timing in times.items():
-                ratio = round(timing.median / times[OPPONENT].median, 3)
-                row = {"name": key, "batch": batch, "milliseconds": timing.milliseconds}
-                rows[key, batch] = {**row, "ratio": ratio}
-                say(f"{key}, batch {batch}: {timing.milliseconds['median']:.3f} ms, {ratio:.2f}")
-        shown = {**settings, "only": chosen.only, "ablation": chosen.ablation, "measure": True}
-        source = {**provenance(command_line(_WORDS, shown), before), "options": settings}
-    record = {**source, "rows": list(rows.values())}
-    write_record(chosen.out, name, record, record["rows"])
-    write_summary(chosen.out, chosen.dataset)
-    return record
+        with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
+            for batch in BATCHES:
+                x = _images(batch, seed=batch)
+                engines = {name: feed(x) for name, feed in opened.items()}
+                times = interleave(engines, chosen.executions)
+                for name, timing in times.items():
+                    row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
+                    ratio = round(timing.median / times[OPPONENT].median, 3)
+                    measurements.add({**row, "ratio": ratio})
+    return measurements.record
 
 
 def _images(count: int, seed: int) -> Tensor:
@@ -247,21 +249,13 @@ def write_summary(out: Path, dataset: str) -> None:
         figures.save(front_figure(front), out, dataset)
 
 
-def by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group the rows of all seeds by network."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["name"], []).append(row)
-    return found
-
-
 def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the header of a table, and one line for all seeds of a network."""
     header = ["network", "accuracy", "each seed", "multiply-adds", "weights", "error"]
     header += [f"time / {OPPONENT}'s, batch {batch}" for batch in BATCHES]
     lines = []
     ratios = {(row["name"], row["batch"]): f"{row['ratio']:.2f}" for row in times}
-    for name, found in by_name(rows).items():
+    for name, found in grouped(rows, "name").items():
         shares = [row["accuracy"] for row in found]
         line = [name, mean_and_spread(shares), ", ".join(f"{100 * one:.2f}" for one in shares)]
         line += [count(found[0]["multiply_adds"]), count(found[0]["weights"])]
@@ -284,7 +278,7 @@ def front_figure(rows: Sequence[Row]) -> Figure:
     """Plot accuracy against multiply-adds, with a line along the networks that none beats in both."""
     points = [
         (name, found[0]["multiply_adds"], 100 * fmean(row["accuracy"] for row in found))
-        for name, found in by_name(rows).items()
+        for name, found in grouped(rows, "name").items()
     ]
     with figures.styled(7.2, 5.0) as (figure, axes):
         best = pareto([(cost, share) for _, cost, share in points])
@@ -341,3 +335,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _line(row: Row) -> str:
     cost = f"{count(row['multiply_adds'])} multiply-adds, {count(row['weights'])} weights"
     return f"{row['name']}, seed {row['seed']}: {100 * row['accuracy']:.2f} %, {cost}"
+
+
+def _time_line(row: Row) -> str:
+    median = row["milliseconds"]["median"]
+    return f"{row['name']}, batch {row['batch']}: {median:.3f} ms, {row['ratio']:.2f}"

@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -24,11 +25,12 @@ Row = dict[str, Any]
 
 def provenance(command: str, before: Row | None = None) -> Row:
     """Return the command, the commit and the machine; those of a resumed record come first."""
-    commands, commits = command, commit() or "unknown"
+    commits = commit() or "unknown"
     if before:
-        done = before["command"].split(" && ")
-        more = [] if command in done else [f"{command} --resume"]
-        commands = " && ".join([*done, *(line for line in more if line not in done)])
+        commands = before["command"].split(" && ")
+        if command not in commands:
+            commands.append(f"{command} --resume")
+        command = " && ".join(dict.fromkeys(commands))
         commits = ", ".join(dict.fromkeys([*(before["commit"] or "unknown").split(", "), commits]))
     machine = {
         "processor": platform.machine(),
@@ -37,7 +39,7 @@ def provenance(command: str, before: Row | None = None) -> Row:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    return {"command": commands, "commit": commits, "machine": machine}
+    return {"command": command, "commit": commits, "machine": machine}
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
@@ -49,6 +51,19 @@ def mean_and_spread(shares: Sequence[float]) -> str:
     """
     spread = f" ± {100 * stdev(shares):.2f}" if len(shares) > 1 else ""
     return f"{100 * fmean(shares):.2f}{spread} %"
+
+
+def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
+    """Group rows by the value of a key, or by a tuple of values, in order of their first rows.
+
+    Examples:
+        >>> grouped([{"name": "a", "seed": 0}, {"name": "b"}, {"name": "a", "seed": 1}], "name")
+        {'a': [{'name': 'a', 'seed': 0}, {'name': 'a', 'seed': 1}], 'b': [{'name': 'b'}]}
+    """
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(itemgetter(*keys)(row), []).append(row)
+    return found
 
 
 def read_record(path: Path, where: str, expected: str, remedy: str, *required: str) -> Row:
@@ -119,7 +134,7 @@ def staged_folder(out: Path, where: str) -> Iterator[Path]:
 
 
 class Measurements:
-    """Rows on disk are kept, missing rows are measured, and every new row is written at once.
+    """A resumable table: keep the rows on disk, measure missing ones, write after every new row.
 
     Writes NAME.json with the rows and their provenance, NAME.csv with the rows.
 
@@ -129,8 +144,8 @@ class Measurements:
         settings: names of options that every row depends on; other values cannot be resumed.
         selection: names of further options, which choose the rows.
         name: of the files.
-        key: returns the value that identifies a row.
-        line: returns the line that reports a new row.
+        key: names of the fields that identify a row.
+        line: formats the line that reports a new row.
         say: prints a line.
         sort: keep the rows sorted by their keys.
         lists: names of further lists of rows in the record.
@@ -144,7 +159,7 @@ class Measurements:
         settings: Sequence[str],
         selection: Sequence[str],
         name: str,
-        key: Callable[[Row], Any],
+        key: Sequence[str],
         line: Callable[[Row], str],
         say: Callable[[str], object],
         sort: bool = False,
@@ -152,11 +167,12 @@ class Measurements:
     ) -> None:
         self._out, self._name, self._line, self._sort = options.out, name, line, sort
         self._where = f"{' '.join(words)} --out"
-        self.say, self.settings = say, {key: getattr(options, key) for key in settings}
+        self.say, self.settings = say, {name: getattr(options, name) for name in settings}
         before = kept(options.out / f"{name}.json", self.settings, options.resume)
-        self.rows: dict[Any, Row] = {key(row): row for row in before.get("rows", [])}
+        self._key = itemgetter(*key)
+        self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
         self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}
-        shown = {key: getattr(options, key) for key in (*settings, *selection)}
+        shown = {name: getattr(options, name) for name in (*settings, *selection)}
         self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
         self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
         if options.threads is not None:
@@ -170,12 +186,16 @@ class Measurements:
     def row(self, key: Hashable, measure: Callable[[], Row]) -> Row:
         """Return the row of a key, measured now if it is missing."""
         if key not in self.rows:
-            self.rows[key] = measure()
-            if self._sort:
-                self.rows = dict(sorted(self.rows.items()))
-            self.say(self._line(self.rows[key]))
-            self.write()
+            self.add(measure())
         return self.rows[key]
+
+    def add(self, row: Row) -> None:
+        """Add a row, or replace the one with the same key; report and write it."""
+        self.rows[self._key(row)] = row
+        if self._sort:
+            self.rows = dict(sorted(self.rows.items()))
+        self.say(self._line(row))
+        self.write()
 
     def write(self) -> None:
         """Write the JSON and the CSV file."""

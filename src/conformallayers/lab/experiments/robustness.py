@@ -26,7 +26,7 @@ from ..training.saved_models import load_model
 from .contestants import Contestant, Runs, config_of, named
 from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
 from .options import RobustnessOptions
-from .records import Measurements, Row
+from .records import Measurements, Row, grouped
 
 # No corruption, and a contrast that projective networks do not see.
 CLEAN, SCALED = "none", "scaled"
@@ -63,7 +63,7 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
         settings=("dataset", "epochs", "images", "seed"),
         selection=("only", "corruptions", "strengths", "seeds"),
         name=chosen.dataset,
-        key=lambda row: tuple(row[part] for part in ("corruption", "strength", "name", "run_seed")),
+        key=("corruption", "strength", "name", "run_seed"),
         line=_line,
         say=say,
     )
@@ -133,13 +133,12 @@ def _mean(model: nn.Module) -> Tensor:
 
 def shares(rows: Sequence[Row]) -> dict[str, dict[tuple[str, int], float]]:
     """Return the mean accuracy over seeds by network, then by corruption and strength."""
-    found: dict[str, dict[tuple[str, int], list[float]]] = {}
-    for row in rows:
-        case = row["corruption"], row["strength"]
-        found.setdefault(row["name"], {}).setdefault(case, []).append(row["accuracy"])
     return {
-        name: {case: fmean(values) for case, values in cases.items()}
-        for name, cases in found.items()
+        name: {
+            case: fmean(row["accuracy"] for row in same)
+            for case, same in grouped(found, "corruption", "strength").items()
+        }
+        for name, found in grouped(rows, "name").items()
     }
 
 

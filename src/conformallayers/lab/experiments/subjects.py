@@ -22,7 +22,7 @@ from ..training.runs import RESULT
 from ..training.saved_models import CHECKPOINT, Loaded, load_model
 from .contestants import CONTESTANTS, RECIPE
 from .deployed import merged
-from .records import read_record, read_rows
+from .records import grouped, read_record, read_rows
 
 DATASET = "cifar10"  # of the accuracies
 FOLD, RELU = "fold", "relu"  # keys of accuracies
@@ -118,8 +118,7 @@ def _accuracies(results: Path) -> dict[str, float]:
     """Return the accuracies on CIFAR-10 by the recipe of experiment 5, whose networks come first."""
     rows = read_rows(results / "experiment5" / f"{DATASET}.json", "bench")
     found = {
-        name: fmean(row["accuracy"] for row in rows if row["name"] == name)
-        for name in dict.fromkeys(row["name"] for row in rows)
+        name: fmean(row["accuracy"] for row in same) for name, same in grouped(rows, "name").items()
     }
     ending = f"-{DATASET}-{RECIPE}"
     for path in (results / "accuracy").glob(f"*{ending}.json"):
