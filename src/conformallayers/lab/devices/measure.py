@@ -83,6 +83,7 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
         run = run_on_device(made, x.numpy())
         host = host_instructions(made, x[0].numpy())
     name = Path(network).name.removesuffix(".safetensors")
+    shown = {option: getattr(chosen, option) for option in ("dataset", "images", "dtype")}
     return {
         "name": name,
         "network": loaded.about.get("network", name),
@@ -107,15 +108,8 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
             "stack": made.stack_bytes,
         },
         "tools": versions(),
-        **provenance(command_line(["device", network], _given(chosen))),
+        **provenance(command_line(["device", network], shown)),
     }
-
-
-def _given(chosen: DeviceOptions) -> dict[str, Any]:
-    usual = DeviceOptions()
-    names = ("dataset", "images", "dtype")
-    values = {name: getattr(chosen, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(usual, name)}
 
 
 def _folded(loaded: Loaded) -> Folded:

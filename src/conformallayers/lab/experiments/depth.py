@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from ... import networks
@@ -82,26 +81,17 @@ def measured(depth: int, options: DepthOptions) -> Row:
 
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
-    """Plot the time per batch against depth, with quartiles, one line per path."""
+    """Plot the time per batch against depth, one line per path."""
     styles = {
-        RELU: (figures.ORANGE, "s"),
-        LAYERS: (figures.BLUE, "v"),
-        FOLDED: (figures.GREEN, "o"),
+        RELU: {"color": figures.ORANGE, "marker": "s"},
+        LAYERS: {"color": figures.BLUE, "marker": "v"},
+        FOLDED: {"color": figures.GREEN, "marker": "o"},
     }
-    with figures.styled(6.8, 4.4) as (figure, axes):
-        depths = [row["depth"] for row in rows]
-        for name, (colour, marker) in styles.items():
-            times = [row["milliseconds"][name] for row in rows]
-            low, high = ([entry[key] for entry in times] for key in ("low", "high"))
-            medians = [entry["median"] for entry in times]
-            axes.plot(depths, medians, color=colour, marker=marker, markersize=4, label=name)
-            axes.fill_between(depths, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        figures.plain_ticks(axes.yaxis)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3, which="both")
-        figures.legend_below(figure, axes, 3)
-    return figure
+    times = {
+        row["depth"]: {name: [*found.values()] for name, found in row["milliseconds"].items()}
+        for row in rows
+    }
+    return figures.depth_figure(times, batch, styles)
 
 
 def _line(row: Row) -> str:

@@ -1,9 +1,9 @@
-"""What the benchmark measures: networks by name and files, with the accuracies that are known of them."""
+"""Networks of the benchmark, by name or from files, with their known accuracies."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ class Subject:
 
 
 def chosen_subjects(
-    names: Sequence[str], depths: Iterable[int], results: Path, shape: tuple[int, ...] = ()
+    names: Sequence[str], depths: Sequence[int], results: Path, shape: tuple[int, ...] = ()
 ) -> list[Subject]:
     """Return networks and files by their names; all networks if there are none.
 
@@ -79,7 +79,7 @@ def chosen_subjects(
     return found
 
 
-def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Subject]:
+def _networks(depths: Sequence[int], accuracies: Mapping[str, float]) -> list[Subject]:
     """Return the networks of the paper, StageNets beside their ReLU twins, and ResNet-8."""
 
     def subject(
@@ -95,23 +95,17 @@ def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Su
         subject("LeNet", networks.LeNetCL, networks.LeNet, ("LeNet", "LeNetCL")),
         subject("D3ModNet", networks.D3ModNetCL, networks.D3ModNet),
     ]
-    depths = tuple(depths)
-    for mode in ("zeros", "circular"):
+    for mode, ending in (("zeros", ""), ("circular", " circular")):
         for k in depths:
             deep = partial(networks.DkNetCL, k, padding_mode=mode)
-            name = f"DkNet {k}" + (" circular" if mode == "circular" else "")
-            found.append(subject(name, deep, partial(networks.DkNet, k)))
+            found.append(subject(f"DkNet {k}{ending}", deep, partial(networks.DkNet, k)))
     for preset in PRESETS:
         name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
         staged = partial(networks.StageNet, preset)
-        plain = partial(_merged, networks.StageReLUNet, preset)
+        plain = partial(lambda preset: merged(networks.StageReLUNet(preset)), preset)
         found.append(subject(name, staged, plain, (twin, name)))
-    found.append(subject("ResNet8", None, partial(_merged, networks.ResNet8), ("ResNet8",)))
+    found.append(subject("ResNet8", None, lambda: merged(networks.ResNet8()), ("ResNet8",)))
     return found
-
-
-def _merged(network: Callable[..., nn.Module], *arguments: str) -> nn.Module:
-    return merged(network(*arguments))
 
 
 def _accuracies(results: Path) -> dict[str, float]:
@@ -166,9 +160,7 @@ def _file_accuracy(loaded: Loaded) -> float | None:
     for table in sorted(path.parent.glob("*.json")):
         name = path.stem.removesuffix(f"-{table.stem}")
         if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed
-            rows = [
-                row for row in read_rows(table, "bench") if row["name"] == name and row["seed"] == 0
-            ]
-            found += [row["accuracy"] for row in rows]
+            rows = read_rows(table, "bench")
+            found += [row["accuracy"] for row in rows if (row["name"], row["seed"]) == (name, 0)]
     shares = (one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool))
     return next((float(share) for share in shares if 0 <= share <= 1), None)

@@ -19,7 +19,7 @@ _LONGEST = 18  # letters of a name in a figure
 
 
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw loss, accuracies and learning rate of each epoch; legends are beside the curves."""
+    """Draw loss, known accuracies and learning rate of each epoch; legends are beside the curves."""
     epochs = [row["epoch"] for row in history]
     rates = [row["learning_rate"] for row in history]
     with styled(7.2, 6.0, rows=3) as (figure, (above, middle, below)):
@@ -29,6 +29,7 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
         curves = {
             "training": ("train_accuracy", BLUE),
             "validation": ("validation_accuracy", ORANGE),
+            "test": ("test_accuracy", ORANGE),
         }
         for label, (key, colour) in curves.items():
             values = [100 * row[key] for row in history if key in row]
