@@ -41,7 +41,7 @@ from .engines import (
     skipped,
 )
 from .options import BenchOptions
-from .records import Row, kept, provenance
+from .records import Row, earlier_record, provenance
 from .subjects import FOLD, RELU, Subject, chosen_subjects
 
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
@@ -84,7 +84,7 @@ def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = 
                 "accuracy": None if subject.accuracy is None else dict(subject.accuracy),
                 "times": {key: list(found.milliseconds.values()) for key, found in seconds.items()},
                 "notes": notes | reasons | unopened,
-                # One file may hold rows of several runs.
+                # With --keep a file holds rows of several runs.
                 "command": _command([subject.name], options, batch=(batch,), keep=False),
                 "commit": commit(),
             }
@@ -190,7 +190,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
             against.check(subject.name, subject.shape, chosen.batch)
     logging.getLogger("torch").setLevel(logging.ERROR)
     make_folder("bench --out", chosen.out)
-    before = kept(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
+    before = earlier_record(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
     rows: list[Row] = before.get("rows", [])
     with ignored_warnings():  # exporters warn of their own deprecations
         for subject in subjects:
@@ -205,7 +205,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[str, bool, int, int]:
-    """Return the sort key: kind of network, depth, batch size."""
+    """Return the sort key of a row: network, padding mode, depth, batch size."""
     deep = re.fullmatch(r"(DkNet) (\d+)( circular)?", row["network"])
     if deep is None:
         return row["network"], False, 0, row["batch"]

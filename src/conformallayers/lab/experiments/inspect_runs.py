@@ -31,7 +31,7 @@ from ..training.config import TrainConfig, make_config
 from ..training.saved_models import Loaded, load_model
 from .insights import inspection_figures
 from .options import InspectOptions
-from .records import Row, kept, provenance, staged_folder
+from .records import Row, earlier_record, provenance, staged_folder
 
 RECORD = "inspect.json"
 _SAMPLES = 1000  # default number of images
@@ -66,7 +66,7 @@ def run_inspect(
     network = str(loaded.about.get("network", type(loaded.module).__name__))
     shown: Row = {"dataset": name, "samples": chosen.samples}
     kept_options = {**shown, "checkpoint": md5(loaded.path.read_bytes())}
-    record = kept(out / RECORD, kept_options, chosen.resume)
+    record = earlier_record(out / RECORD, kept_options, chosen.resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
         return record
@@ -140,7 +140,7 @@ def _subject(loaded: Loaded) -> _Subject:
 def _results(
     model: nn.Module, found: Inspection, untrained: Inspection | None, x: Tensor, labels: Tensor
 ) -> Row:
-    """Return the numbers of a record: those of the trained and, if it is known, of the untrained network."""
+    """Return the measured part of a record, for the trained network and, if known, the untrained one."""
     before = () if untrained is None else untrained.parts
     return {
         "image_frequency": _summary(frequencies(x)),
@@ -254,14 +254,15 @@ def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[
     """Return the accuracy as trained, with a multiple of I for every Q, and with a constant D.
 
     The multiple is the mean of ``xᵀQx / ‖x‖²`` over the images, the constant the mean of D. Only
-    the denominator of the conformal part is replaced. Of a network of stages only the first is returned: its
-    denominators are inside.
+    the denominator of the conformal part is replaced. For a stage only the accuracy as trained is returned:
+    its denominator is not that of the output.
     """
     if part.stage is not None:
         return {"network": _accuracy(model, "", x, labels, torch.ones(len(x), dtype=torch.float64))}
     terms = part.terms
     if terms is None:
         raise refusal("accuracies(part=...)", "terms", "none", "Inspect the model with data=x.")
+    # Replay the recurrence of the denominator with c·‖x‖² in place of every xᵀQx.
     isotropic = terms.norms
     rules = {path: form.rule for form in part.forms for path in form.layers}
     for path, gain in zip(terms.names[1:], terms.gains.mean(0), strict=True):

@@ -66,38 +66,38 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     return found
 
 
-def read_record(path: Path, where: str, expected: str, remedy: str, *required: str) -> Row:
-    """Read a JSON file with entries of the required names, or refuse it."""
+def read_record(
+    path: Path, where: str, *required: str, remedy: str = "Restore or remove it."
+) -> Row:
+    """Read a JSON object with the required keys, or refuse the file."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except ValueError:  # not JSON, or not UTF-8
         record = None
     absent = [name for name in required if name not in record] if isinstance(record, dict) else []
     if absent or not isinstance(record, dict):
-        expected += f" with {', '.join(absent)}" if absent else ""
-        raise refusal(where, expected, "another file", remedy)
+        expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
+        raise refusal(f"{where}, {path}", expected, "another file", remedy)
     return record
 
 
 def read_rows(path: Path, where: str) -> list[Row]:
     """Return the rows of a record, none if there is no such file."""
-    if not path.exists():
-        return []
-    remedy = "Restore or remove it."
-    record = read_record(path, f"{where}, {path}", "a record in JSON", remedy, "rows")
-    return list(record["rows"])
+    return list(read_record(path, where, "rows")["rows"]) if path.exists() else []
 
 
-def kept(path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume") -> Row:
+def earlier_record(
+    path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume"
+) -> Row:
     """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
     remedy = f"Give the same options, or start again without {where.split()[-1]}."
-    record = read_record(path, f"{where}, {path}", "a record", remedy, "options")
-    before = record["options"]
-    if not isinstance(before, dict):
-        raise refusal(f"{where}, {path}", "a record", "another file", remedy)
-    require_same(f"{where},", before, json.loads(json.dumps(dict(options))), remedy)
+    record = read_record(path, where, "options", remedy=remedy)
+    if not isinstance(record["options"], dict):
+        raise refusal(f"{where}, {path}", "a record with options", "another file", remedy)
+    # The options as JSON gives them back: tuples are lists there.
+    require_same(f"{where},", record["options"], json.loads(json.dumps(dict(options))), remedy)
     return record
 
 
@@ -168,7 +168,7 @@ class Measurements:
         self._out, self._name, self._line, self._sort = options.out, name, line, sort
         self._where = f"{' '.join(words)} --out"
         self.say, self.settings = say, {name: getattr(options, name) for name in settings}
-        before = kept(options.out / f"{name}.json", self.settings, options.resume)
+        before = earlier_record(options.out / f"{name}.json", self.settings, options.resume)
         self._key = itemgetter(*key)
         self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
         self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}

@@ -32,12 +32,12 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is measured.
+    """A network to measure.
 
     Args:
         name: in the table, and on the command line.
-        conformal: makes the conformal network; None if there is none, or a fold alone.
-        relu: makes its ReLU counterpart, or a plain network on its own, as it is deployed.
+        conformal: builds the conformal network; None if there is none, or only its fold.
+        relu: builds its ReLU counterpart, or a plain network on its own, as it is deployed.
         folded: the fold of a file.
         shape: of one sample.
         accuracy: of the trained networks, by FOLD and RELU; empty: untrained, None: not known.
@@ -116,15 +116,9 @@ def _accuracies(results: Path) -> dict[str, float]:
     }
     ending = f"-{DATASET}-{RECIPE}"
     for path in (results / "accuracy").glob(f"*{ending}.json"):
-        found.setdefault(path.stem.removesuffix(ending), _accuracy(path))
+        record = read_record(path, "bench", "accuracy")
+        found.setdefault(path.stem.removesuffix(ending), record["accuracy"])
     return found
-
-
-def _accuracy(path: Path) -> float:
-    """Return the accuracy in the result of a training."""
-    where, remedy = f"bench, {path}", "Restore or remove it."
-    share: float = read_record(path, where, "a record in JSON", remedy, "accuracy")["accuracy"]
-    return share
 
 
 def _read_file(name: str, shape: tuple[int, ...] = ()) -> Subject:
@@ -156,7 +150,7 @@ def _file_accuracy(loaded: Loaded) -> float | None:
     path = loaded.path
     found = [loaded.about.get("accuracy")]
     if path.name == CHECKPOINT and path.with_name(RESULT).exists():
-        found.append(_accuracy(path.with_name(RESULT)))
+        found.append(read_record(path.with_name(RESULT), "bench", "accuracy")["accuracy"])
     for table in sorted(path.parent.glob("*.json")):
         name = path.stem.removesuffix(f"-{table.stem}")
         if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed

@@ -1,4 +1,4 @@
-"""Figures of the demo, and the style of all figures: the colour-blind safe Okabe-Ito and PuOr."""
+"""The style of all figures, with the colour-blind safe Okabe-Ito and PuOr, and the figures of the demo."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PlainNumbers(LogFormatter):
     """Label the ticks that LogFormatter would label as 0.01, 1, 200, 1 k, 50 k, 1 M."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        """Return the label of a tick, empty for most of those between two powers of ten."""
+        """Return the label of a tick, empty where LogFormatter leaves it out."""
         return count(x) if super().__call__(x, pos) else ""
 
 
@@ -93,7 +93,7 @@ def depth_figure(
 
 
 def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
-    """Explain the curves of axes below the figure, where no curve can be."""
+    """Add a legend below the axes, where it covers no curve."""
     style: Any = {"frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
     handles = axes.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)

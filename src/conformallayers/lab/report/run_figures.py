@@ -13,7 +13,7 @@ from .figures import BLUE, GREEN, ORANGE, styled
 
 _DECADE = 10.0  # a rate that changes by this factor is drawn on a logarithmic axis
 _WRITTEN = 20  # classes up to which the cells of a confusion matrix have numbers
-_NAMED = 60  # and up to which its axes have names
+_NAMED = 60  # classes up to which its axes have names
 _MISTAKES, _COLUMNS = 24, 6
 _LONGEST = 18  # letters of a name in a figure
 
@@ -74,7 +74,13 @@ def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figur
 def mistakes_figure(
     images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
 ) -> Figure | None:
-    """Draw the mistakes of the largest probabilities, (N, classes), of images in bytes; None if there is none."""
+    """Draw the misclassified images of largest probability; None if there is none.
+
+    Args:
+        images: (N, C, H, W), unsigned bytes.
+        labels: (N,).
+        probabilities: (N, classes).
+    """
     likeliest = probabilities.max(1)
     sure = likeliest.values.where(likeliest.indices != labels, -1.0)
     order = sure.argsort(descending=True, stable=True)[:_MISTAKES]
@@ -96,7 +102,7 @@ def mistakes_figure(
 
 
 def _plain(text: str) -> str:
-    """Return text that matplotlib does not read as a formula."""
+    """Escape text that matplotlib would read as a formula."""
     return text.replace("$", r"\$")
 
 
