@@ -43,14 +43,13 @@ def corrupted(images: Tensor, corruption: str, strength: int, seed: int = 0) -> 
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def scaled(mean: Tensor, strength: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves images towards the mean training image, ``mean + c·(x − mean)``.
+def scaled(x: Tensor, mean: Tensor, strength: int) -> Tensor:
+    """Move images towards the mean training image: ``mean + c·(x − mean)``.
 
     Shape:
         (B, 3, 32, 32) → (B, 3, 32, 32)
     """
-    contrast = CONTRASTS[strength - 1]
-    return lambda x: mean + contrast * (x - mean)
+    return mean + CONTRASTS[strength - 1] * (x - mean)
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,7 @@ NAME = "times"
 
 
 def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
-    """Time the three paths at each depth; write times.json and times.csv after each.
+    """Time the three paths at each depth, and write times.json and times.csv after each depth.
 
     Weights and pixels are random and uniform. The paths take turns.
 
@@ -56,11 +56,11 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
 
     with torch_settings(chosen.threads), measurements.drawing(draw):
         for depth in depths:
-            measurements.row(depth, partial(measured, depth, chosen))
+            measurements.row(depth, partial(measure, depth, chosen))
     return measurements.record
 
 
-def measured(depth: int, options: DepthOptions) -> Row:
+def measure(depth: int, options: DepthOptions) -> Row:
     """Return the row of one depth: milliseconds per batch (median and quartiles) by path."""
     with torch_settings(seed=options.seed):
         relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
