@@ -1,4 +1,4 @@
-"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures, run a shipped one."""
+"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures, run a network of the zoo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)
 SHIPPED = "digits-micro"  # the network of the zoo
 _EXECUTIONS = 123  # timed calls of each path
-_SHOWN = 4  # digits that it classifies
+_SHOWN = 4  # digits that SHIPPED classifies
 _SHADES = " .:-=+*#%@"
 
 

@@ -184,7 +184,7 @@ class OnnxFile:
                 raise refusal(self.where, f"a model of batches of {batch}", got, remedy)
 
     def engine(self, x: Tensor) -> Engine:
-        """Return a function that runs a batch, which has run once."""
+        """Return a function that runs a batch, after one trial."""
         run = _fed(self.session, x)
         try:
             run()
