@@ -95,10 +95,11 @@ def _networks(depths: Sequence[int], accuracies: Mapping[str, float]) -> list[Su
         subject("LeNet", networks.LeNetCL, networks.LeNet, ("LeNet", "LeNetCL")),
         subject("D3ModNet", networks.D3ModNetCL, networks.D3ModNet),
     ]
-    for mode, ending in (("zeros", ""), ("circular", " circular")):
+    for mode in ("zeros", "circular"):
         for k in depths:
             deep = partial(networks.DkNetCL, k, padding_mode=mode)
-            found.append(subject(f"DkNet {k}{ending}", deep, partial(networks.DkNet, k)))
+            name = f"DkNet {k}" + (" circular" if mode == "circular" else "")
+            found.append(subject(name, deep, partial(networks.DkNet, k)))
     for preset in PRESETS:
         name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
         staged = partial(networks.StageNet, preset)
