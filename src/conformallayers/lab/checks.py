@@ -1,4 +1,4 @@
-"""Options of commands: check values, compare them with a record, write the command line; no torch."""
+"""Check options of commands, compare them with a record, and write command lines; imports no torch."""
 
 from __future__ import annotations
 

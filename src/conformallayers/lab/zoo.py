@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..errors import refusal
 from ..folding.files import load as load_file
-from ..folding.files import read_network, save
+from ..folding.files import save
 from ..folding.fold import fold
 from ..networks.base import Network
-from ..recipe.archive import open_archive
-from ..recipe.file import read_notes
 from ..utils.files import staged_files
 from ..zoo.catalogue import ENDING, FOLDER, network_files, read_record
 from ..zoo.records import Record
@@ -28,13 +26,13 @@ from .experiments.deployed import multiply_adds, weights
 from .training.config import make_config
 from .training.evaluate import accuracy
 from .training.runs import CONFIG, RESULT
-from .training.saved_models import load_model
+from .training.saved_models import Loaded, load_model
 
 LARGEST = 3_000_000  # bytes of all files together
 _WHERE = "zoo build"
 _LICENCE = "Apache-2.0"
 _ONLY_CLASSES = "Every image gets one of these classes, also one that shows something else."
-# Which images the networks of a data set are for.
+# Notes on the images that networks of a data set are for.
 LIMITS = {
     "digits": "One handwritten digit, light on black, scaled to 8×8. With 450 test images the "
     "accuracy is known to about one point.",
@@ -42,15 +40,6 @@ LIMITS = {
     "fashion-mnist": "One piece of clothing, light on black, filling 28×28 as in Fashion-MNIST.",
     "cifar10": "One object that fills a colour photograph of 32×32.",
 }
-
-
-class Candidate(NamedTuple):
-    """A trained network and what its file will say."""
-
-    name: str
-    model: nn.Module
-    labels: tuple[str, ...]
-    about: dict[str, Any]
 
 
 def build_zoo(
@@ -67,8 +56,8 @@ def build_zoo(
     accuracy must be that of the run. All files are written, or none.
 
     Args:
-        runs: folders of finished runs; or names of the zoo, whose costs are counted again, such as
-            after a change of the folding.
+        runs: folders of finished runs; or names of the zoo, to count their costs again after a change
+            of the folding.
         out: the folder of the files.
         data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
         say: receives a line for each network.
@@ -78,7 +67,7 @@ def build_zoo(
         _again(shipped[os.fspath(run)]) if os.fspath(run) in shipped else read_run(Path(run))
         for run in runs
     ]
-    names = [one.name for one in found]
+    names = [one.path.stem for one in found]
     if not names or len(set(names)) < len(names):
         expected, got = "runs of different networks or data sets", ", ".join(names) or "none"
         raise refusal(_WHERE, expected, got, "Give one run for each.")
@@ -87,11 +76,11 @@ def build_zoo(
         for name in {one.about["dataset"] for one in found}
     }
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{name}{ENDING}" for name in names]
+    paths = [out / one.path.name for one in found]
     with staged_files(*paths) as temporary:
         staged = [Path(name) for name in temporary]
         for one, path in zip(found, staged, strict=True):
-            save(one.model, path, labels=one.labels, about=one.about)
+            save(one.module, path, labels=one.labels, about=one.about)
             _check_accuracy(one, path, datasets[one.about["dataset"]])
         others = set(out.glob(f"*{ENDING}")) - set(paths)
         total = sum(path.stat().st_size for path in (*staged, *others))
@@ -104,8 +93,8 @@ def build_zoo(
     return records
 
 
-def read_run(folder: Path) -> Candidate:
-    """Return the network of a finished run, for images in their stored shape, and its notes."""
+def read_run(folder: Path) -> Loaded:
+    """Return the network of a finished run for images in their stored shape, with the name and notes of its file."""
     if not (folder / RESULT).is_file():
         got = f"{folder} without {RESULT}"
         raise refusal(_WHERE, "the folder of a finished run", got, "Train it to the end.")
@@ -138,18 +127,15 @@ def read_run(folder: Path) -> Candidate:
         "licence": _LICENCE,
         "limits": f"{LIMITS[loaded.dataset]} {_ONLY_CLASSES}",
     }
-    name = f"{loaded.dataset}-{preset or config.network.lower()}"
-    return Candidate(name, model, loaded.labels, about)
+    path = Path(f"{loaded.dataset}-{preset or config.network.lower()}{ENDING}")
+    return Loaded(model, path, loaded.labels, about)
 
 
-def _again(path: Path) -> Candidate:
-    """Return a shipped network with the costs that its fold has now."""
-    archive = open_archive(path)
-    labels, about = read_notes(archive.document, None)
-    model, about = read_network(archive), about or {}
-    return Candidate(
-        path.stem, model, labels or (), {**about, **_costs(model, about["input_shape"])}
-    )
+def _again(path: Path) -> Loaded:
+    """Return a shipped network with the present costs of its fold."""
+    loaded = load_model(path, _WHERE)
+    costs = _costs(loaded.module, loaded.about["input_shape"])
+    return replace(loaded, about={**loaded.about, **costs})
 
 
 def _costs(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
@@ -157,11 +143,11 @@ def _costs(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
     return {"multiply_adds": multiply_adds(folded), "weights": weights(folded)}
 
 
-def _check_accuracy(one: Candidate, path: Path, data: Dataset) -> None:
+def _check_accuracy(one: Loaded, path: Path, data: Dataset) -> None:
     """Refuse a file whose fold is not as accurate as the run."""
     folded = fold(load_file(path), tuple(one.about["input_shape"]))
     share = accuracy(folded, data.test_images, data.test_labels, stored=True)
     if share != one.about["accuracy"]:
         expected = f"the accuracy of its run, {one.about['accuracy']}"
         remedy = "Take the data set and the versions that it was trained with."
-        raise refusal(f"{_WHERE}: {one.name}", expected, str(share), remedy)
+        raise refusal(f"{_WHERE}: {one.path.stem}", expected, str(share), remedy)

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.cli.app import main
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices.emulator import missing_tools
 from conformallayers.lab.devices.measure import device_table, run_devices
 from conformallayers.lab.experiments.deployed import deployed
 from conformallayers.utils.text import count
+from support import run_command
 
 needs_tools = pytest.mark.skipif(
     bool(missing_tools()), reason=f"no {', no '.join(missing_tools())} on the path"
@@ -76,8 +76,7 @@ def test_what_is_refused(
     with pytest.raises(ConformalError, match="device --images: expected a value greater than 0"):
         run_devices(["digits-micro"], images=0, out=tmp_path)
     monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(SystemExit):
-        main(["device", "digits-micro", "--out", str(tmp_path / "new")])
+    assert run_command("device", "digits-micro", "--out", tmp_path / "new") == 1
     message = capsys.readouterr().err
     assert message.startswith("conformallayers: device: expected a compiler and an emulator")
     assert message.count("\n") == 1

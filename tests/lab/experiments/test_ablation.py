@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("sklearn")
 
 import conformallayers as cl
-from conformallayers.cli import app as cli
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.data.sources import find_source
 from conformallayers.lab.experiments import paper
@@ -21,6 +20,7 @@ from conformallayers.lab.report.report import write_report
 from conformallayers.lab.training import evaluate, recipes
 from conformallayers.lab.training.recipes import FAMILIES, RECIPES
 from conformallayers.utils import memory
+from support import run_command
 from training import QUIET
 
 SOURCES = sys.modules[find_source.__module__]  # by a path, a test that imports anew would hide it
@@ -66,9 +66,7 @@ def test_ablation_and_seeds_make_rows_and_tables(
     monkeypatch.setitem(recipes.RECIPES, "modern", tiny)
     for name in paper.ABLATION.values():
         monkeypatch.setitem(paper.VARIANTS[name].options, "epochs", 1)
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["experiment", "ablation", "--threads", "1"])
-    assert not leaving.value.code
+    assert run_command("experiment", "ablation", "--threads", 1) == 0
     names = {path.stem for path in Path("results/accuracy").iterdir()}
     assert names == {f"{paper.ABLATION_CELL}-{name}" for name in paper.ABLATION.values()}
     cells = [paper.ABLATION_CELL, "LeNet-fashion-mnist"]

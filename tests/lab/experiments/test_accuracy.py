@@ -20,7 +20,7 @@ import conformallayers as cl
 from conformallayers.lab.data import catalogue
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
-from conformallayers.lab.experiments.accuracy import accuracy_table, chosen, run_accuracy
+from conformallayers.lab.experiments.accuracy import accuracy_table, run_accuracy, select_cells
 from conformallayers.lab.experiments.paper import Variant
 from conformallayers.lab.training import checkpoint, evaluate
 from conformallayers.lab.training.train import Stopped
@@ -140,7 +140,9 @@ def test_finished_cell_of_another_setting_is_refused(
     with pytest.raises(cl.ConformalError, match="--again"):
         run_accuracy(2, **options)
     path.write_text("[]")
-    with pytest.raises(cl.ConformalError, match="the row of a cell, got another file"):
+    with pytest.raises(
+        cl.ConformalError, match=r"experiment 2, .*a record in JSON, got another file"
+    ):
         run_accuracy(2, **options)
 
 
@@ -167,7 +169,7 @@ def test_names_that_an_experiment_has_not_are_refused(
     number: int, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(cl.ConformalError, match=message):
-        chosen(number, **options)
+        select_cells(number, **options)
 
 
 def test_experiment_on_the_command_line(

@@ -56,7 +56,7 @@ def test_contrast_moves_an_image_towards_its_own_mean_colour() -> None:
 
 def test_scaling_moves_an_image_towards_the_mean_image() -> None:
     mean, x = torch.rand(3, 4, 4), torch.rand(2, 3, 4, 4)
-    assert torch.allclose(scaled(mean, 1)(x) - mean, 0.4 * (x - mean), atol=1e-6)
+    assert torch.allclose(scaled(x, mean, 1) - mean, 0.4 * (x - mean), atol=1e-6)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

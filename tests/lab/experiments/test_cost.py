@@ -133,7 +133,7 @@ def test_long_runs_have_one_seed(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         options = config.model_dump(exclude={"threads", "device"})
         return row(one.name, 0.5, seed=config.seed, seconds=seconds, options=options)
 
-    monkeypatch.setattr(cost, "measured", quick)
+    monkeypatch.setattr(cost, "train_and_measure", quick)
     done = run_cost(**{**OPTIONS, "only": ("LeNet", "MLP")}, say=lambda line: None)["rows"]
     seeds = [(found["name"], found["seed"]) for found in done]
     assert seeds == [("LeNet", 0), ("MLP", 0), ("MLP", 1), ("MLP", 2)]

@@ -28,7 +28,7 @@ def test_depths_are_written_one_by_one_and_kept(
         run_depth(depths=[2], **options)
     monkeypatch.setattr(records, "commit", lambda: "b" * 40)
     measured = []
-    original = depth.measured
+    original = depth.measure
 
     def counting(k: int, options: DepthOptions) -> dict[str, Any]:
         measured.append(k)
@@ -36,7 +36,7 @@ def test_depths_are_written_one_by_one_and_kept(
             raise KeyboardInterrupt
         return original(k, options)
 
-    monkeypatch.setattr(depth, "measured", counting)
+    monkeypatch.setattr(depth, "measure", counting)
     with pytest.raises(KeyboardInterrupt, match=r"2 rows kept. To go on: .* --resume$"):
         run_depth(depths=[1, 2, 3], resume=True, **options)
     assert measured == [1, 3]
@@ -84,7 +84,7 @@ def test_nothing_is_measured_where_nothing_can_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     measured: list[int] = []
-    monkeypatch.setattr(depth, "measured", lambda k, options: measured.append(k))
+    monkeypatch.setattr(depth, "measure", lambda k, options: measured.append(k))
     with pytest.raises(NotADirectoryError):
         run_depth(depths=[1], out=tmp_path / "file" / "deep")
     with pytest.raises(cl.ConformalError, match="experiment 3 --out: expected a folder, got the"):

@@ -15,7 +15,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.cli import app as cli
 from conformallayers.lab.experiments import inspect_runs as inspecting
 from conformallayers.lab.training import checkpoint
 from conformallayers.lab.training.config import make_config
@@ -44,12 +43,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.linalg, "eigh", diagonal)
 
 
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leaving:
-        cli.main([str(argument) for argument in arguments])
-    return int(leaving.value.code or 0)
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.slow
 def test_command_writes_a_record_and_figures(
@@ -57,7 +50,7 @@ def test_command_writes_a_record_and_figures(
 ) -> None:
     out = tmp_path / "seen"
     arguments = ("inspect", run_folder, "--samples", 450, "--out", out)
-    assert run(*arguments) == 0
+    assert run_command(*arguments) == 0
     assert "features.1, features.4" in capsys.readouterr().out
     files = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
     assert {path.name for path in out.iterdir()} == files | {"inspect.json"}
@@ -88,7 +81,7 @@ def test_command_writes_a_record_and_figures(
     assert record["epoch"] == found.state.epoch == 2
     assert cl.inspect(model, (3, 32, 32)).parts[0].forms[0].trace == form["trace"]
     before = (out / "inspect.json").stat().st_mtime_ns
-    assert run(*arguments, "--resume") == 0
+    assert run_command(*arguments, "--resume") == 0
     assert "already" in capsys.readouterr().out
     assert (out / "inspect.json").stat().st_mtime_ns == before
     with pytest.raises(cl.ConformalError, match="--resume, --samples: expected 450 as before"):
@@ -134,7 +127,7 @@ def test_command_refuses_in_one_line(
         ((run_folder, "--out", file), "expected a folder"),
         ((run_folder, "--dataset", "letters"), "letters"),
     ):
-        assert run("inspect", *arguments) == 1
+        assert run_command("inspect", *arguments) == 1
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1

@@ -16,13 +16,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("pydantic")
 
 import conformallayers as cl
-from conformallayers.cli import app as cli
 from conformallayers.lab.experiments import batchsize, coordinates, depth, paper
 from conformallayers.lab.experiments.accuracy import config_of, file_name
 from conformallayers.lab.experiments.inference import LAYERS, RELU
 from conformallayers.lab.experiments.space import fitting_space
 from conformallayers.lab.report import figures
 from conformallayers.lab.report.report import template_environment, write_report
+from support import run_command
 
 BENCHMARKS = Path(__file__).parents[3] / "results" / "benchmarks"
 VOID = {"meta", "img", "br"}
@@ -240,12 +240,8 @@ def test_report_on_the_command_line(
     full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out, code in ((tmp_path / "new" / "page.html", 0), (tmp_path, 1)):
-        with pytest.raises(SystemExit) as leaving:
-            cli.main(["report", "--results", str(full), "--out", str(out)])
-        assert leaving.value.code == code
-    with pytest.raises(SystemExit) as leaving:
-        cli.main(["report", "--results", str(tmp_path / "none")])
-    assert leaving.value.code == 1
+        assert run_command("report", "--results", full, "--out", out) == code
+    assert run_command("report", "--results", tmp_path / "none") == 1
     assert not (tmp_path / "none").exists()
     shown = capsys.readouterr()
     assert "report --results: expected a folder with results, got" in shown.err

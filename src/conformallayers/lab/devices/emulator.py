@@ -26,7 +26,7 @@ _FLAGS = ("-std=c99", "-O2", *_WARNINGS, "-ffunction-sections", "-fdata-sections
 _LINKED = ("-nostartfiles", "--specs=nano.specs", "--specs=nosys.specs", "-Wl,--gc-sections")
 _BOARD = ("-M", "mps2-an386", "-cpu", "cortex-m4", "-nographic", "-monitor", "none")
 _HOST = ("-serial", "none", "-semihosting-config", "enable=on,target=native")
-# Of a tick of the timer: it has 25 MHz, and with -icount shift=0 an instruction takes 1 ns.
+# Per tick of the timer: it runs at 25 MHz, and with -icount shift=0 an instruction takes 1 ns.
 INSTRUCTIONS = 40
 _MEMORY = 2**22  # bytes of flash, and of RAM, in board.ld
 _LONGEST = 3600  # seconds of a run
@@ -34,15 +34,15 @@ _LONGEST = 3600  # seconds of a run
 
 @dataclass(frozen=True, eq=False)
 class DeviceRun:
-    """What a device did, and what the program takes there.
+    """Results and costs of a network on a device.
 
     Args:
-        flash: bytes of code and constants, with what it needs of the C library and the code around it.
+        flash: bytes of code and constants, including the C library and the code around the network.
         ram: bytes of static memory: work memory, one image, the outputs, and some of the C library.
-        stack: bytes that were used below the call of the network.
+        stack: bytes that the call of the network used.
         classes: (N,), the index of the largest output.
         outputs: (N, outputs), float32.
-        instructions: (N,), of one image each, to 40.
+        instructions: (N,), per image, in multiples of 40.
     """
 
     flash: int
@@ -59,7 +59,7 @@ def missing_tools() -> list[str]:
 
 
 def require_tools(where: str) -> None:
-    """Refuse to go on without the compiler and the emulator."""
+    """Refuse a machine without the compiler or the emulator."""
     missing = missing_tools()
     if missing:
         remedy = f"On Debian: apt-get install {PACKAGES}."
@@ -68,7 +68,7 @@ def require_tools(where: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return what compiler and emulator call themselves."""
+    """Return the version lines of the compiler and the emulator."""
     lines = {}
     for name in (COMPILER, EMULATOR):
         done = subprocess.run([name, "--version"], capture_output=True, text=True, check=True)
@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> DeviceRun:
-    """Cross-compile what ``export_c`` wrote, with its self-test if asked to, and run images, (N, …), one by one."""
+    """Cross-compile the files of ``export_c``, optionally with their self-test, and run images (N, …) one by one."""
     require_tools("device")
     for kind, needed in (("flash", made.constant_bytes), ("RAM", made.ram_bytes)):
         if needed > _MEMORY:
@@ -90,6 +90,7 @@ def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> D
         command = [EMULATOR, *_BOARD, *_HOST, "-icount", "shift=0", "-kernel", "board.elf"]
         _run(command, folder, f"run {made.name} in {EMULATOR}")
         words = np.fromfile(folder / "results.bin", "<u4")
+    # Class, ticks and outputs of each image as words of 32 bits, then the stack.
     rows, last = words[:-1].reshape(len(images), -1), words[-1]
     return DeviceRun(
         flash=flash,
@@ -120,7 +121,7 @@ def host_instructions(made: CExport, image: Array) -> int | None:
 
 
 def _macros(made: CExport) -> list[str]:
-    """Return the network as the flags of the compiler for the sources in ``board``."""
+    """Return compiler flags that tell the sources in ``board`` the names of the network."""
     macro = made.name.upper()
     words = {
         "MODEL_HEADER": f'"{made.header.name}"',
@@ -133,7 +134,7 @@ def _macros(made: CExport) -> list[str]:
 
 
 def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
-    """Write board.elf; return bytes of flash and of static memory."""
+    """Write board.elf; return its bytes of flash and of static memory."""
     command = [COMPILER, *MACHINE, *_FLAGS, *_macros(made)]
     if self_test:
         command += [f"-DMODEL_SELF_TEST={made.name}_self_test", f"-D{made.name.upper()}_SELF_TEST"]
@@ -141,13 +142,14 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
         command += [str(board / "board.c"), str(made.source.resolve())]
         command += ["-T", str(board / "board.ld"), *_LINKED, "-lm"]
         _run([*command, "-o", "board.elf"], folder, f"compile {made.source}")
+    # Initialised data takes flash, from which it is copied at the start, and RAM.
     text = _run([SIZE, "board.elf"], folder, "measure board.elf")
     code, data, bss = map(int, re.findall(r"\d+", text.splitlines()[1])[:3])
     return code + data, data + bss
 
 
 def _run(command: list[str], folder: Path, task: str, given: Path | None = None) -> str:
-    """Run a command with a file as its input; return what it prints."""
+    """Run a command with a file as its input; return its output."""
     with open(given or os.devnull, "rb") as source:
         done = subprocess.run(
             command, cwd=folder, stdin=source, capture_output=True, text=True, timeout=_LONGEST

@@ -40,7 +40,7 @@ def run_devices(
     """Run networks on test images in an emulated Cortex-M4; write one record for each, and a table of all.
 
     Args:
-        networks: as commands take them; some of the zoo if none is given.
+        networks: names of the zoo, files or run folders; ``NETWORKS`` if empty.
         say: receives one line for each network.
         **options: fields of :class:`conformallayers.lab.experiments.options.DeviceOptions`.
     """
@@ -51,7 +51,7 @@ def run_devices(
     make_folder("device --out", chosen.out)
     rows = []
     for network in networks or NETWORKS:
-        row = measured(network, chosen)
+        row = measure(network, chosen)
         write_json(chosen.out / f"{row['name']}-{row['dtype']}.json", row)
         replace_file(chosen.out / "devices.md", [device_table(chosen.out).encode()])
         say(
@@ -62,8 +62,8 @@ def run_devices(
     return rows
 
 
-def measured(network: str, chosen: DeviceOptions) -> Row:
-    """Return the record of one network."""
+def measure(network: str, chosen: DeviceOptions) -> Row:
+    """Run one network on the device, and return its record."""
     loaded = load_model(network, "device")
     folded = _folded(loaded)
     where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
@@ -83,6 +83,7 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
         run = run_on_device(made, x.numpy())
         host = host_instructions(made, x[0].numpy())
     name = Path(network).name.removesuffix(".safetensors")
+    shown = {option: getattr(chosen, option) for option in ("dataset", "images", "dtype")}
     return {
         "name": name,
         "network": loaded.about.get("network", name),
@@ -107,19 +108,12 @@ def measured(network: str, chosen: DeviceOptions) -> Row:
             "stack": made.stack_bytes,
         },
         "tools": versions(),
-        **provenance(command_line(["device", network], _given(chosen))),
+        **provenance(command_line(["device", network], shown)),
     }
 
 
-def _given(chosen: DeviceOptions) -> dict[str, Any]:
-    usual = DeviceOptions()
-    names = ("dataset", "images", "dtype")
-    values = {name: getattr(chosen, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(usual, name)}
-
-
 def _folded(loaded: Loaded) -> Folded:
-    """Return a network as operations: a fold, or the layers of a plain network."""
+    """Return the fold of a network, or a plain network as operations."""
     if isinstance(loaded.module, Folded):
         return loaded.module
     return fold_model(loaded, "device") if loaded.folds else deployed(loaded.module)

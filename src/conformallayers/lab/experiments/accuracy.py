@@ -21,9 +21,7 @@ from ..training.train import Stopped, train
 from . import paper
 from .options import AccuracyOptions
 from .paper import Cell
-from .records import Row, mean_and_spread, read_record
-
-UNCHECKED = ", other data"  # marks the setting of a row whose data was not checked
+from .records import Row, grouped, mean_and_spread, read_record
 
 
 def run_accuracy(
@@ -56,7 +54,7 @@ def run_accuracy(
         _Job(cell, name, one, selected)
         for one in seeds
         for name in variants or [None]
-        for cell in chosen(number, *filters, name)
+        for cell in select_cells(number, *filters, name)
     ]
     rows: list[Row] = []
     failed: list[str] = []
@@ -83,7 +81,7 @@ def run_accuracy(
     return rows
 
 
-def chosen(
+def select_cells(
     number: int,
     cells: Sequence[str] = (),
     network: Sequence[str] = (),
@@ -93,7 +91,7 @@ def chosen(
     """Return the cells of an experiment that pass all filters; an empty filter passes all.
 
     Examples:
-        >>> [cell.name for cell in chosen(2, network=["LeNetCL"], dataset=["mnist", "cifar10"])]
+        >>> [cell.name for cell in select_cells(2, network=["LeNetCL"], dataset=["mnist", "cifar10"])]
         ['LeNetCL-mnist', 'LeNetCL-cifar10']
     """
     every = [cell for cell in paper.CELLS if cell.experiment == number]
@@ -105,16 +103,15 @@ def chosen(
     }
     for option, (names, known) in filters.items():
         for name in names:
-            where, remedy = f"experiment {number} --{option}", "Name one of them."
-            require_choice(where, name, known, remedy)
-    meant = paper.VARIANTS[variant].networks if variant else None
+            require_choice(f"experiment {number} --{option}", name, known, "Name one of them.")
+    networks = paper.VARIANTS[variant].networks if variant else None
     found = [
         cell
         for cell in every
         if (not cells or cell.name in cells)
         and (not network or cell.network in network)
         and (not dataset or cell.dataset in dataset)
-        and (meant is None or cell.network in meant)
+        and (networks is None or cell.network in networks)
     ]
     if not found:
         where, remedy = f"experiment {number}", "Name fewer of them."
@@ -143,16 +140,14 @@ def file_name(cell: Cell, variant: str | None, seed: int) -> str:
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Return a table of the paper's and the measured accuracies, one line for all seeds of a cell."""
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
-    lines: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        setting = (row["variant"] or "paper's") + ("" if row.get("checked", True) else UNCHECKED)
-        key = (row["network"], row["dataset"], setting, str(row["epochs"]))
-        lines.setdefault(key, []).append(row)
+    named = [{"checked": True, **row, "setting": row["variant"] or "paper's"} for row in rows]
     cells = []
-    for names, found in lines.items():
+    for key, found in grouped(named, *header[:4], "checked").items():
+        network, dataset, setting, epochs, checked = key
         shares, published = [row["accuracy"] for row in found], found[0]["paper_accuracy"]
+        line = [network, dataset, setting if checked else f"{setting}, other data", str(epochs)]
         difference = f"{100 * (fmean(shares) - published):+.2f}"
-        cells.append([*names, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
+        cells.append([*line, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
     return table(header, cells)
 
 
@@ -183,9 +178,9 @@ class _Job:
         remedy = "Train it --again, or name another --out."
         options = self.config.model_dump(exclude={"threads", "device"})
         options["checked"] = self.options.verify
-        required = "network", "dataset"
-        found = read_record(self.path, str(self.path), "the row of a cell", remedy, *required)
-        row = {**DEFAULTS, "checked": True, **found}
+        where = f"experiment {self.cell.experiment}"
+        found = read_record(self.path, where, "network", "dataset", remedy=remedy)
+        row = {**DEFAULTS, "checked": True, **found}  # older rows lack newer options
         require_same(f"{self.path},", row, options, remedy)
         return row
 

@@ -22,7 +22,7 @@ from .records import Measurements, Row
 
 NAME = "batches"
 _MOST = 2**20  # images per batch
-_SHARE = 0.6  # fraction of the available memory that a batch may be expected to need
+_SHARE = 0.6  # fraction of the available memory that a batch may take
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
 _FIRST = 256  # batch size at which the search for the largest batch starts
 
@@ -49,7 +49,7 @@ def run_batches(
         settings=("executions", "seconds", "seed", "threads"),
         selection=("batches", "memory", "strategies"),
         name=NAME,
-        key=lambda row: (row["path"], row["batch"]),
+        key=("path", "batch"),
         line=_line,
         say=say,
         lists=("limits",),
@@ -130,6 +130,7 @@ def largest_within(
         bytes_needed = needed(batch)
         return bytes_needed is not None and bytes_needed <= budget
 
+    # Double until a batch does not fit, then bisect between the last two.
     low, high = 0, min(first, most)
     while fits(high):
         low = high

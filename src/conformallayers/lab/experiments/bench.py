@@ -34,15 +34,14 @@ from .engines import (
     AGAINST,
     TOLERANCE,
     OnnxFile,
-    fastest_fold,
-    fastest_other,
+    fastest,
     fold_engines,
     open_sessions,
     relu_engines,
     skipped,
 )
 from .options import BenchOptions
-from .records import Row, kept, provenance
+from .records import Row, earlier_record, provenance
 from .subjects import FOLD, RELU, Subject, chosen_subjects
 
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
@@ -85,7 +84,7 @@ def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = 
                 "accuracy": None if subject.accuracy is None else dict(subject.accuracy),
                 "times": {key: list(found.milliseconds.values()) for key, found in seconds.items()},
                 "notes": notes | reasons | unopened,
-                # One file may hold rows of several runs.
+                # With --keep a file holds rows of several runs.
                 "command": _command([subject.name], options, batch=(batch,), keep=False),
                 "commit": commit(),
             }
@@ -128,7 +127,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in rows:
         medians = {name: times[0] for name, times in row["times"].items()}
-        ours, other = fastest_fold(medians), fastest_other(medians)
+        ours, other = fastest(medians)
         line = [row["network"], str(row["batch"])]
         line += [f"{medians[name]:.3f}" if name in medians else "" for name in names]
         line += [row["strategy"], ours or "", other or ""]
@@ -191,7 +190,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
             against.check(subject.name, subject.shape, chosen.batch)
     logging.getLogger("torch").setLevel(logging.ERROR)
     make_folder("bench --out", chosen.out)
-    before = kept(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
+    before = earlier_record(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
     rows: list[Row] = before.get("rows", [])
     with ignored_warnings():  # exporters warn of their own deprecations
         for subject in subjects:
@@ -206,7 +205,7 @@ def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
 
 
 def _order(row: Row) -> tuple[str, bool, int, int]:
-    """Return the sort key: kind of network, depth, batch size."""
+    """Return the sort key of a row: network, padding mode, depth, batch size."""
     deep = re.fullmatch(r"(DkNet) (\d+)( circular)?", row["network"])
     if deep is None:
         return row["network"], False, 0, row["batch"]
@@ -234,17 +233,10 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
     if depth_count < 2:
         return
     chosen = {_order(row)[2]: row["times"] for row in deep if row["batch"] == batch}
-    with figures.styled(6.4, 4.2) as (figure, axes):
-        engines = dict.fromkeys(name for times in chosen.values() for name in times)
-        for name, colour in zip(engines, cycle((*figures.COLOURS, "black")), strict=False):
-            medians = {depth: times[name][0] for depth, times in chosen.items() if name in times}
-            width = 2.5 if name in (FOLDED, TOLERANCE) else 1
-            style: Any = {"marker": "o", "markersize": 4, "linewidth": width, "color": colour}
-            style["linestyle"] = "-" if name in (FOLDED, TOLERANCE) else "--"
-            label = _ENGINES.get(name, name)
-            axes.plot(list(medians), list(medians.values()), label=label, **style)
-        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        figures.plain_ticks(axes.yaxis)
-        axes.grid(alpha=0.3)
-        figures.legend_below(figure, axes, 3)
-    figures.save(figure, folder, "bench")
+    engines = dict.fromkeys(name for times in chosen.values() for name in times)
+    styles = {}
+    for name, colour in zip(engines, cycle((*figures.COLOURS, "black")), strict=False):
+        line = {"linewidth": 2.5} if name in (FOLDED, TOLERANCE) else {"linestyle": "--"}
+        shown = {"marker": "o", "color": colour, "label": _ENGINES.get(name, name)}
+        styles[name] = {"linewidth": 1, **shown, **line}
+    figures.save(figures.depth_figure(chosen, batch, styles), folder, "bench")

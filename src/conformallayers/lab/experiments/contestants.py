@@ -1,4 +1,4 @@
-"""The networks that experiments 5 and 6 compare, and the training runs that they come from."""
+"""The networks that experiments 5 and 6 compare, and their training runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..training.runs import CONFIG, RESULT
 
 RECIPE = "modern"
 DEPTHS, RECTIFIERS = (1, 2, 3), ("norm", "relu", "abs", "max")
-# Of StageNet's recipe, and the same for every network.
+# Options of StageNet's recipe that every network trains with.
 _BUDGET = ("epochs", "batch_size", "flips", "shift")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A network with its options, under the name that it has in tables."""
+    """A network with its options, and its name in tables."""
 
     name: str
     network: str
@@ -94,7 +94,8 @@ def config_of(
 
 
 def identity(config: TrainConfig) -> str:
-    """Return what the result of a run depends on, as text: options that are spelt out or not are the same."""
+    """Return the options that determine the result of a run, as JSON with every default spelt out."""
+    # The network itself knows its defaults; on the meta device it has no weights to draw.
     with torch.device("meta"):
         model: Any = config.build()
     network = model.network if config.centre else model
@@ -112,7 +113,7 @@ class Runs:
             try:
                 config = make_config(**json.loads((path.parent / CONFIG).read_text("utf-8")))
             except (ConformalError, OSError, ValueError, TypeError):
-                continue  # a run of another version is none of ours
+                continue  # a run of another version
             self._found.setdefault(identity(config), path.parent)
 
     def find(self, config: TrainConfig) -> Path | None:

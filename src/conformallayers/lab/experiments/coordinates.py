@@ -52,7 +52,7 @@ def parallel_coordinates(trials: Sequence[dict[str, Any]], title: str, space: Sp
 
 
 def height(value: Any, ends: Range | tuple[Any, ...]) -> float:
-    """Return where a value is on its axis, from 0 at the lower end to 1 at the upper.
+    """Return the position of a value on its axis, from 0 to 1.
 
     Examples:
         >>> height(0.1, Range(0.01, 1.0, log=True)), height("sgd", ("adam", "sgd"))
@@ -69,7 +69,7 @@ def height(value: Any, ends: Range | tuple[Any, ...]) -> float:
 
 
 def _spread(ends: Range | tuple[Any, ...]) -> Range | tuple[Any, ...]:
-    """Return a wide range as a logarithmic one, however it was searched: the best rates are often the smallest."""
+    """Make a wide range logarithmic, however it was searched: good learning rates crowd at its lower end."""
     if isinstance(ends, Range) and ends.high >= _WIDE * ends.low > 0:
         return replace(ends, log=True)
     return ends
@@ -92,7 +92,7 @@ def ticks(ends: Range) -> list[float]:
 
 
 def smooth(heights: Sequence[float]) -> Curve:
-    """Return a curve through (0, heights[0]), (1, heights[1]), … that is horizontal at each."""
+    """Return a Bézier curve through (0, heights[0]), (1, heights[1]), … that is horizontal at each."""
     points, codes = [(0.0, heights[0])], [Curve.MOVETO]
     for place in range(len(heights) - 1):
         before, after = heights[place], heights[place + 1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 from unittest import mock
@@ -44,31 +43,39 @@ def corrupted(images: Tensor, corruption: str, strength: int, seed: int = 0) -> 
     return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def scaled(mean: Tensor, strength: int) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves images towards the mean training image, ``mean + c·(x − mean)``.
+def scaled(x: Tensor, mean: Tensor, strength: int) -> Tensor:
+    """Move images towards the mean training image: ``mean + c·(x − mean)``.
 
     Shape:
         (B, 3, 32, 32) → (B, 3, 32, 32)
     """
-    contrast = CONTRASTS[strength - 1]
-    return lambda x: mean + contrast * (x - mean)
+    return mean + CONTRASTS[strength - 1] * (x - mean)
 
 
 @lru_cache(maxsize=1)
 def _package() -> Callable[..., Any]:
-    """Import the package, of 2020, with what newer versions of its dependencies have dropped."""
+    """Import imagecorruptions, which is of 2020, and patch what newer dependencies have dropped."""
+    # setuptools no longer has pkg_resources, with which the package finds its pictures of frost.
+    stand_in: Any = types.ModuleType("pkg_resources")
+    stand_in.resource_filename = lambda name, file: str(
+        importlib.resources.files(name.partition(".")[0]) / file
+    )
+    used = sys.modules.setdefault("pkg_resources", stand_in)
     try:
-        with ignored_warnings(), _resources():  # of names that scipy has moved
+        with ignored_warnings():  # of names that scipy has moved
             import imagecorruptions
             from imagecorruptions import corruptions
     except ImportError as error:
         raise missing_extra("imagecorruptions", "robustness", "experiment 6") from error
+    finally:
+        if used is stand_in:
+            del sys.modules["pkg_resources"]
     skimage, gaussian = corruptions.sk, corruptions.gaussian
 
     def blur(image: Any, sigma: Any, multichannel: bool = False, **options: Any) -> Any:
         return gaussian(image, sigma, channel_axis=-1 if multichannel else None, **options)
 
-    def noise(image: Any, **options: Any) -> Any:  # or else it draws from a state of its own
+    def noise(image: Any, **options: Any) -> Any:  # newer versions ignore numpy's global state
         return skimage.util.random_noise(image, rng=np.random.randint(2**31), **options)
 
     corruptions.gaussian = blur
@@ -78,21 +85,5 @@ def _package() -> Callable[..., Any]:
     return found
 
 
-@contextmanager
-def _resources() -> Iterator[None]:
-    """Stand in for pkg_resources, which setuptools no longer has: it finds the pictures of frost."""
-    stand_in: Any = types.ModuleType("pkg_resources")
-    stand_in.resource_filename = lambda name, file: str(
-        importlib.resources.files(name.partition(".")[0]) / file
-    )
-    before = sys.modules.get("pkg_resources")
-    sys.modules["pkg_resources"] = stand_in
-    try:
-        yield
-    finally:
-        del sys.modules["pkg_resources"]
-        if before is not None:
-            sys.modules["pkg_resources"] = before
-
-
+# numpy 2 has no float_, which the package uses.
 _todays_numpy = partial(mock.patch.object, np, "float_", np.float64, create=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +23,7 @@ from ...testing import fold_error
 from ...utils.files import replace_file
 from ...utils.text import count, markdown
 from ...utils.timing import interleave
-from ..checks import command_line, require_positive
+from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
 from ..training.config import TrainConfig, make_config
@@ -40,12 +41,12 @@ from .deployed import (
 )
 from .engines import Engine, relu_engines
 from .options import CostOptions
-from .records import Measurements, Row, kept, mean_and_spread, provenance, read_rows, write_record
+from .records import Measurements, Row, grouped, mean_and_spread, read_rows
 
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
 _SEEDS = (0, 1, 2)
-_HALF_AN_HOUR = 1800.0  # seconds of a run beyond which one seed must do
+_LONG_RUN = 1800.0  # seconds; networks that train longer get one seed
 _WORDS = ("experiment", "5")
 _WHERE = "experiment 5"
 
@@ -62,15 +63,16 @@ def run_cost(
     """
     chosen = CostOptions(**options)
     require_positive(_WHERE, chosen, "epochs", "executions", "threads")
-    found = named(f"{_WHERE} --only", chosen.only)
-    found = found or [one for one in CONTESTANTS.values() if one.ablation == chosen.ablation]
+    contestants = named(f"{_WHERE} --only", chosen.only) or [
+        one for one in CONTESTANTS.values() if one.ablation == chosen.ablation
+    ]
     if chosen.measure:
-        return _measure_times(found, chosen, say)
-    return _train(found, chosen, say, console)
+        return _measure_times(contestants, chosen, say)
+    return _train(contestants, chosen, say, console)
 
 
 def _train(
-    found: Sequence[Contestant],
+    contestants: Sequence[Contestant],
     chosen: CostOptions,
     say: Callable[[str], object],
     console: Console | None,
@@ -81,21 +83,21 @@ def _train(
         settings=("dataset", "epochs"),
         selection=("only", "seeds", "ablation"),
         name=chosen.dataset,
-        key=lambda row: (row["name"], row["seed"]),
+        key=("name", "seed"),
         line=_line,
         say=say,
     )
     runs, failed = Runs(chosen.runs), []
     with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
         for seed in chosen.seeds or _SEEDS:
-            for one in found:
+            for one in contestants:
                 first = measurements.rows.get((one.name, _SEEDS[0]), {})
-                if not chosen.seeds and first.get("seconds", 0.0) > _HALF_AN_HOUR:
+                if not chosen.seeds and first.get("seconds", 0.0) > _LONG_RUN:
                     continue
                 config = _config(one, seed, chosen)
                 _require_same(measurements.rows.get((one.name, seed)), config)
                 try:
-                    measure = partial(measured, one, config, runs, chosen, console)
+                    measure = partial(train_and_measure, one, config, runs, chosen, console)
                     measurements.row((one.name, seed), measure)
                     _save_fold(one, config, chosen)
                 except ConformalError as error:
@@ -121,7 +123,7 @@ def _require_same(row: Row | None, config: TrainConfig) -> None:
 
 
 def _save_fold(one: Contestant, config: TrainConfig, chosen: CostOptions) -> None:
-    """Save the fold of a conformal network with the first seed, if it is not there."""
+    """Save the fold of a conformal network with the first seed, unless its file exists."""
     path = chosen.out / f"{one.name}-{config.dataset}.safetensors"
     if path.exists() or one.ablation or config.seed != _SEEDS[0]:
         return
@@ -129,14 +131,14 @@ def _save_fold(one: Contestant, config: TrainConfig, chosen: CostOptions) -> Non
     if folder is None:  # its row is kept, its run is not
         return
     loaded = load_model(folder, _WHERE)
-    if has_conformal_layers(loaded.module):
+    if loaded.folds:
         save(deployed(loaded.module), path, labels=loaded.labels, about=loaded.about)
 
 
-def measured(
+def train_and_measure(
     one: Contestant, config: TrainConfig, runs: Runs, chosen: CostOptions, console: Console | None
 ) -> Row:
-    """Return the row of a run, which is trained if it is not there."""
+    """Return the row of a run; train it if there is none."""
     folder = runs.find(config)
     if folder is None:
         folder = chosen.runs / f"{one.name}-{config.dataset}-seed{config.seed}"
@@ -169,35 +171,36 @@ def measured(
 
 
 def _measure_times(
-    found: Sequence[Contestant], chosen: CostOptions, say: Callable[[str], object]
+    contestants: Sequence[Contestant], chosen: CostOptions, say: Callable[[str], object]
 ) -> Row:
     """Time trained networks in ONNX Runtime with one thread, in turns."""
-    name = f"{chosen.dataset}-times"
-    settings = {"dataset": chosen.dataset, "epochs": chosen.epochs, "executions": chosen.executions}
-    before = kept(chosen.out / f"{name}.json", settings, chosen.resume)
-    rows = {(row["name"], row["batch"]): row for row in before.get("rows", [])}
+    measurements = Measurements(
+        _WORDS,
+        replace(chosen, threads=1),
+        settings=("dataset", "epochs", "executions"),
+        selection=("only", "ablation", "measure"),
+        name=f"{chosen.dataset}-times",
+        key=("name", "batch"),
+        line=_time_line,
+        say=say,
+    )
     runs = Runs(chosen.runs)
-    names = dict.fromkeys([OPPONENT, *(one.name for one in found)])
+    names = dict.fromkeys([OPPONENT, *(one.name for one in contestants)])
     with torch_settings(1):
         opened = {
             one.name: _open(one.name, load_model(_trained(one, runs, chosen), _WHERE).module)
             for one in named(_WHERE, list(names))
         }
-        for batch in BATCHES:
-            x = _images(batch, seed=batch)
-            engines = {key: feed(x) for key, feed in opened.items()}
-            times = interleave(engines, chosen.executions)
-            for key, timing in times.items():
-                ratio = round(timing.median / times[OPPONENT].median, 3)
-                row = {"name": key, "batch": batch, "milliseconds": timing.milliseconds}
-                rows[key, batch] = {**row, "ratio": ratio}
-                say(f"{key}, batch {batch}: {timing.milliseconds['median']:.3f} ms, {ratio:.2f}")
-        shown = {**settings, "only": chosen.only, "ablation": chosen.ablation, "measure": True}
-        source = {**provenance(command_line(_WORDS, shown), before), "options": settings}
-    record = {**source, "rows": list(rows.values())}
-    write_record(chosen.out, name, record, record["rows"])
-    write_summary(chosen.out, chosen.dataset)
-    return record
+        with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
+            for batch in BATCHES:
+                x = _images(batch, seed=batch)
+                engines = {name: feed(x) for name, feed in opened.items()}
+                times = interleave(engines, chosen.executions)
+                for name, timing in times.items():
+                    row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
+                    ratio = round(timing.median / times[OPPONENT].median, 3)
+                    measurements.add({**row, "ratio": ratio})
+    return measurements.record
 
 
 def _images(count: int, seed: int) -> Tensor:
@@ -206,21 +209,22 @@ def _images(count: int, seed: int) -> Tensor:
 
 
 def _open(name: str, model: nn.Module) -> Callable[[Tensor], Engine]:
-    """Return a network in ONNX Runtime for any batch: exported by us if it folds, by torch if it does not."""
+    """Return a function from a batch to an engine of ONNX Runtime: our export of a fold, or torch's of a plain network."""
     network = without_centre(model)
-    if not has_conformal_layers(network):
-        return partial(_as_torch_exports, name, merged(network))
-    folded = deployed(network)
-    run = open_session(folded, threads=1)
-    check_engine(_WHERE, name, run, folded, "Report it.")
-    return lambda x: partial(run, x.numpy())
+    if has_conformal_layers(network):
+        folded = deployed(network)
+        run = open_session(folded, threads=1)
+        check_engine(_WHERE, name, run, folded, "Report it.")
+        return lambda x: partial(run, x.numpy())
+    plain = merged(network)
 
+    def exported(x: Tensor) -> Engine:
+        engines, notes = relu_engines(plain, x, ["onnx"])
+        if not engines:
+            raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
+        return engines["onnx"]
 
-def _as_torch_exports(name: str, network: nn.Module, x: Tensor) -> Engine:
-    engines, notes = relu_engines(network, x, ["onnx"])
-    if not engines:
-        raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
-    return engines["onnx"]
+    return exported
 
 
 def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:
@@ -247,21 +251,13 @@ def write_summary(out: Path, dataset: str) -> None:
         figures.save(front_figure(front), out, dataset)
 
 
-def by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group the rows of all seeds by network."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["name"], []).append(row)
-    return found
-
-
 def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the header of a table, and one line for all seeds of a network."""
     header = ["network", "accuracy", "each seed", "multiply-adds", "weights", "error"]
     header += [f"time / {OPPONENT}'s, batch {batch}" for batch in BATCHES]
     lines = []
     ratios = {(row["name"], row["batch"]): f"{row['ratio']:.2f}" for row in times}
-    for name, found in by_name(rows).items():
+    for name, found in grouped(rows, "name").items():
         shares = [row["accuracy"] for row in found]
         line = [name, mean_and_spread(shares), ", ".join(f"{100 * one:.2f}" for one in shares)]
         line += [count(found[0]["multiply_adds"]), count(found[0]["weights"])]
@@ -281,10 +277,10 @@ _KINDS = {  # of the legend: the colour, and whether points are filled
 
 
 def front_figure(rows: Sequence[Row]) -> Figure:
-    """Plot accuracy against multiply-adds, with a line along the networks that none beats in both."""
+    """Plot accuracy against multiply-adds, with a line along the Pareto front."""
     points = [
         (name, found[0]["multiply_adds"], 100 * fmean(row["accuracy"] for row in found))
-        for name, found in by_name(rows).items()
+        for name, found in grouped(rows, "name").items()
     ]
     with figures.styled(7.2, 5.0) as (figure, axes):
         best = pareto([(cost, share) for _, cost, share in points])
@@ -310,7 +306,7 @@ def front_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _label_height(cost: float, share: float, points: Sequence[tuple[str, float, float]]) -> int:
-    """Return the height of a label over its point: higher or lower where another point is close."""
+    """Return the offset of a label from its point, upwards or downwards where another point is close."""
     gaps = [other - share for _, x, other in points if abs(x / cost - 1) < 0.05]
     if any(0 < gap < _CLOSE for gap in gaps):
         return -9
@@ -318,14 +314,14 @@ def _label_height(cost: float, share: float, points: Sequence[tuple[str, float, 
 
 
 def _kind(name: str) -> str:
-    """Return the entry of the legend that a network belongs to."""
+    """Return the legend entry of a network."""
     if not name.startswith("StageReLUNet"):
         return "StageNet" if name.startswith("StageNet") else "others"
     return _SHALLOW if name.endswith("depth1") else _TWIN
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that cost more than every worse one, cheapest first.
+    """Return the Pareto front of (cost, accuracy), cheapest first: every point beats all cheaper ones.
 
     Examples:
         >>> pareto([(3, 80.0), (1, 70.0), (2, 60.0)])
@@ -341,3 +337,8 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _line(row: Row) -> str:
     cost = f"{count(row['multiply_adds'])} multiply-adds, {count(row['weights'])} weights"
     return f"{row['name']}, seed {row['seed']}: {100 * row['accuracy']:.2f} %, {cost}"
+
+
+def _time_line(row: Row) -> str:
+    median = row["milliseconds"]["median"]
+    return f"{row['name']}, batch {row['batch']}: {median:.3f} ms, {row['ratio']:.2f}"

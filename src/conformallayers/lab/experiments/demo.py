@@ -1,8 +1,7 @@
-"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures, run a shipped one."""
+"""The demo: train a conformal network on digits, fold it, compare both paths, draw figures, run a network of the zoo."""
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 from collections import OrderedDict
@@ -25,14 +24,15 @@ from ...utils.timing import interleave
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
 from ..report import figures
+from ..report.run_figures import training_figure
 from ..settings import torch_settings
-from .records import staged_folder
+from .records import Row, staged_folder
 
 SHAPE = SHAPES[DIGITS]
 BATCHES = (1, 64)
 SHIPPED = "digits-micro"  # the network of the zoo
 _EXECUTIONS = 123  # timed calls of each path
-_SHOWN = 4  # digits that it classifies
+_SHOWN = 4  # digits that SHIPPED classifies
 _SHADES = " .:-=+*#%@"
 
 
@@ -52,13 +52,6 @@ class DemoConfig(BaseModel):
     gain: float = 10.0
     hidden: PositiveInt = 128
     threads: PositiveInt = 1  # more threads do not speed up layers this small
-
-
-class History(BaseModel):
-    """The training loss and the test accuracy of each epoch."""
-
-    losses: list[float] = []
-    accuracies: list[float] = []
 
 
 def build_model(config: DemoConfig) -> nn.Sequential:
@@ -84,31 +77,30 @@ def build_model(config: DemoConfig) -> nn.Sequential:
     )
 
 
-def train(model: nn.Module, data: Dataset, config: DemoConfig) -> Iterator[History]:
-    """Train with Adam and a one-cycle learning rate; evaluate and yield after every epoch."""
+def train(model: nn.Module, data: Dataset, config: DemoConfig) -> Iterator[Row]:
+    """Train with Adam and a one-cycle learning rate; yield loss, rate and test accuracy of every epoch."""
     count = len(data.train_labels)
     optimiser = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, config.learning_rate, total_steps=config.epochs * -(-count // config.batch_size)
     )
     loss_of = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
-    history = History()
-    for _ in range(config.epochs):
+    for epoch in range(config.epochs):
         model.train()
         total = 0.0
         for rows in torch.randperm(count).split(config.batch_size):
-            scores = model(data.train_images[rows])
-            loss = loss_of(scores, data.train_labels[rows])
+            (rate,) = schedule.get_last_lr()
+            loss = loss_of(model(data.train_images[rows]), data.train_labels[rows])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
             total += float(loss.detach()) * len(rows)
-        history.losses.append(total / count)
         model.eval()
         with torch.no_grad():
-            history.accuracies.append(accuracy(model(data.test_images), data.test_labels))
-        yield history
+            share = accuracy(model(data.test_images), data.test_labels)
+        row = {"epoch": epoch + 1, "loss": total / count, "learning_rate": rate}
+        yield {**row, "test_accuracy": share}
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
@@ -171,7 +163,10 @@ def run_demo(out: Path, config: DemoConfig) -> dict[str, Any]:
             "samples": {"train": len(data.train_labels), "test": len(data.test_labels)},
             **results,
             "shipped": classify(data),
-            "history": history.model_dump(),
+            "history": {
+                "losses": [row["loss"] for row in history],
+                "accuracies": [row["test_accuracy"] for row in history],
+            },
             "seconds": {"training": trained, "total": time.monotonic() - started},
         }
         write_json(folder / "metrics.json", metrics)
@@ -211,7 +206,7 @@ def drawn(images: Tensor, classes: list[int]) -> str:
 
 def _train_with_bar(
     model: nn.Module, data: Dataset, config: DemoConfig, console: Console
-) -> History:
+) -> list[Row]:
     columns = (
         TextColumn("training"),
         BarColumn(),
@@ -221,26 +216,23 @@ def _train_with_bar(
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=config.epochs, loss="…", accuracy="…")
-        for history in train(model, data, config):
-            shown = f"{100 * history.accuracies[-1]:.1f} %"
-            loss = f"{history.losses[-1]:.3f}"
-            progress.update(task, advance=1, loss=loss, accuracy=shown)
+        history = []
+        for row in train(model, data, config):
+            history.append(row)
+            shown = f"{100 * row['test_accuracy']:.1f} %"
+            progress.update(task, advance=1, loss=f"{row['loss']:.3f}", accuracy=shown)
     return history
 
 
-def _draw(model: nn.Sequential, history: History, config: DemoConfig, folder: Path) -> None:
-    # Up to the first layer of the head, which folds into M and Q.
-    (part,) = cl.inspect(model[:3], SHAPE, top=math.prod(SHAPE)).parts
-    (form,) = part.forms
-    vectors = form.eigenimages.flatten(1)
+def _draw(model: nn.Sequential, history: list[Row], config: DemoConfig, folder: Path) -> None:
+    # Up to the first layer of the head, which folds into M.
+    folded = cl.fold(model[:3], SHAPE, strategy="dense")
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
         "respro": figures.respro_surface(),
         "respro-curve": figures.respro_curve(),
-        "training": figures.training_curve(history.losses, history.accuracies),
-        "folded": figures.folded_arrays(
-            part.templates.flatten(1), vectors.T @ (form.eigenvalues[:, None] * vectors), title
-        ),
+        "training": training_figure(history, "Training, layer by layer"),
+        "folded": figures.folded_arrays(folded.matrix(), folded.forms()[0], title),
     }
     for name, figure in drawn.items():
         figures.save(figure, folder, name)

@@ -19,7 +19,7 @@ from ...nn.extra_layers import Centre
 
 
 def without_centre(model: nn.Module) -> nn.Module:
-    """Return the network behind the subtraction of the mean image, which all networks have in common."""
+    """Return a network without the subtraction of the mean image, which all networks have in common."""
     if isinstance(model, nn.Sequential) and isinstance(model[0], Centre):
         return model[1]
     return model
@@ -43,12 +43,12 @@ def deployed(network: nn.Module) -> Folded:
 
 
 def has_conformal_layers(network: nn.Module) -> bool:
-    """Tell whether a part of a network folds."""
+    """Tell whether a network has ConformalLayers to fold."""
     return any(isinstance(module, ConformalLayers) for module in network.modules())
 
 
 class _Plain(nn.Module):
-    """A network beside an empty ConformalLayers, which it does not run: its fold is its layers."""
+    """A plain network that fold accepts: it owns an empty ConformalLayers, which it never runs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -79,7 +79,8 @@ def merged(network: nn.Module) -> nn.Module:
 
 
 def _composed(first: nn.Conv2d, second: nn.Conv2d) -> list[nn.Module]:
-    """Return one convolution that does what two do, or both if there is none."""
+    """Return one convolution that equals two in a row, or both where there is none."""
+    # Zeros that are padded between the two have no counterpart in one kernel.
     pads = second.padding != (0, 0) or first.padding_mode != "zeros"
     strided = {first.stride, first.dilation, second.dilation} != {(1, 1)}
     if first.bias is not None or pads or strided or first.groups > 1 or second.groups > 1:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from torch import nn
 
 from ... import networks
@@ -29,7 +28,7 @@ NAME = "times"
 
 
 def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
-    """Time the three paths at each depth; write times.json and times.csv after each.
+    """Time the three paths at each depth, and write times.json and times.csv after each depth.
 
     Weights and pixels are random and uniform. The paths take turns.
 
@@ -46,7 +45,7 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
         settings=("batch", "executions", "seed", "strategy", "threads"),
         selection=("depths",),
         name=NAME,
-        key=lambda row: row["depth"],
+        key=("depth",),
         line=_line,
         say=say,
         sort=True,
@@ -57,11 +56,11 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
 
     with torch_settings(chosen.threads), measurements.drawing(draw):
         for depth in depths:
-            measurements.row(depth, partial(measured, depth, chosen))
+            measurements.row(depth, partial(measure, depth, chosen))
     return measurements.record
 
 
-def measured(depth: int, options: DepthOptions) -> Row:
+def measure(depth: int, options: DepthOptions) -> Row:
     """Return the row of one depth: milliseconds per batch (median and quartiles) by path."""
     with torch_settings(seed=options.seed):
         relu, conformal = networks.DkNet(depth).eval(), networks.DkNetCL(depth).eval()
@@ -82,26 +81,17 @@ def measured(depth: int, options: DepthOptions) -> Row:
 
 
 def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
-    """Plot the time per batch against depth, with quartiles, one line per path."""
+    """Plot the time per batch against depth, one line per path."""
     styles = {
-        RELU: (figures.ORANGE, "s"),
-        LAYERS: (figures.BLUE, "v"),
-        FOLDED: (figures.GREEN, "o"),
+        RELU: {"color": figures.ORANGE, "marker": "s"},
+        LAYERS: {"color": figures.BLUE, "marker": "v"},
+        FOLDED: {"color": figures.GREEN, "marker": "o"},
     }
-    with figures.styled(6.8, 4.4) as (figure, axes):
-        depths = [row["depth"] for row in rows]
-        for name, (colour, marker) in styles.items():
-            times = [row["milliseconds"][name] for row in rows]
-            low, high = ([entry[key] for entry in times] for key in ("low", "high"))
-            medians = [entry["median"] for entry in times]
-            axes.plot(depths, medians, color=colour, marker=marker, markersize=4, label=name)
-            axes.fill_between(depths, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        figures.plain_ticks(axes.yaxis)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3, which="both")
-        figures.legend_below(figure, axes, 3)
-    return figure
+    times = {
+        row["depth"]: {name: [*found.values()] for name, found in row["milliseconds"].items()}
+        for row in rows
+    }
+    return figures.depth_figure(times, batch, styles)
 
 
 def _line(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""The engines of the benchmark: a plain network in four engines, sessions of a fold, and an ONNX file."""
+"""Engines of the benchmark: a plain network in torch and other runtimes, a fold in sessions, and an ONNX file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ TOLERANCE = "tolerance"  # the engine of a fold with a tolerance
 AGAINST = "against"  # the engine of an ONNX file
 SESSION = "session-"  # followed by the engine of a session
 SESSIONS = ("onnxruntime", "c")  # unless others are named
-_CONFORMAL = (LAYERS, FOLDED, TOLERANCE)
 _ONNX_DTYPES = {
     "tensor(float)": torch.float32,
     "tensor(double)": torch.float64,
@@ -33,26 +32,17 @@ _ONNX_DTYPES = {
 Engine = Callable[[], object]
 
 
-def fastest_other(times: Mapping[str, float]) -> str | None:
-    """Return the fastest engine of the ReLU counterpart or the ONNX file, None if there is none.
+def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
+    """Return the fastest engine of the exact fold, and of the ReLU network or the ONNX file; None if there is none.
 
     Examples:
-        >>> fastest_other({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-c": 0.4})
-        'onnx'
+        >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-c": 0.4, "tolerance": 0.3})
+        ('session-c', 'onnx')
     """
-    others = [name for name in times if name not in _CONFORMAL and not name.startswith(SESSION)]
-    return min(others, key=lambda name: times[name], default=None)
-
-
-def fastest_fold(times: Mapping[str, float]) -> str | None:
-    """Return the fastest engine of the fold that is exact to rounding, None if there is none.
-
-    Examples:
-        >>> fastest_fold({"onnx": 1.0, "folded": 0.5, "session-c": 0.4, "tolerance": 0.3})
-        'session-c'
-    """
-    folds = [name for name in times if name == FOLDED or name.startswith(SESSION)]
-    return min(folds, key=lambda name: times[name], default=None)
+    order = sorted(times, key=lambda name: times[name])
+    folds = [name for name in order if name == FOLDED or name.startswith(SESSION)]
+    others = [name for name in order if name not in (*folds, LAYERS, TOLERANCE)]
+    return next(iter(folds), None), next(iter(others), None)
 
 
 def skipped(error: Exception) -> str:
@@ -194,7 +184,7 @@ class OnnxFile:
                 raise refusal(self.where, f"a model of batches of {batch}", got, remedy)
 
     def engine(self, x: Tensor) -> Engine:
-        """Return a function that runs a batch, which has run once."""
+        """Return a function that runs a batch, after one trial."""
         run = _fed(self.session, x)
         try:
             run()

@@ -136,7 +136,7 @@ def _colours(count: int) -> list[Any]:
 
 
 def _names(forms: Sequence[Form]) -> list[str]:
-    """Return what a form's line in a legend begins with: nothing for a single one, otherwise its number."""
+    """Return the prefix of each form in a legend: its number, or nothing for a single form."""
     return [""] if len(forms) == 1 else [f"Q{number}, " for number in range(1, len(forms) + 1)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,14 @@ from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.files import md5
 from ..data.image_adapter import from_images
-from ..data.sources import TrainingData, load_test
+from ..data.sources import load_test
 from ..report.figures import save
 from ..settings import torch_settings
-from ..training import checkpoint
-from ..training.config import TrainConfig
-from ..training.saved_models import Loaded, load_model, locate
+from ..training.config import TrainConfig, make_config
+from ..training.saved_models import Loaded, load_model
 from .insights import inspection_figures
 from .options import InspectOptions
-from .records import Row, kept, provenance, staged_folder
+from .records import Row, earlier_record, provenance, staged_folder
 
 RECORD = "inspect.json"
 _SAMPLES = 1000  # default number of images
@@ -58,21 +57,22 @@ def run_inspect(
         **options: fields of :class:`conformallayers.lab.experiments.options.InspectOptions`.
     """
     chosen = InspectOptions(**options)
-    path = locate(run, "inspect")
-    subject = _subject(path)
+    loaded = load_model(run, "inspect")
+    subject = _subject(loaded)
     out = chosen.out or Path("results/inspect") / subject.folder
     require_folder("inspect --out", out)
-    shape, initial = subject.training.shape, subject.initial
-    name = dataset.name if isinstance(dataset, Dataset) else dataset or subject.training.dataset
+    shape, initial = subject.shape, subject.initial
+    name = dataset.name if isinstance(dataset, Dataset) else dataset or loaded.dataset
+    network = str(loaded.about.get("network", type(loaded.module).__name__))
     shown: Row = {"dataset": name, "samples": chosen.samples}
-    kept_options = {**shown, "checkpoint": md5(path.read_bytes())}
-    record = kept(out / RECORD, kept_options, chosen.resume)
+    kept_options = {**shown, "checkpoint": md5(loaded.path.read_bytes())}
+    record = earlier_record(out / RECORD, kept_options, chosen.resume)
     if record:
         say(f"{out}/{RECORD} exists already.")
         return record
     if not isinstance(dataset, Dataset):
-        root, verify = chosen.data_root, chosen.verify
-        dataset = load_test(name, subject.training, root, verify=verify, where="inspect")
+        training, verify = replace(loaded.training, shape=shape), chosen.verify
+        dataset = load_test(name, training, chosen.data_root, verify=verify, where="inspect")
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
         images, labels = dataset.test_images[:count], dataset.test_labels[:count]
@@ -84,10 +84,12 @@ def run_inspect(
             **provenance(command_line(["inspect", str(run)], {**shown, "threads": chosen.threads})),
             "options": kept_options,
             "images": count,
-            **subject.notes,
+            "network": network,
+            "epoch": loaded.about.get("epoch"),
+            "trained": subject.command,
             **_results(subject.model, found, untrained, x, labels),
         }
-        title = f"{subject.notes['network']}, {Path(str(name)).name}"
+        title = f"{network}, {Path(str(name)).name}"
         _write(out, inspection_figures(found, untrained, title, dataset.classes), record)
     return record
 
@@ -98,39 +100,31 @@ class _Subject:
 
     Args:
         model: in evaluation mode.
+        shape: of one image.
         stored: whether it takes images in their own shape, and not as 3×32×32.
-        training: the data set, and the shape of one sample.
         folder: the name of the folder for its record.
-        notes: network, epoch and command of the training, for the record.
+        command: of the training, if it is known.
         initial: makes the network as it was before training; None if that is not known.
     """
 
     model: nn.Module
+    shape: tuple[int, ...]
     stored: bool
-    training: TrainingData
     folder: str
-    notes: Row
+    command: str | None
     initial: Callable[[], nn.Module] | None = None
 
 
-def _subject(path: Path) -> _Subject:
-    """Read a checkpoint, or a model with notes, such as one of the zoo."""
-    archive = open_archive(path)
-    if archive.document["kind"] != "checkpoint":
-        return _shipped(load_model(path, "inspect"))
-    stored = checkpoint.read(archive)
-    config, model = checkpoint.trained(stored)
-    labels = None if config.labels is None else tuple(config.labels)
-    training = TrainingData(config.dataset, labels, config.pictures, config.input_shape)
-    notes = {"network": config.network_name, "epoch": stored.state.epoch}
-    notes["trained"] = config.command({})
-    folder = path.absolute().parent.name
-    return _Subject(model, config.stored, training, folder, notes, lambda: _initial(config))
-
-
-def _shipped(loaded: Loaded) -> _Subject:
-    shape, dataset = loaded.shape, loaded.dataset
-    if not loaded.folds or shape is None or dataset is None:
+def _subject(loaded: Loaded) -> _Subject:
+    """Prepare the network of a checkpoint, or a model with notes, such as one of the zoo."""
+    document, path = open_archive(loaded.path).document, loaded.path
+    if document["kind"] == "checkpoint":
+        config = make_config(**{**document["state"]["config"], "device": "cpu"})
+        folder, command = path.absolute().parent.name, config.command({})
+        shape, stored = config.input_shape, config.stored
+        return _Subject(loaded.module, shape, stored, folder, command, lambda: _initial(config))
+    known = loaded.shape
+    if not loaded.folds or known is None or loaded.dataset is None:
         expected = "a run, a checkpoint, or a model with ConformalLayers and a known data set"
         got = "a model without ConformalLayers"
         remedy = "Name a run, or a network of the zoo: conformallayers zoo lists them."
@@ -138,22 +132,15 @@ def _shipped(loaded: Loaded) -> _Subject:
             got, remedy = "a fold", "Name what it was folded from: a fold has no layers any more."
         elif loaded.folds:
             got = "a model without the name of one"
-        raise refusal(f"inspect {loaded.path}", expected, got, remedy)
-    about = loaded.about
-    notes = {
-        "network": str(about.get("network", type(loaded.module).__name__)),
-        "epoch": about.get("epoch"),
-        "trained": about.get("command"),
-    }
-    training = TrainingData(dataset, loaded.labels, loaded.pictures, shape)
-    model = from_images(loaded.module, shape, "inspect")
-    return _Subject(model, True, training, loaded.path.stem, notes)
+        raise refusal(f"inspect {path}", expected, got, remedy)
+    model = from_images(loaded.module, known, "inspect")
+    return _Subject(model, known, True, path.stem, loaded.about.get("command"))
 
 
 def _results(
     model: nn.Module, found: Inspection, untrained: Inspection | None, x: Tensor, labels: Tensor
 ) -> Row:
-    """Return the numbers of a record: those of the trained and, if it is known, of the untrained network."""
+    """Return the measured part of a record, for the trained network and, if known, the untrained one."""
     before = () if untrained is None else untrained.parts
     return {
         "image_frequency": _summary(frequencies(x)),
@@ -267,14 +254,15 @@ def accuracies(model: nn.Module, part: Part, x: Tensor, labels: Tensor) -> dict[
     """Return the accuracy as trained, with a multiple of I for every Q, and with a constant D.
 
     The multiple is the mean of ``xᵀQx / ‖x‖²`` over the images, the constant the mean of D. Only
-    the denominator of the conformal part is replaced. Of a network of stages only the first is returned: its
-    denominators are inside.
+    the denominator of the conformal part is replaced. For a stage only the accuracy as trained is returned:
+    its denominator is not that of the output.
     """
     if part.stage is not None:
         return {"network": _accuracy(model, "", x, labels, torch.ones(len(x), dtype=torch.float64))}
     terms = part.terms
     if terms is None:
         raise refusal("accuracies(part=...)", "terms", "none", "Inspect the model with data=x.")
+    # Replay the recurrence of the denominator with c·‖x‖² in place of every xᵀQx.
     isotropic = terms.norms
     rules = {path: form.rule for form in part.forms for path in form.layers}
     for path, gain in zip(terms.names[1:], terms.gains.mean(0), strict=True):

@@ -143,7 +143,7 @@ class CostOptions(ContestantOptions):
     Args:
         seeds: Seeds of the runs; 0, 1 and 2 if none is given, 0 alone where a run takes half an hour.
         ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
-        measure: Train nothing; time what is trained, in ONNX Runtime with one thread.
+        measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
         executions: Timed calls of each network.
         device: Device to train on.
         out: Folder for rows, table and figure.
@@ -217,7 +217,7 @@ class SweepOptions(DataOptions):
         trials: Trials of the study in total, pruned ones included.
         timeout: Start no new trial after this many seconds.
         max_epochs: Most epochs of a trial.
-        space: What to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
+        space: Options to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
             learning_rate=1e-4:0.1:log; the rest is searched as usual.
         size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
         preset: Size of StageNet and StageReLUNet.

@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -24,11 +25,12 @@ Row = dict[str, Any]
 
 def provenance(command: str, before: Row | None = None) -> Row:
     """Return the command, the commit and the machine; those of a resumed record come first."""
-    commands, commits = command, commit() or "unknown"
+    commits = commit() or "unknown"
     if before:
-        done = before["command"].split(" && ")
-        more = [] if command in done else [f"{command} --resume"]
-        commands = " && ".join([*done, *(line for line in more if line not in done)])
+        commands = before["command"].split(" && ")
+        if command not in commands:
+            commands.append(f"{command} --resume")
+        command = " && ".join(dict.fromkeys(commands))
         commits = ", ".join(dict.fromkeys([*(before["commit"] or "unknown").split(", "), commits]))
     machine = {
         "processor": platform.machine(),
@@ -37,7 +39,7 @@ def provenance(command: str, before: Row | None = None) -> Row:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    return {"command": commands, "commit": commits, "machine": machine}
+    return {"command": command, "commit": commits, "machine": machine}
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
@@ -51,38 +53,51 @@ def mean_and_spread(shares: Sequence[float]) -> str:
     return f"{100 * fmean(shares):.2f}{spread} %"
 
 
-def read_record(path: Path, where: str, expected: str, remedy: str, *required: str) -> Row:
-    """Read a JSON file with entries of the required names, or refuse it."""
+def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
+    """Group rows by the value of a key, or by a tuple of values, in order of their first rows.
+
+    Examples:
+        >>> grouped([{"name": "a", "seed": 0}, {"name": "b"}, {"name": "a", "seed": 1}], "name")
+        {'a': [{'name': 'a', 'seed': 0}, {'name': 'a', 'seed': 1}], 'b': [{'name': 'b'}]}
+    """
+    found: dict[Any, list[Row]] = {}
+    for row in rows:
+        found.setdefault(itemgetter(*keys)(row), []).append(row)
+    return found
+
+
+def read_record(
+    path: Path, where: str, *required: str, remedy: str = "Restore or remove it."
+) -> Row:
+    """Read a JSON object with the required keys, or refuse the file."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except ValueError:  # not JSON, or not UTF-8
         record = None
     absent = [name for name in required if name not in record] if isinstance(record, dict) else []
     if absent or not isinstance(record, dict):
-        expected += f" with {', '.join(absent)}" if absent else ""
-        raise refusal(where, expected, "another file", remedy)
+        expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
+        raise refusal(f"{where}, {path}", expected, "another file", remedy)
     return record
 
 
 def read_rows(path: Path, where: str) -> list[Row]:
     """Return the rows of a record, none if there is no such file."""
-    if not path.exists():
-        return []
-    remedy = "Restore or remove it."
-    record = read_record(path, f"{where}, {path}", "a record in JSON", remedy, "rows")
-    return list(record["rows"])
+    return list(read_record(path, where, "rows")["rows"]) if path.exists() else []
 
 
-def kept(path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume") -> Row:
+def earlier_record(
+    path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume"
+) -> Row:
     """Return the record to resume, empty if there is none; refuse one with other options."""
     if not resume or not path.exists():
         return {}
     remedy = f"Give the same options, or start again without {where.split()[-1]}."
-    record = read_record(path, f"{where}, {path}", "a record", remedy, "options")
-    before = record["options"]
-    if not isinstance(before, dict):
-        raise refusal(f"{where}, {path}", "a record", "another file", remedy)
-    require_same(f"{where},", before, json.loads(json.dumps(dict(options))), remedy)
+    record = read_record(path, where, "options", remedy=remedy)
+    if not isinstance(record["options"], dict):
+        raise refusal(f"{where}, {path}", "a record with options", "another file", remedy)
+    # The options as JSON gives them back: tuples are lists there.
+    require_same(f"{where},", record["options"], json.loads(json.dumps(dict(options))), remedy)
     return record
 
 
@@ -119,7 +134,7 @@ def staged_folder(out: Path, where: str) -> Iterator[Path]:
 
 
 class Measurements:
-    """Rows on disk are kept, missing rows are measured, and every new row is written at once.
+    """A resumable table: keep the rows on disk, measure missing ones, write after every new row.
 
     Writes NAME.json with the rows and their provenance, NAME.csv with the rows.
 
@@ -129,8 +144,8 @@ class Measurements:
         settings: names of options that every row depends on; other values cannot be resumed.
         selection: names of further options, which choose the rows.
         name: of the files.
-        key: returns the value that identifies a row.
-        line: returns the line that reports a new row.
+        key: names of the fields that identify a row.
+        line: formats the line that reports a new row.
         say: prints a line.
         sort: keep the rows sorted by their keys.
         lists: names of further lists of rows in the record.
@@ -144,7 +159,7 @@ class Measurements:
         settings: Sequence[str],
         selection: Sequence[str],
         name: str,
-        key: Callable[[Row], Any],
+        key: Sequence[str],
         line: Callable[[Row], str],
         say: Callable[[str], object],
         sort: bool = False,
@@ -152,11 +167,12 @@ class Measurements:
     ) -> None:
         self._out, self._name, self._line, self._sort = options.out, name, line, sort
         self._where = f"{' '.join(words)} --out"
-        self.say, self.settings = say, {key: getattr(options, key) for key in settings}
-        before = kept(options.out / f"{name}.json", self.settings, options.resume)
-        self.rows: dict[Any, Row] = {key(row): row for row in before.get("rows", [])}
+        self.say, self.settings = say, {name: getattr(options, name) for name in settings}
+        before = earlier_record(options.out / f"{name}.json", self.settings, options.resume)
+        self._key = itemgetter(*key)
+        self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
         self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}
-        shown = {key: getattr(options, key) for key in (*settings, *selection)}
+        shown = {name: getattr(options, name) for name in (*settings, *selection)}
         self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
         self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
         if options.threads is not None:
@@ -170,12 +186,16 @@ class Measurements:
     def row(self, key: Hashable, measure: Callable[[], Row]) -> Row:
         """Return the row of a key, measured now if it is missing."""
         if key not in self.rows:
-            self.rows[key] = measure()
-            if self._sort:
-                self.rows = dict(sorted(self.rows.items()))
-            self.say(self._line(self.rows[key]))
-            self.write()
+            self.add(measure())
         return self.rows[key]
+
+    def add(self, row: Row) -> None:
+        """Add a row, or replace the one with the same key; report and write it."""
+        self.rows[self._key(row)] = row
+        if self._sort:
+            self.rows = dict(sorted(self.rows.items()))
+        self.say(self._line(row))
+        self.write()
 
     def write(self) -> None:
         """Write the JSON and the CSV file."""

@@ -26,9 +26,9 @@ from ..training.saved_models import load_model
 from .contestants import Contestant, Runs, config_of, named
 from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
 from .options import RobustnessOptions
-from .records import Measurements, Row
+from .records import Measurements, Row, grouped
 
-# No corruption, and a contrast that projective networks do not see.
+# No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
 NAMES = (
     *("LeNet", "LeNetCL", "StageNet-micro", "StageNet-micro-no-offset"),
@@ -63,7 +63,7 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
         settings=("dataset", "epochs", "images", "seed"),
         selection=("only", "corruptions", "strengths", "seeds"),
         name=chosen.dataset,
-        key=lambda row: tuple(row[part] for part in ("corruption", "strength", "name", "run_seed")),
+        key=("corruption", "strength", "name", "run_seed"),
         line=_line,
         say=say,
     )
@@ -79,7 +79,7 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
         for kind, strength in cases:
             for (name, seed), model in models.items():
                 key = (kind, strength, name, seed)
-                measurements.row(key, partial(_measured, key, model, draw))
+                measurements.row(key, partial(_measure, key, model, draw))
     return measurements.record
 
 
@@ -109,37 +109,35 @@ def _images(
     return corrupted(images, kind, strength, chosen.seed), labels
 
 
-def _measured(
+def _measure(
     key: tuple[str, int, str, int], model: nn.Module, draw: Callable[..., tuple[Tensor, Tensor]]
 ) -> Row:
     kind, strength, name, seed = key
     images, labels = draw(kind, strength)
-    run: Callable[[Tensor], Tensor] = model
     row: Row = {"corruption": kind, "strength": strength, "name": name, "run_seed": seed}
-    if kind == SCALED:
-        scale = scaled(_mean(model), strength)
-        run = lambda x: model(scale(x))  # noqa: E731
-        with torch.inference_mode():
-            x = as_input(images[:_COMPARED])
-            row["change_of_scores"] = relative_error(run(x), model(x))
-    return {**row, "accuracy": accuracy(run, images, labels)}
-
-
-def _mean(model: nn.Module) -> Tensor:
-    """Return the image that a network subtracts, 0 if it subtracts none."""
+    if kind != SCALED:
+        return {**row, "accuracy": accuracy(model, images, labels)}
     means = [module.mean for module in model.modules() if isinstance(module, Centre)]
-    return means[0] if means else torch.zeros(())
+    mean = means[0] if means else torch.zeros(())
+
+    def run(x: Tensor) -> Tensor:
+        scores: Tensor = model(scaled(x, mean, strength))
+        return scores
+
+    with torch.inference_mode():
+        x = as_input(images[:_COMPARED])
+        row["change_of_scores"] = relative_error(run(x), model(x))
+    return {**row, "accuracy": accuracy(run, images, labels)}
 
 
 def shares(rows: Sequence[Row]) -> dict[str, dict[tuple[str, int], float]]:
     """Return the mean accuracy over seeds by network, then by corruption and strength."""
-    found: dict[str, dict[tuple[str, int], list[float]]] = {}
-    for row in rows:
-        case = row["corruption"], row["strength"]
-        found.setdefault(row["name"], {}).setdefault(case, []).append(row["accuracy"])
     return {
-        name: {case: fmean(values) for case, values in cases.items()}
-        for name, cases in found.items()
+        name: {
+            case: fmean(row["accuracy"] for row in same)
+            for case, same in grouped(found, "corruption", "strength").items()
+        }
+        for name, found in grouped(rows, "name").items()
     }
 
 

@@ -57,7 +57,7 @@ def fitting_space(dataset: str, images: int, max_epochs: int) -> Space:
 def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
     """Read ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log`` and ``NAME=VALUE,VALUE`` of options of train.
 
-    Every bound and value must be an option that the configuration of the search can have; its epochs are the most.
+    Every bound and value is checked as an option of the search's configuration, whose epochs are the maximum.
     """
     space: dict[str, Range | tuple[Any, ...]] = {}
     for text in texts:
@@ -104,7 +104,7 @@ def _range(name: str, low: str, rest: list[str], text: str, config: TrainConfig)
 
 
 def _value(name: str, word: str, config: TrainConfig) -> Any:
-    """Return a value as an option of train, which is refused if it cannot have it."""
-    # Some options need others, such as a momentum another optimizer: those are left to the trials.
+    """Convert a word to a value of an option of train, or refuse it."""
+    # Adam refuses a momentum, but a trial may draw another optimizer.
     usual = {"optimizer": "sgd"} if name == "momentum" else {}
     return getattr(make_config(**{**config.model_dump(), **usual, name: word}), name)

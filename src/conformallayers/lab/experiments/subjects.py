@@ -1,9 +1,9 @@
-"""What the benchmark measures: networks by name and files, with the accuracies that are known of them."""
+"""Networks of the benchmark, by name or from files, with their known accuracies."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..training.runs import RESULT
 from ..training.saved_models import CHECKPOINT, Loaded, load_model
 from .contestants import CONTESTANTS, RECIPE
 from .deployed import merged
-from .records import read_record, read_rows
+from .records import grouped, read_record, read_rows
 
 DATASET = "cifar10"  # of the accuracies
 FOLD, RELU = "fold", "relu"  # keys of accuracies
@@ -32,12 +32,12 @@ Build = Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is measured.
+    """A network to measure.
 
     Args:
         name: in the table, and on the command line.
-        conformal: makes the conformal network; None if there is none, or a fold alone.
-        relu: makes its ReLU counterpart, or a plain network on its own, as it is deployed.
+        conformal: builds the conformal network; None if there is none, or only its fold.
+        relu: builds its ReLU counterpart, or a plain network on its own, as it is deployed.
         folded: the fold of a file.
         shape: of one sample.
         accuracy: of the trained networks, by FOLD and RELU; empty: untrained, None: not known.
@@ -52,7 +52,7 @@ class Subject:
 
 
 def chosen_subjects(
-    names: Sequence[str], depths: Iterable[int], results: Path, shape: tuple[int, ...] = ()
+    names: Sequence[str], depths: Sequence[int], results: Path, shape: tuple[int, ...] = ()
 ) -> list[Subject]:
     """Return networks and files by their names; all networks if there are none.
 
@@ -79,7 +79,7 @@ def chosen_subjects(
     return found
 
 
-def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Subject]:
+def _networks(depths: Sequence[int], accuracies: Mapping[str, float]) -> list[Subject]:
     """Return the networks of the paper, StageNets beside their ReLU twins, and ResNet-8."""
 
     def subject(
@@ -95,7 +95,6 @@ def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Su
         subject("LeNet", networks.LeNetCL, networks.LeNet, ("LeNet", "LeNetCL")),
         subject("D3ModNet", networks.D3ModNetCL, networks.D3ModNet),
     ]
-    depths = tuple(depths)
     for mode in ("zeros", "circular"):
         for k in depths:
             deep = partial(networks.DkNetCL, k, padding_mode=mode)
@@ -104,34 +103,23 @@ def _networks(depths: Iterable[int], accuracies: Mapping[str, float]) -> list[Su
     for preset in PRESETS:
         name, twin = f"StageNet-{preset}", f"StageReLUNet-{preset}-average"
         staged = partial(networks.StageNet, preset)
-        plain = partial(_merged, networks.StageReLUNet, preset)
+        plain = partial(lambda preset: merged(networks.StageReLUNet(preset)), preset)
         found.append(subject(name, staged, plain, (twin, name)))
-    found.append(subject("ResNet8", None, partial(_merged, networks.ResNet8), ("ResNet8",)))
+    found.append(subject("ResNet8", None, lambda: merged(networks.ResNet8()), ("ResNet8",)))
     return found
-
-
-def _merged(network: Callable[..., nn.Module], *arguments: str) -> nn.Module:
-    return merged(network(*arguments))
 
 
 def _accuracies(results: Path) -> dict[str, float]:
     """Return the accuracies on CIFAR-10 by the recipe of experiment 5, whose networks come first."""
     rows = read_rows(results / "experiment5" / f"{DATASET}.json", "bench")
     found = {
-        name: fmean(row["accuracy"] for row in rows if row["name"] == name)
-        for name in dict.fromkeys(row["name"] for row in rows)
+        name: fmean(row["accuracy"] for row in same) for name, same in grouped(rows, "name").items()
     }
     ending = f"-{DATASET}-{RECIPE}"
     for path in (results / "accuracy").glob(f"*{ending}.json"):
-        found.setdefault(path.stem.removesuffix(ending), _accuracy(path))
+        record = read_record(path, "bench", "accuracy")
+        found.setdefault(path.stem.removesuffix(ending), record["accuracy"])
     return found
-
-
-def _accuracy(path: Path) -> float:
-    """Return the accuracy in the result of a training."""
-    where, remedy = f"bench, {path}", "Restore or remove it."
-    share: float = read_record(path, where, "a record in JSON", remedy, "accuracy")["accuracy"]
-    return share
 
 
 def _read_file(name: str, shape: tuple[int, ...] = ()) -> Subject:
@@ -163,13 +151,11 @@ def _file_accuracy(loaded: Loaded) -> float | None:
     path = loaded.path
     found = [loaded.about.get("accuracy")]
     if path.name == CHECKPOINT and path.with_name(RESULT).exists():
-        found.append(_accuracy(path.with_name(RESULT)))
+        found.append(read_record(path.with_name(RESULT), "bench", "accuracy")["accuracy"])
     for table in sorted(path.parent.glob("*.json")):
         name = path.stem.removesuffix(f"-{table.stem}")
         if name in CONTESTANTS:  # the folds that experiment 5 saves have its first seed
-            rows = [
-                row for row in read_rows(table, "bench") if row["name"] == name and row["seed"] == 0
-            ]
-            found += [row["accuracy"] for row in rows]
+            rows = read_rows(table, "bench")
+            found += [row["accuracy"] for row in rows if (row["name"], row["seed"]) == (name, 0)]
     shares = (one for one in found if isinstance(one, (int, float)) and not isinstance(one, bool))
     return next((float(share) for share in shares if 0 <= share <= 1), None)

@@ -40,7 +40,7 @@ _STUDY_OPTIONS = (
     *("max_epochs", "subset", "validation", "alpha", "projective", "seed"),
     *("preset", "size"),
 )
-_SURE = 2.0  # standard deviations above chance
+_SURE = 2.0  # standard deviations above chance that count as learned
 
 
 def run_sweep(
@@ -202,7 +202,7 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
 
 
 def _drop_cut_line(journal: Path) -> None:
-    """Remove half a line at the end of a journal, which a process that was killed leaves there."""
+    """Remove the incomplete last line that a killed process leaves in a journal."""
     if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
         return
     lock = JournalFileSymlinkLock(str(journal))  # another process may still be writing the line
@@ -228,13 +228,14 @@ class _Sampler(TPESampler):
         self._seed = seed
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        # TPESampler has no public way to seed it again. It keeps no state but its random numbers.
         numbers = np.random.SeedSequence([self._seed, trial.number])
         super().__init__(seed=int(numbers.generate_state(1)[0]))
         super().before_trial(study, trial)
 
 
 def _summary(study: Study) -> Row:
-    """Return the trials, best first, unfinished ones last."""
+    """Return all trials, the best first, those without a final accuracy last."""
     rows = []
     for trial in study.get_trials(deepcopy=False):
         reached = trial.intermediate_values

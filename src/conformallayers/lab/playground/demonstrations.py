@@ -1,23 +1,19 @@
-"""What the playground shows beside a classifier: depth against time, templates, eigenimages, examples."""
+"""The demonstrations beside the classifier: time against depth, templates and eigenimages, example digits."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import conformallayers as cl
 
-from ...folding.folded import Folded
-from ...recipe import layer_operations as layer
-from ...recipe import point_operations as point
 from ...recipe.javascript.document import javascript_document
-from ...recipe.recipe import Recipe
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import digits
+from ..settings import torch_settings
 from ..training.saved_models import load_model
 
 SHAPE = SHAPES[DIGITS]
@@ -25,12 +21,6 @@ DEPTHS = range(1, 10)
 _CHANNELS = 16
 _EIGENIMAGES = 10
 Json = dict[str, Any]
-
-
-def document_of(folded: Folded) -> Json:
-    """Return what a fold in float32 runs, for JavaScript."""
-    recipe: Recipe = folded.recipe.with_constants(lambda _, array: array.detach().cpu().numpy())
-    return javascript_document(recipe, "float32")
 
 
 def stack(depth: int) -> nn.Module:
@@ -45,51 +35,33 @@ def stack(depth: int) -> nn.Module:
 
 def depth_documents() -> list[Json]:
     """Return stacks of all depths, each layer by layer and folded."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch_settings(seed=0):
         models = [stack(depth) for depth in DEPTHS]
     return [
-        {
-            "layers": document_of(cl.fold(model, SHAPE, strategy="layers")),
-            "folded": document_of(cl.fold(model, SHAPE, strategy="dense")),
-        }
+        {"layers": _document(model, "layers"), "folded": _document(model, "dense")}
         for model in models
     ]
 
 
 def insight(path: Path) -> Json:
-    """Return M's rows and Q's first eigenvectors of a network without stages, and its layers for the terms."""
+    """Return the rows of M, the first eigenvectors of Q and both folds of a network of one stage."""
     loaded = load_model(path, "playground")
-    folded, layers = (cl.fold(loaded.module, SHAPE, strategy=s) for s in ("dense", "layers"))
-    matrix, form = matrix_and_form(folded.recipe)
-    values, vectors = np.linalg.eigh(form)
-    images = vectors.T[::-1][:_EIGENIMAGES]
-    images = np.where(images.sum(1, keepdims=True) < 0, -images, images)
+    folded = cl.fold(loaded.module, SHAPE, strategy="dense")
+    (form,) = folded.forms()
+    values, vectors = torch.linalg.eigh(form)
+    images = vectors.flip(1)[:, :_EIGENIMAGES].T
+    images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return {
         "name": f"{loaded.about['network']} on {loaded.about['dataset']}",
         "labels": list(loaded.labels or map(str, range(CLASSES))),
         "shape": SHAPE,
-        "templates": _short(matrix),
+        "templates": _short(folded.matrix()),
         "eigenimages": _short(images),
-        "eigenvalues": _short(values[::-1][:_EIGENIMAGES]),
-        "trace": float(np.trace(form)),
-        "folded": document_of(folded),
-        "layers": document_of(layers),
+        "eigenvalues": _short(values.flip(0)[:_EIGENIMAGES]),
+        "trace": float(form.trace()),
+        "folded": javascript_document(folded.recipe, "float32"),
+        "layers": _document(loaded.module, "layers"),
     }
-
-
-def matrix_and_form(recipe: Recipe) -> tuple[Any, Any]:
-    """Return M (outputs, n) and Q (n, n) of a dense fold with one published part, from its constants."""
-    constants = {name: np.asarray(array, np.float64) for name, array in recipe.constants.items()}
-    written = {name: op for op in recipe.operations for name in op.outputs}
-    (division,) = (op for op in recipe.operations if isinstance(op, point.Divide))
-    image = written[division.inputs[0]]
-    (energy,) = (op for op in recipe.operations if isinstance(op, point.SumSquares))
-    factor = written[energy.inputs[0]]
-    if not isinstance(image, layer.Matmul) or not isinstance(factor, layer.Matmul):
-        raise TypeError("a dense fold has one matrix and the factor of one form")
-    root = constants[factor.weight]
-    return division.scale * constants[image.weight], energy.weight * root.T @ root
 
 
 def examples() -> list[Json]:
@@ -102,8 +74,13 @@ def examples() -> list[Json]:
     ]
 
 
-def _short(array: Any) -> Any:
+def _document(model: nn.Module, strategy: str) -> Json:
+    """Fold a network for digits and return its recipe for JavaScript."""
+    return javascript_document(cl.fold(model, SHAPE, strategy=strategy).recipe, "float32")
+
+
+def _short(values: Tensor) -> Any:
     """Return nested lists of numbers with five digits, which pictures need."""
-    if array.ndim > 1:
-        return [_short(row) for row in array]
-    return [float(f"{value:.5g}") for value in array.tolist()]
+    if values.dim() > 1:
+        return [_short(row) for row in values]
+    return [float(f"{value:.5g}") for value in values.tolist()]

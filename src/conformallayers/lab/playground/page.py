@@ -8,25 +8,24 @@ from collections.abc import Sequence
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ... import __version__
 from ...errors import refusal, shape_text
-from ...folding.files import save
-from ...numpy import Network, load
+from ...numpy import load
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
 from ...utils.text import size
+from ...zoo.catalogue import load as load_shipped
 from ...zoo.catalogue import network_files
 from ..data.catalogue import DIGITS
-from ..training.saved_models import fold_model, load_model, locate, white_of
+from ..training.saved_models import locate, white_of
 from .demonstrations import depth_documents, examples, insight
 
 LIMIT = 3 * 10**6  # bytes of the page
 NETWORK = "mnist-micro"  # of the zoo, where no other is named
 _SCRIPTS = "drawing", "picture", "classify", "depth", "respro", "insight"
-# How a drawing fills the images of a data set: the share of the side, and what is in the middle.
+# How the images of a data set are framed: the share of the side that is filled, and what is centred.
 _FITS: dict[str, tuple[float, str]] = {DIGITS: (1.0, "box"), "mnist": (20 / 28, "mass")}
 
 
@@ -35,14 +34,13 @@ def write_playground(out: Path, folds: Sequence[str | Path] = ()) -> Path:
 
     Args:
         out: the file.
-        folds: files written by cl.save or names of the zoo, to classify drawings with; none takes ``NETWORK``.
+        folds: files written by cl.save or names of the zoo, to classify drawings with; ``NETWORK`` if empty.
     """
     if out.is_dir():
         remedy = "Give a file name such as playground.html."
         raise refusal("playground --out", "a file", f"the folder {out}", remedy)
-    folds = folds or [network_files()[NETWORK]]
-    with TemporaryDirectory() as folder:
-        text = render([_fold_file(fold, Path(folder)) for fold in folds]).encode()
+    paths = [locate(fold, "playground") for fold in folds or [network_files()[NETWORK]]]
+    text = render(paths).encode()
     if len(text) > LIMIT:
         expected, got = f"a page of at most {size(LIMIT)}", size(len(text))
         remedy = 'Fold with strategy="conv" and in float32, or give fewer files.'
@@ -70,14 +68,15 @@ def render(folds: Sequence[Path]) -> str:
         "SCRIPTS": "\n".join(scripts),
     }
     page = (web / "page.html").read_text("utf-8")
-    # In one pass: parts stay as they are.
+    # One pass, so that text like @DATA@ inside a part is not replaced.
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], page)
 
 
 def network_entry(path: Path) -> dict[str, Any]:
     """Return a fold for the page: its recipe, its labels, and how its images look."""
-    net = load(path)
-    _check_shapes(path, net)
+    # Networks of the zoo are stored as models; other files must be folds.
+    net = load_shipped(path.stem) if path in network_files().values() else load(path)
+    _check_shapes(path, net.input_shape, net.output_shape)
     about = net.about or {}
     dataset = str(about.get("dataset", ""))
     words = [str(about["network"])] if "network" in about else []
@@ -88,23 +87,12 @@ def network_entry(path: Path) -> dict[str, Any]:
         "labels": list(net.labels or map(str, range(outputs))),
         "white": white_of(about, path),
         "fit": _FITS.get(dataset),
-        "document": javascript_document(net.recipe, str(net.dtype)),
+        "document": javascript_document(net.recipe, str(net.dtype).removeprefix("torch.")),
     }
 
 
-def _fold_file(fold: str | Path, folder: Path) -> Path:
-    """Return the file of a fold; networks of the zoo are stored as models, and folded into the folder."""
-    path = locate(fold, "playground")
-    if path not in network_files().values():
-        return path
-    model = load_model(path, "playground")
-    target = folder / path.name
-    save(fold_model(model, "playground"), target, labels=model.labels, about=dict(model.about))
-    return target
-
-
 def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict[str, Any]]:
-    """Add the file to names that several networks have."""
+    """Append the path to names that several networks share."""
     names = [entry["name"] for entry in entries]
     for entry, name, path in zip(entries, names, folds, strict=True):
         if names.count(name) > 1:
@@ -113,12 +101,11 @@ def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict
 
 
 def data_file(name: str) -> Path:
-    """Return a network that comes with the package."""
+    """Return the path of a network that ships with the playground."""
     return Path(str(files(__package__) / "data" / f"{name}.safetensors"))
 
 
-def _check_shapes(path: Path, net: Network) -> None:
-    shape, outputs = net.input_shape, net.output_shape
+def _check_shapes(path: Path, shape: tuple[int, ...], outputs: tuple[int, ...]) -> None:
     if len(shape) != 3 or shape[0] not in (1, 3) or len(outputs) != 1 or prod(outputs) < 2:
         expected = "a fold from images (1 or 3, H, W) to one score for each class"
         got = f"{shape_text(shape)} → {shape_text(outputs)}"
@@ -126,7 +113,7 @@ def _check_shapes(path: Path, net: Network) -> None:
 
 
 def _script_safe(text: str) -> str:
-    """Return JSON that no HTML parser can take for the end of a script or a comment."""
+    """Escape JSON so that no HTML parser sees the end of a script or a comment in it."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

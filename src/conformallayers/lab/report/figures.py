@@ -1,8 +1,8 @@
-"""Figures of the demo, and the style of all figures: the colour-blind safe Okabe-Ito and PuOr."""
+"""The style of all figures, with the colour-blind safe Okabe-Ito and PuOr, and the figures of the demo."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class PlainNumbers(LogFormatter):
     """Label the ticks that LogFormatter would label as 0.01, 1, 200, 1 k, 50 k, 1 M."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        """Return the label of a tick, empty for most of those between two powers of ten."""
+        """Return the label of a tick, empty where LogFormatter leaves it out."""
         return count(x) if super().__call__(x, pos) else ""
 
 
@@ -68,8 +68,32 @@ def plain_ticks(*axes: Any) -> None:
         axis.set_minor_formatter(PlainNumbers(minor_thresholds=(1.5, 0.6)))
 
 
+def depth_figure(
+    times: Mapping[int, Mapping[str, Sequence[float]]], batch: int, styles: Mapping[str, Any]
+) -> Figure:
+    """Plot milliseconds per batch against depth, with quartiles, one line per name.
+
+    Args:
+        times: median and quartiles by depth and name.
+        batch: the number of images.
+        styles: of the line of each name, for ``Axes.plot``.
+    """
+    with styled(6.8, 4.4) as (figure, axes):
+        for name, style in styles.items():
+            depths = [depth for depth, found in times.items() if name in found]
+            median, low, high = zip(*(times[depth][name] for depth in depths), strict=True)
+            (line,) = axes.plot(depths, median, **{"markersize": 4, "label": name, **style})
+            axes.fill_between(depths, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
+        plain_ticks(axes.yaxis)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3, which="both")
+        legend_below(figure, axes, 3)
+    return figure
+
+
 def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
-    """Explain the curves of axes below the figure, where no curve can be."""
+    """Add a legend below the axes, where it covers no curve."""
     style: Any = {"frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
     handles = axes.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
@@ -115,30 +139,6 @@ def respro_curve() -> Figure:
         axes.grid(alpha=0.3)
         axes.set(xlabel="x", ylabel="y", title="ReSPro: 1 at x = α, and smaller beyond")
         axes.legend(loc="upper left", frameon=False)
-    return figure
-
-
-def training_curve(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
-    """Draw the training loss above the test accuracy (0 to 1) of each epoch."""
-    epochs = range(1, len(losses) + 1)
-    with styled(6.4, 4.6, rows=2) as (figure, (above, below)):
-        below.sharex(above)
-        above.tick_params(labelbottom=False)
-        above.plot(epochs, losses, color=BLUE, marker="o", markersize=4)
-        above.set(ylabel="training loss\n(smoothed labels)")
-        below.plot(epochs, [100 * a for a in accuracies], color=ORANGE, marker="s", markersize=4)
-        below.set(ylabel="test accuracy (%)", xlabel="epoch")
-        below.annotate(
-            f"{100 * accuracies[-1]:.1f} %",
-            (len(losses), 100 * accuracies[-1]),
-            xytext=(0, -16),
-            textcoords="offset points",
-            ha="center",
-        )
-        for axes in (above, below):
-            axes.grid(alpha=0.3)
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        figure.suptitle("Training, layer by layer")
     return figure
 
 

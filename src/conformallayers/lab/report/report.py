@@ -31,6 +31,15 @@ _HEADINGS = {
     "bench": "Against other engines",
     "steps": "Training steps",
 }
+# The sections of one record each: its file, and the function that lays it out.
+_RECORDS: dict[str, tuple[str, Callable[[Record, Path], Context]]] = {
+    "depth": ("experiment3/times.json", sections.depth_section),
+    "batch": ("experiment4/batches.json", sections.batch_section),
+    "cost": ("experiment5/cifar10.json", sections.cost_section),
+    "robustness": ("experiment6/cifar10.json", sections.robustness_section),
+    "bench": ("benchmarks/bench.json", sections.bench_section),
+    "steps": ("benchmarks/train_step.json", sections.steps_section),
+}
 _REMEDY = "Measure it again, or move the file away."
 
 
@@ -45,11 +54,15 @@ def write_report(results: Path = Path("results"), out: Path | None = None) -> Pa
     if not results.is_dir():
         remedy = "Run an experiment first, or give the folder that it wrote."
         raise refusal("report --results", "a folder with results", f"{results}, no folder", remedy)
-    out = out or results / "report.html"
+    return write_page(out or results / "report.html", "report.html.jinja", _context(results))
+
+
+def write_page(out: Path, template: str, values: Context) -> Path:
+    """Render a template into a file, and return its path."""
     if out.is_dir():
         remedy = "Give a file name such as report.html."
         raise refusal("report --out", "a file", f"the folder {out}", remedy)
-    text = _render(results)
+    text = template_environment().get_template(template).render(values)
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_file(out, [text.encode()])
     return out
@@ -64,45 +77,37 @@ def template_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Which columns have numbers, or nothing, in all cells.
+    # Columns whose every cell is a number or empty are right-aligned.
     environment.globals["numeric_columns"] = lambda rows: [
         all(is_number(str(cell)) for cell in column) for column in zip(*rows, strict=True)
     ]
     return environment
 
 
-def _render(results: Path) -> str:
+def _context(results: Path) -> Context:
     cells = sorted((results / "accuracy").glob("*.json"))
     studies = [path for folder in results.glob("sweep*") for path in folder.rglob("study.json")]
     contexts: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: sections.accuracy_section(
-            [read(path, *sections.CELL_KEYS) for path in cells]
-        ),
-        "depth": partial(_measured, results / "experiment3/times.json", sections.depth_section),
-        "batch": partial(_measured, results / "experiment4/batches.json", sections.batch_section),
-        "cost": partial(_measured, results / "experiment5/cifar10.json", sections.cost_section),
-        "robustness": partial(
-            _measured, results / "experiment6/cifar10.json", sections.robustness_section
-        ),
-        "sweep": lambda: [
-            sections.study_section(read(path), path.parent) for path in sorted(studies)
-        ],
-        "bench": partial(_measured, results / "benchmarks/bench.json", sections.bench_section),
-        "steps": partial(_measured, results / "benchmarks/train_step.json", sections.steps_section),
+        name: partial(_measured, results / file, build) for name, (file, build) in _RECORDS.items()
     }
-    template = template_environment().get_template("report.html.jinja")
-    return template.render(
-        title=_TITLE,
-        version=__version__,
-        commit=sections.short_commit(commit()),
-        headings=_HEADINGS,
-        paper=paper,
-        **{name: _checked(_HEADINGS[name], build) for name, build in contexts.items()},
+    contexts["accuracy"] = lambda: sections.accuracy_section(
+        [read(path, *sections.CELL_KEYS) for path in cells]
     )
+    contexts["sweep"] = lambda: [
+        sections.study_section(read(path), path.parent) for path in sorted(studies)
+    ]
+    return {
+        "title": _TITLE,
+        "version": __version__,
+        "commit": sections.short_commit(commit()),
+        "headings": _HEADINGS,
+        "paper": paper,
+        **{name: _checked(_HEADINGS[name], build) for name, build in contexts.items()},
+    }
 
 
 def _checked(heading: str, build: Callable[[], Any]) -> Any:
-    """Build the context of a section; refuse records that lack what it needs."""
+    """Build the context of a section; refuse records of another form."""
     try:
         return build()
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
@@ -118,7 +123,7 @@ def _measured(path: Path, build: Callable[[Record, Path], Context]) -> Context |
 
 def read(path: Path, *required: str) -> Record:
     """Read a record and check its keys; if it names no commit, take the file's own."""
-    record = read_record(path, f"report, {path}", "a record in JSON", _REMEDY, *required)
+    record = read_record(path, "report", *required, remedy=_REMEDY)
     if "commit" not in record:
         last = git(path.parent, "log", "-1", "--format=%H", "--", path.name)
         record["commit"] = last or None

@@ -13,13 +13,13 @@ from .figures import BLUE, GREEN, ORANGE, styled
 
 _DECADE = 10.0  # a rate that changes by this factor is drawn on a logarithmic axis
 _WRITTEN = 20  # classes up to which the cells of a confusion matrix have numbers
-_NAMED = 60  # and up to which its axes have names
+_NAMED = 60  # classes up to which its axes have names
 _MISTAKES, _COLUMNS = 24, 6
 _LONGEST = 18  # letters of a name in a figure
 
 
 def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw loss, accuracies and learning rate of each epoch; legends are beside the curves."""
+    """Draw loss, known accuracies and learning rate of each epoch; legends are beside the curves."""
     epochs = [row["epoch"] for row in history]
     rates = [row["learning_rate"] for row in history]
     with styled(7.2, 6.0, rows=3) as (figure, (above, middle, below)):
@@ -29,6 +29,7 @@ def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
         curves = {
             "training": ("train_accuracy", BLUE),
             "validation": ("validation_accuracy", ORANGE),
+            "test": ("test_accuracy", ORANGE),
         }
         for label, (key, colour) in curves.items():
             values = [100 * row[key] for row in history if key in row]
@@ -73,7 +74,13 @@ def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figur
 def mistakes_figure(
     images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
 ) -> Figure | None:
-    """Draw the mistakes of the largest probabilities, (N, classes), of images in bytes; None if there is none."""
+    """Draw the misclassified images of largest probability; None if there is none.
+
+    Args:
+        images: (N, C, H, W), unsigned bytes.
+        labels: (N,).
+        probabilities: (N, classes).
+    """
     likeliest = probabilities.max(1)
     sure = likeliest.values.where(likeliest.indices != labels, -1.0)
     order = sure.argsort(descending=True, stable=True)[:_MISTAKES]
@@ -95,7 +102,7 @@ def mistakes_figure(
 
 
 def _plain(text: str) -> str:
-    """Return text that matplotlib does not read as a formula."""
+    """Escape text that matplotlib would read as a formula."""
     return text.replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Write one HTML page about a training run: result, curves, confusion matrix, mistakes and options."""
+"""Write a training run as one HTML page: result, curves, confusion matrix, mistakes and options."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 from ... import __version__
 from ...errors import refusal
-from ...utils.files import replace_file
 from ..training.outcome import CONFUSION, MISTAKES, TRAINING
 from ..training.runs import CONFIG, METRICS, RESULT
-from .report import read, template_environment
+from .report import read, write_page
 from .sections import Context, embedded_picture, percent, short_commit
 
 _ACCURACIES = {
@@ -37,11 +36,7 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         got = f"{run} without {RESULT}" if run.is_dir() else f"{run}, no folder"
         remedy = "Finish the run: conformallayers train with --resume."
         raise refusal("report RUN", "the folder of a finished run", got, remedy)
-    out = out or run / "report.html"
-    text = template_environment().get_template("run.html.jinja").render(**_context(run))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(out, [text.encode()])
-    return out
+    return write_page(out or run / "report.html", "run.html.jinja", _context(run))
 
 
 def _context(run: Path) -> Context:

@@ -1,4 +1,4 @@
-"""Prepare the records of the experiments for the sections of the report's template."""
+"""Turn the records of experiments into the values that the report's template prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..experiments import bench, cost, paper, robustness
 from ..experiments.records import mean_and_spread, read_rows
 
 Record = dict[str, Any]
-# What a section's part of the template reads.
+# The values of one section in the template.
 Context = dict[str, Any]
 # The keys that an accuracy record must have.
 CELL_KEYS = (
@@ -74,22 +74,14 @@ def depth_section(record: Record, folder: Path) -> Context:
 
 def batch_section(record: Record, folder: Path) -> Context:
     """List the times, memory and limits of experiment 4."""
-    lines = [
-        [
-            row["path"],
-            row["batch"],
-            f"{row['milliseconds']['median']:.2f}",
-            f"{1e3 * row['milliseconds']['median'] / row['batch']:.1f}",
-            size(max(0, row["peak_bytes"])),
-        ]
-        for row in record["rows"]
-        if "failed" not in row
-    ]
-    failed = [
-        {key: row[key] for key in ("path", "batch", "failed")}
-        for row in record["rows"]
-        if "failed" in row
-    ]
+    lines, failed = [], []
+    for row in record["rows"]:
+        if "failed" in row:
+            failed.append({key: row[key] for key in ("path", "batch", "failed")})
+            continue
+        time = row["milliseconds"]["median"]
+        each = [f"{time:.2f}", f"{1e3 * time / row['batch']:.1f}", size(max(0, row["peak_bytes"]))]
+        lines.append([row["path"], row["batch"], *each])
     limits = [
         [row["path"], row["largest_batch"], size(row["budget_bytes"])] for row in record["limits"]
     ]
@@ -205,18 +197,13 @@ def _accuracy_cell(records: Sequence[Record], cell: paper.Cell) -> Context:
 
 def _ablation_lines(records: Sequence[Record]) -> list[list[str]]:
     """Return form, α, and accuracy without and with gain; empty without measurements."""
-    found = {
-        parts: [record["accuracy"] for record in _matching(records, paper.ABLATION_CELL, variant)]
-        for parts, variant in paper.ABLATION.items()
-    }
-    if not any(found.values()):
-        return []
-    shown = {parts: mean_and_spread(shares) if shares else "–" for parts, shares in found.items()}
-    return [
-        [form, alpha, shown[form, alpha, False], shown[form, alpha, True]]
-        for form, alpha, gain in shown
-        if gain
-    ]
+    lines: dict[tuple[str, str], list[str]] = {}
+    for (form, alpha, _), variant in paper.ABLATION.items():  # without gain, then with it
+        found = _matching(records, paper.ABLATION_CELL, variant)
+        shown = mean_and_spread([record["accuracy"] for record in found]) if found else "–"
+        lines.setdefault((form, alpha), [form, alpha]).append(shown)
+    measured = any(line[2:] != ["–", "–"] for line in lines.values())
+    return list(lines.values()) if measured else []
 
 
 def _hyperparameter_line(name: str, setting: Record, accuracy: float) -> list[str]:
