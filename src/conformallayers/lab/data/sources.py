@@ -120,10 +120,11 @@ def load_test(
         expected = "the set of the test images" if only_test else "images to calibrate with"
         raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
     if not is_pictures(name):
-        found = load(name, root, verify=verify)
+        data = load(name, root, verify=verify)
         if trained.pictures is None or trained.labels is None:
-            return found
-        return _with_labels(found, trained.labels, f"{where} {name}")
+            return data
+        _check_classes(LABELS[name], trained.labels, f"{where} {name}")
+        return _with_labels(data, trained.labels)
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != trained.pictures:
         before = trained.pictures and trained.dataset
@@ -132,24 +133,28 @@ def load_test(
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
         if only_test and not pictures.has_parts:
-            pictures = pictures.all_as_test()
+            pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
     if trained.labels is not None:
-        pictures = pictures.with_labels(trained.labels, where)
+        _check_classes(pictures.labels, trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
         remedy = "In Python, evaluate takes any images as a Dataset."
         got = shape_text(trained.shape)
         raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
     channels, *sides = trained.shape
-    return pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
+    data = pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
+    return data if trained.labels is None else _with_labels(data, trained.labels)
 
 
-def _with_labels(data: Dataset, labels: tuple[str, ...], where: str) -> Dataset:
-    """Return a known set with the classes of a network, which are found by name."""
-    own = LABELS[data.name]
+def _check_classes(own: Sequence[str], labels: tuple[str, ...], where: str) -> None:
+    """Refuse classes that a network does not have."""
     odd = [label for label in own if label not in labels]
     if odd:
-        remedy = "Name a data set with classes of the network."
+        remedy = "Name a data set with classes of the network; folders are named after their class."
         raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
-    places = torch.tensor([labels.index(label) for label in own])
+
+
+def _with_labels(data: Dataset, labels: tuple[str, ...]) -> Dataset:
+    """Return a data set with the class numbers of a network, by the names of the classes."""
+    places = torch.tensor([labels.index(label) for label in data.labels or LABELS[data.name]])
     train, test = places[data.train_labels], places[data.test_labels]
     return replace(data, train_labels=train, test_labels=test, classes=len(labels), labels=labels)
