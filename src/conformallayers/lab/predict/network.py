@@ -108,5 +108,5 @@ def _open_torch(
         remedy = "Fold it for samples of a shape: conformallayers fold --input-shape 1 28 28."
         raise refusal(f"predict {os.fspath(model)}", "a model with an input shape", "none", remedy)
     output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    white, pictures = white_of(loaded.about, loaded.path), loaded.pictures is not None
-    return ReadyNetwork(run, shape, output, loaded.labels, white, pictures)
+    pictures = loaded.pictures is not None
+    return ReadyNetwork(run, shape, output, loaded.labels, loaded.white, pictures)

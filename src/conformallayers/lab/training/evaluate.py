@@ -19,7 +19,7 @@ from ..data.datasets import Dataset
 from ..data.sources import load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
-from .saved_models import WHITE, Loaded, load_model, white_of
+from .saved_models import WHITE, Loaded, load_model
 
 _BATCH = 1000
 
@@ -125,35 +125,32 @@ def evaluate(
 
 
 def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
-    images, labels = dataset.test_images, dataset.test_labels
-    module, white = model.module, white_of(model.about, model.path)
-    shape = tuple(images.shape[1:])
-    if not isinstance(module, Folded):
-        native = model.native_shape
-        if native is None or white != WHITE:
-            got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
-            expected = f"a network whose input shape is known and whose white is {WHITE:g}"
-            raise refusal(f"evaluate {model.path}", expected, got, remedy)
-        if native not in (IMAGE_SHAPE, shape):
-            expected, got = f"images of {shape_text(native)}", shape_text(shape)
-            remedy = "Name a set of such images, or a folder of pictures, which are scaled."
-            raise refusal(f"evaluate {model.path}", expected, got, remedy)
-        return accuracy_by_path(module, images, labels, device, shape=native)
-    share = fold_accuracy(module, white, dataset, f"evaluate {model.path}", device)
-    return {"layers": None, "folded": share, "strategy": module.strategy}
+    """Return the accuracies and the strategy."""
+    images, module, where = dataset.test_images, model.module, f"evaluate {model.path}"
+    if isinstance(module, Folded):
+        share = fold_accuracy(module, model.white, dataset, where, device)
+        return {"layers": None, "folded": share, "strategy": module.strategy}
+    native, shape = model.native_shape, tuple(images.shape[1:])
+    if native is None or model.white != WHITE:
+        got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
+        expected = f"a network whose input shape is known and whose white is {WHITE:g}"
+        raise refusal(where, expected, got, remedy)
+    if native not in (IMAGE_SHAPE, shape):
+        expected, got = f"images of {shape_text(native)}", shape_text(shape)
+        remedy = "Name a set of such images, or a folder of pictures, which are scaled."
+        raise refusal(where, expected, got, remedy)
+    return accuracy_by_path(module, images, dataset.test_labels, device, shape=native)
 
 
 def fold_accuracy(
     folded: Folded, white: float, dataset: Dataset, where: str, device: str = "cpu"
 ) -> float:
     """Return the share of test images that a fold classifies correctly; ``white`` is its value of white pixels."""
-
-    def run(x: Tensor) -> Tensor:
-        result: Tensor = folded((white * x).to(folded.dtype))
-        return result
-
-    stored = takes_stored(folded, dataset.test_images, where)
-    return accuracy(run, dataset.test_images, dataset.test_labels, device, stored=stored)
+    images, labels = dataset.test_images, dataset.test_labels
+    stored = takes_stored(folded, images, where)
+    return accuracy(
+        lambda x: folded((white * x).to(folded.dtype)), images, labels, device, stored=stored
+    )
 
 
 def takes_stored(folded: Folded, images: Tensor, where: str) -> bool:

@@ -16,7 +16,7 @@ from ..data.batches import Batches
 from ..data.datasets import Dataset
 from ..data.sources import load_test
 from .evaluate import fold_accuracy, takes_stored
-from .saved_models import Loaded, white_of
+from .saved_models import Loaded
 
 CALIBRATION = 512  # images
 
@@ -46,13 +46,12 @@ def quantize_fold(
     how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
     trained = replace(model.training, shape=folded.input_shape)
     data = load_test(images, trained, data_root, **how)
-    white = white_of(model.about, model.path)
-    x = calibration_images(data, folded, white, count)
+    x = calibration_images(data, folded, model.white, count)
     quantized = quantize(folded, x)
     found: dict[str, Any] = {"dataset": data.name, "images": len(data.test_labels)}
     found["calibration"] = len(x)
     for label, fold in (("float", folded), ("int8", quantized)):
-        found[label] = fold_accuracy(fold, white, data, "quantize --images")
+        found[label] = fold_accuracy(fold, model.white, data, "quantize --images")
     return quantized, found
 
 

@@ -62,38 +62,41 @@ class Loaded:
         return digest if isinstance(digest, str) else None
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of one stored image; None if it is unknown."""
+    def native_shape(self) -> tuple[int, ...] | None:
+        """The shape of one image as the network itself takes it; None if it is unknown."""
         from ...folding.folded import Folded
         from ..data.image_adapter import native_shape
 
         if isinstance(self.module, Folded):
             return self.module.input_shape
-        native = self.native_shape
-        if native_shape(self.module) is not None and self.dataset in SHAPES:
-            return SHAPES[self.dataset]
-        return native
-
-    @property
-    def native_shape(self) -> tuple[int, ...] | None:
-        """The shape of one image as the network itself takes it; None if it is unknown."""
-        from ..data.image_adapter import native_shape
-
         noted = self.about.get("in_shape")
         if noted is None:
             return native_shape(self.module)
         return checked_shape(noted, f"{self.path}, in_shape")
 
     @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one stored image; None if it is unknown."""
+        from ..data.image_adapter import native_shape
+
+        # Only networks of the package take stored images by way of from_images.
+        if native_shape(self.module) is not None and self.dataset in SHAPES:
+            return SHAPES[self.dataset]
+        return self.native_shape
+
+    @property
     def training(self) -> TrainingData:
         """What is known of its training, to find images to test it on."""
-        from ...folding.folded import Folded
         from ...networks import IMAGE_SHAPE
         from ..data.sources import TrainingData
 
-        shape = self.module.input_shape if isinstance(self.module, Folded) else self.native_shape
-        shape = shape or IMAGE_SHAPE
+        shape = self.native_shape or IMAGE_SHAPE
         return TrainingData(self.dataset, self.labels, self.pictures, shape)
+
+    @property
+    def white(self) -> float:
+        """The value of a white pixel."""
+        return white_of(self.about, self.path)
 
     @property
     def folds(self) -> bool:
@@ -107,7 +110,7 @@ class Loaded:
 
 
 def locate(model: str | os.PathLike[str], command: str) -> Path:
-    """Return the file of a model: that of a run folder is its checkpoint; a path precedes a name of the zoo."""
+    """Return the file of a model: the checkpoint of a run folder, another path, or else a network of the zoo."""
     name, path, shipped = os.fspath(model), Path(model), network_files()
     if path.is_dir():
         path = path / CHECKPOINT

@@ -12,7 +12,7 @@ from ...errors import refusal, shape_text
 from ...folding.folded import Folded
 from ..data.catalogue import LABELS
 from .config import TrainConfig
-from .saved_models import WHITE, load_model, locate, white_of
+from .saved_models import WHITE, load_model, locate
 
 _OPTION = "train --teacher"
 _REMEDY = "Train the teacher on the same data set."
@@ -31,16 +31,14 @@ class Teacher:
     def __init__(self, path: str, config: TrainConfig) -> None:
         where, wanted = f"{_OPTION} {path}", config.input_shape
         loaded = load_model(path, _OPTION, config.device)
-        module = loaded.module
-        shape = module.input_shape if isinstance(module, Folded) else loaded.native_shape
+        module, shape = loaded.module, loaded.native_shape
         if shape != wanted:
             got = shape_text(shape) if shape else "no known shape"
             remedy = "Train on images of its size, or name a teacher for these."
             raise refusal(where, f"a network for images of {shape_text(wanted)}", got, remedy)
-        white = white_of(loaded.about, loaded.path)
-        if white != WHITE:
+        if loaded.white != WHITE:
             remedy = "Train the teacher by conformallayers train."
-            raise refusal(where, f"a network with white {WHITE:g}", f"{white:g}", remedy)
+            raise refusal(where, f"a network with white {WHITE:g}", f"{loaded.white:g}", remedy)
         self._module = module.requires_grad_(False)
         dtype = next((one.dtype for one in module.parameters()), torch.float32)
         self._dtype = module.dtype if isinstance(module, Folded) else dtype
