@@ -9,9 +9,8 @@ from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ...networks.base import Network
 from ...nn.extra_layers import Centre, RepeatChannels
-from .batches import enlargement
+from .batches import Shape, enlargement
 
-Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 
 

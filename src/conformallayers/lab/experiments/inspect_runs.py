@@ -76,7 +76,7 @@ def run_inspect(
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
         images, labels = dataset.test_images[:count], dataset.test_labels[:count]
-        x = images.float() / 255 if subject.stored else as_input(images)
+        x = as_input(images, shape=shape)
         found = inspect(subject.model, shape, x)
         untrained = None if initial is None else inspect(initial(), shape, x)
         say(str(found))
@@ -98,7 +98,6 @@ class _Subject:
 
     Args:
         model: in evaluation mode.
-        stored: whether it takes images in their own shape, and not as 3×32×32.
         training: the data set, and the shape of one sample.
         folder: the name of the folder for its record.
         notes: network, epoch and command of the training, for the record.
@@ -106,7 +105,6 @@ class _Subject:
     """
 
     model: nn.Module
-    stored: bool
     training: TrainingData
     folder: str
     notes: Row
@@ -125,7 +123,7 @@ def _subject(path: Path) -> _Subject:
     notes = {"network": config.network_name, "epoch": stored.state.epoch}
     notes["trained"] = config.command({})
     folder = path.absolute().parent.name
-    return _Subject(model, config.stored, training, folder, notes, lambda: _initial(config))
+    return _Subject(model, training, folder, notes, lambda: _initial(config))
 
 
 def _shipped(loaded: Loaded) -> _Subject:
@@ -147,7 +145,7 @@ def _shipped(loaded: Loaded) -> _Subject:
     }
     training = TrainingData(dataset, loaded.labels, loaded.pictures, shape)
     model = from_images(loaded.module, shape, "inspect")
-    return _Subject(model, True, training, loaded.path.stem, notes)
+    return _Subject(model, training, loaded.path.stem, notes)
 
 
 def _results(

@@ -206,11 +206,6 @@ class TrainConfig(BaseModel):
         return tuple(self.in_shape or _IMAGE_SHAPE)
 
     @property
-    def stored(self) -> bool:
-        """Whether the network takes images in the shape in which they are stored."""
-        return self.in_shape is not None
-
-    @property
     def network_name(self) -> str:
         """The network without the path of its file."""
         return self.network.rpartition(":")[2]

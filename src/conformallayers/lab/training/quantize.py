@@ -12,10 +12,10 @@ from torch import Tensor
 from ...errors import refusal
 from ...folding.folded import Folded
 from ...folding.quantize import quantize
-from ..data.batches import Batches
+from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.sources import load_test
-from .evaluate import fold_accuracy, takes_stored
+from .evaluate import check_shape, fold_accuracy
 from .saved_models import Loaded
 
 CALIBRATION = 512  # images
@@ -62,7 +62,6 @@ def calibration_images(data: Dataset, folded: Folded, white: float, count: int) 
         remedy = "Name a data set or a folder with training images."
         raise refusal("quantize --images", "training images to calibrate with", "none", remedy)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
-    chosen, labels = data.train_images[order], data.train_labels[order]
-    stored = takes_stored(folded, chosen, "quantize --images")
-    ((x, _),) = Batches(chosen, labels, len(chosen), stored=stored)
-    return (white * x).to(folded.dtype)
+    chosen = data.train_images[order]
+    check_shape(folded.input_shape, chosen, "quantize --images")
+    return (white * as_input(chosen, shape=folded.input_shape)).to(folded.dtype)

@@ -140,7 +140,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         config, module = checkpoint.trained(found, device)
         about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
         about |= {"epoch": found.state.epoch, "white": WHITE}
-        if is_own(config.network) or config.stored:
+        if is_own(config.network) or config.in_shape is not None:
             about["in_shape"] = list(config.input_shape)
         if config.pictures is not None:
             about["pictures"] = config.pictures

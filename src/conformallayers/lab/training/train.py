@@ -22,7 +22,7 @@ from ...errors import refusal
 from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
-from ..data.batches import Batches, derive_seed, mean_image
+from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.datasets import Dataset
 from ..data.files import md5
 from ..data.sources import UnreadDataset, find_source
@@ -223,7 +223,7 @@ class _Run:
         self.teacher = None if config.teacher is None else Teacher(config.teacher, config)
         for module in self.model.modules():
             if isinstance(module, Centre):
-                module.fit(mean_image(images, config.stored))
+                module.fit(mean_image(images, config.input_shape))
         self.batches = Batches(
             images,
             labels,
@@ -232,7 +232,7 @@ class _Run:
             seed=config.seed,
             flips=config.flips,
             shift=config.shift,
-            stored=config.stored,
+            shape=config.input_shape,
             device=config.device,
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -301,10 +301,11 @@ class _Run:
 
     def health_warnings(self) -> Iterator[str]:
         """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
-        images = self.batches.as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
+        images = self.batches.images[:_DIAGNOSED].to(self.config.device)
+        x = as_input(images, shape=self.config.input_shape)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
-        if conformal and bool(images.any()):
-            for warning in diagnose(self.model, images, fold=False).warnings:
+        if conformal and bool(x.any()):
+            for warning in diagnose(self.model, x, fold=False).warnings:
                 yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
@@ -341,7 +342,7 @@ class _Run:
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
                 row["validation_accuracy"] = accuracy(
-                    self.model, *held_out, config.device, ranks, config.stored
+                    self.model, *held_out, config.device, ranks, config.input_shape
                 )
         row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
