@@ -168,7 +168,7 @@ def ready(model: Loaded, command: str) -> nn.Module:
 def fold_model(
     model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
 ) -> Folded:
-    """Fold a model for images of a shape, by default that of the training images."""
+    """Fold a model for images of a shape, by default that of the training images; the fold has its notes."""
     from ...folding.fold import fold
     from ..data.image_adapter import from_images
 
@@ -177,7 +177,9 @@ def fold_model(
         remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
         raise refusal(command, "a network with ConformalLayers", got, remedy)
     shape = _known(shape or model.shape, command)
-    return fold(from_images(model.module, shape, command), shape, **options)
+    folded = fold(from_images(model.module, shape, command), shape, **options)
+    folded.labels, folded.about = model.labels, dict(model.about) or None
+    return folded
 
 
 def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
