@@ -160,7 +160,7 @@ def quantize(
     except ConformalError:
         if chosen.strategy is not None or isinstance(loaded.module, Folded):
             raise
-        # "auto" may choose operations that int8 lacks; "conv" has none of them.
+        # "auto" may choose operations that int8 lacks, which "conv" seldom needs.
         folded = _fold_of(loaded, "quantize", replace(chosen, strategy="conv"))
         quantized, found = quantize_fold(loaded, folded, **where)
     print(quantized.quantization)

@@ -21,6 +21,7 @@ from ..data.catalogue import LABELS, SHAPES
 from .own_networks import is_own
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ...folding.folded import Folded
@@ -153,16 +154,26 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     return Loaded(module, path, labels, notes or {})
 
 
-def ready(model: Loaded, command: str) -> nn.Module:
-    """Return a module for images in their stored shape: a fold, or a model with nothing to fold."""
-    from ...folding.folded import Folded
+def ready(model: Loaded, command: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """Return a fold, or a model with nothing to fold, and the shape of its images, as they are stored."""
     from ..data.image_adapter import from_images
 
-    if isinstance(model.module, Folded):
-        return model.module
+    shape = _known(model.shape, command)
     if model.folds:
-        return fold_model(model, command)
-    return from_images(model.module, _known(model.shape, command), command)
+        return fold_model(model, command), shape
+    return from_images(model.module, shape, command), shape
+
+
+def input_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype that a module computes in: a fold's own, or that of its first tensor of floats."""
+    import torch
+
+    from ...folding.folded import Folded
+
+    if isinstance(module, Folded):
+        return module.dtype
+    tensors = (*module.parameters(), *module.buffers())
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
 
 
 def fold_model(

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import refusal, shape_text
-from ...folding.folded import Folded
 from ..data.catalogue import LABELS
 from .config import TrainConfig
-from .saved_models import WHITE, load_model, locate
+from .saved_models import WHITE, input_dtype, load_model, locate
 
 _OPTION = "train --teacher"
 _REMEDY = "Train the teacher on the same data set."
@@ -40,8 +39,7 @@ class Teacher:
             remedy = "Train the teacher by conformallayers train."
             raise refusal(where, f"a network with white {WHITE:g}", f"{loaded.white:g}", remedy)
         self._module = module.requires_grad_(False)
-        dtype = next((one.dtype for one in module.parameters()), torch.float32)
-        self._dtype = module.dtype if isinstance(module, Folded) else dtype
+        self._dtype = input_dtype(module)
         scores = self(torch.zeros(1, *wanted, device=config.device))
         if scores.shape[1:] != (config.classes,):
             got = "×".join(map(str, scores.shape[1:]))
