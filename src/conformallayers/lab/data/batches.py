@@ -65,6 +65,8 @@ def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor)
         >>> flip_and_shift(image, one > 0, one, -one).nonzero().tolist()
         [[0, 0, 6, 30]]
     """
+    # Output pixel (i, j) is input pixel (i - down, j - right), counted from the right if flipped;
+    # the padding by ``reach`` holds the pixels from outside.
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
     height, width = (torch.arange(side, device=images.device) for side in images.shape[2:])
     rows, columns = height - down[:, None], width - right[:, None]

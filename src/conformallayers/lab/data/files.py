@@ -148,7 +148,7 @@ def _archived_files(layout: Layout, path: Path, stream: Any) -> Iterator[tuple[s
 
 
 class Bounded:
-    """A stream that ends with an error after 1 GiB, which a few compressed bytes may become."""
+    """A stream that is refused after 1 GiB: a few compressed bytes may become any number."""
 
     def __init__(self, stream: Any, where: str) -> None:
         self._stream, self._where, self._left = stream, where, _LIMIT
@@ -163,7 +163,7 @@ class Bounded:
 
 
 def md5(*parts: Any) -> str:
-    """Return the checksum of the catalogue, a guard against accidents and not against attacks."""
+    """Return the MD5 of bytes, a guard against accidents and not against attacks."""
     digest = hashlib.md5(usedforsecurity=False)
     for part in parts:
         digest.update(part)

@@ -79,7 +79,10 @@ def _conversion(shape: Shape) -> list[nn.Module]:
 
 
 def _small_mean(mean: Tensor, shape: Shape, conversion: list[nn.Module]) -> Tensor | None:
-    """Return the mean image that converts to this one bit by bit; None if there is none."""
+    """Return the mean image that converts to this one bit by bit; None if there is none.
+
+    There is one if the network was trained on images of this shape: enlarged pixels are equal, margins are 0.
+    """
     factor, (left, right, top, bottom) = enlargement(shape[1], shape[2])
     rows, columns = slice(top, _SIDE - bottom, factor), slice(left, _SIDE - right, factor)
     small = mean[: shape[0], rows, columns].clone()

@@ -119,7 +119,7 @@ class Pictures:
         return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
 
     def _warn_of_copies(self, train: Tensor, test: Tensor) -> None:
-        """Say how many test pictures have the pixels of a training picture."""
+        """Warn of test pictures that have the pixels of a training picture."""
         known = {hashlib.sha256(image.numpy()).digest() for image in train}
         copies = sum(hashlib.sha256(image.numpy()).digest() in known for image in test)
         if copies:
@@ -130,7 +130,7 @@ class Pictures:
 
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
-    """List the pictures of a folder and set those aside that are for testing; nothing is decoded.
+    """List the pictures of a folder and set some aside for testing; nothing is decoded.
 
     A folder with ``train`` and ``test`` in it has its test pictures already; one with ``train`` and ``val``, ``valid``
     or ``validation`` is tested on these, which are not used if there is a ``test``. Otherwise a fifth of each class, at
@@ -184,7 +184,7 @@ def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
 
 
 def _empty(shape: tuple[int, ...]) -> Bytes:
-    """Return memory for images, or a mapped temporary file without a name if they are too many."""
+    """Return memory for images, or a mapped temporary file if they are too many."""
     needed = math.prod(shape)
     if needed <= IN_MEMORY:
         return np.empty(shape, np.uint8)
@@ -271,18 +271,19 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
 
 
 def _portable(path: str) -> bytes:
-    """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
+    """Return a path as bytes that are the same on every system: with slashes, letters composed."""
     text = unicodedata.normalize("NFC", PurePath(path).as_posix())
     return text.encode("utf-8", "surrogateescape")
 
 
 def _spread(classes: Sequence[Sequence[str]]) -> tuple[tuple[str, int], ...]:
-    """Mix the files of the classes so that the first ones of all have each class in its share.
+    """Interleave the files of the classes: any first N of them have each class in its share.
 
     Examples:
         >>> _spread([["a1", "a2", "a3", "a4"], ["b1", "b2"]])
         (('a1', 0), ('b1', 1), ('a2', 0), ('a3', 0), ('b2', 1), ('a4', 0))
     """
+    # File i of n lies at (i + 1/2)/n of its class; sorting by this place interleaves the classes.
     places = [
         ((index + 0.5) / len(files), label, path)
         for label, files in enumerate(classes)

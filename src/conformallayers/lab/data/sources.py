@@ -1,4 +1,4 @@
-"""What a run knows of its data set before it is read: a known set, a folder of pictures, or a data set in memory."""
+"""Find data sets for training and for tests: a known set, a folder of pictures, or a data set in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class UnreadDataset:
 
     Args:
         name: a known name, or the absolute path of a folder.
-        options: of a run, which follow from it: classes, and labels, in_shape, size and pictures of a folder.
-        read: returns the images.
+        options: of a run, as the data set determines them: classes; of a folder also labels, in_shape, size and pictures.
+        read: reads the images.
     """
 
     name: str
@@ -84,13 +84,13 @@ def find_source(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a trained network knows of its data.
+    """The data set that a network was trained on.
 
     Args:
-        dataset: the name, or the path of the folder, that it was trained on.
-        labels: names of its classes.
+        dataset: its name, or the path of the folder.
+        labels: names of the classes.
         pictures: digest of the folder at the time of the training.
-        shape: of one image as the network takes it.
+        shape: of the network's input.
     """
 
     dataset: str | None
@@ -111,9 +111,9 @@ def load_test(
 ) -> Dataset:
     """Read a data set to test a network on, by default that of its training.
 
-    Of the folder of the training, these are the pictures that were set aside for testing. Of another folder they are
-    all, or those below ``test``. Classes are found by name among those of the network, also those of a known set if the
-    network was trained on a folder. Without ``only_test`` the pictures for training are read as well.
+    Of the folder of the training, the pictures that were set aside are read; of another folder all pictures, or those
+    below ``test``. Classes get the numbers that the network has for their names, also those of a known set if the
+    network was trained on a folder. Without ``only_test`` pictures for training are read as well.
     """
     name = name or trained.dataset
     if name is None:

@@ -42,7 +42,7 @@ NETWORK_OPTIONS = (
 _REQUIRED = ("network", "dataset")
 # Set by train, not by the user.
 DERIVED = ("classes", "labels", "in_shape", "pictures", "source", "teacher_source")
-_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
+_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe has turned on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
@@ -237,7 +237,7 @@ class TrainConfig(BaseModel):
         return Path("runs") / name
 
 
-# Also the values of options that older records do not have.
+# Also completes the records of runs that are older than an option.
 DEFAULTS = {
     name: field.default for name, field in TrainConfig.model_fields.items() if name not in _REQUIRED
 }

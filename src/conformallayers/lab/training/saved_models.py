@@ -87,7 +87,7 @@ class Loaded:
 
     @property
     def training(self) -> TrainingData:
-        """What is known of its training, to find images to test it on."""
+        """The data set of the training, to find images to test the network on."""
         from ...networks import IMAGE_SHAPE
         from ..data.sources import TrainingData
 
@@ -146,7 +146,7 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         if config.pictures is not None:
             about["pictures"] = config.pictures
         labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
-        if labels is not None and len(labels) != config.classes:  # a data set of the same name
+        if labels is not None and len(labels) != config.classes:  # of another set of this name
             labels = None
         return Loaded(module.eval(), path, labels, about)
     module = read_network(archive).eval().to(device)
@@ -211,7 +211,7 @@ def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> f
 def chosen_labels(
     file: Path | None, own: tuple[str, ...] | None, outputs: int, command: str, where: str
 ) -> tuple[str, ...] | None:
-    """Return the lines of a text file, or else a network's own labels; refuse another number than its outputs."""
+    """Return the lines of a text file, or else a network's own labels; refuse unless there is one for each output."""
     labels = own
     if file is not None:
         where = f"{command} --labels {file}"

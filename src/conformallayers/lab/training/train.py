@@ -1,4 +1,4 @@
-"""Train the paper's networks: seeded, resumable after every epoch, on one or several processes."""
+"""Train networks: seeded, resumable after every epoch, on one or several processes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from .teacher import Teacher, file_hash, loss_sum
 
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
+_AS_IT_IS: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # of lines to print
 
 
 class Stopped(KeyboardInterrupt):
@@ -129,7 +130,7 @@ def train(
 
 @contextmanager
 def _resumable(run: _Run) -> Iterator[None]:
-    """Say how to go on where a run is interrupted or loses a process."""
+    """Tell how to resume a run that is interrupted or loses a process."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -143,7 +144,7 @@ def _resumable(run: _Run) -> Iterator[None]:
 
 
 def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> TrainConfig:
-    """Return the options of a run on a source of images."""
+    """Complete the options by those of the data set and the recipe, and validate them."""
     classes = found.options["classes"]
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
@@ -171,7 +172,7 @@ def epoch_rows(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
 ) -> LRScheduler:
-    """Return the schedule for all ``steps`` of a run, of which an earlier process has ``done`` some.
+    """Return the learning rate schedule of a run of ``steps``, of which ``done`` lie behind a checkpoint.
 
     Examples:
         >>> config = make_config(
@@ -271,17 +272,8 @@ class _Run:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
         )
-        # Too few steps to learn and to settle the statistics of BatchNorms.
-        if self.teacher is not None:
-            line = f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if warn and self.total < _FEW and not self.done:
-            images, size = len(self.batches.images), self.config.batch_size
-            note = (
-                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
-                "use a smaller --batch-size, such as 16, or more --epochs"
-            )
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
+        for note in self.notes(warn):
+            console.print(note, **_AS_IT_IS)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             first = len(self.history)
             task = progress.add_task(
@@ -297,10 +289,22 @@ class _Run:
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
                 for warning in self.health_warnings() if warn and epoch == 0 else ():
-                    console.print(warning, highlight=False, markup=False, soft_wrap=True)
+                    console.print(warning, **_AS_IT_IS)
+
+    def notes(self, warn: bool) -> Iterator[str]:
+        """Yield lines to print before the training."""
+        if self.teacher is not None:
+            yield f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
+        # BatchNorms need steps to settle their statistics, too.
+        if warn and self.total < _FEW and not self.done:
+            images, size = len(self.batches.images), self.config.batch_size
+            yield (
+                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
+                "use a smaller --batch-size, such as 16, or more --epochs"
+            )
 
     def health_warnings(self) -> Iterator[str]:
-        """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
+        """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
         images = self.batches.images[:_DIAGNOSED].to(self.config.device)
         x = as_input(images, shape=self.config.input_shape)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
@@ -348,6 +352,7 @@ class _Run:
 
     def save(self, history: list[dict[str, Any]]) -> None:
         """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
+        # The history grows between both: an interrupt then tells the epoch of the checkpoint.
         if self.ranks.is_first:
             state = TrainState(config=self.config.model_dump(), history=history, data=self.data)
             checkpoint.save(self.folder / CHECKPOINT, self.model, self.optimizer, state)
@@ -395,7 +400,7 @@ class _Run:
             return
         told = write_outcome(self.folder, self.config, self.history, source, torch.cat(scores))
         if told is not None:
-            console.print(told, highlight=False, markup=False)
+            console.print(told, **_AS_IT_IS)
 
 
 def _summary(row: dict[str, Any]) -> str:
