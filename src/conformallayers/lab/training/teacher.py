@@ -78,6 +78,7 @@ def loss_sum(scores: Tensor, labels: Tensor, taught: Tensor | None) -> Tensor:
     hard = F.cross_entropy(scores, labels, reduction="sum")
     if taught is None:
         return hard
+    # Softened scores have gradients of the order 1/T²; the factor T² keeps the shares of the sum.
     given, wanted = (F.log_softmax(part / _TEMPERATURE, 1) for part in (scores, taught))
     soft = F.kl_div(given, wanted, reduction="sum", log_target=True)
     return (1 - _SHARE) * hard + _SHARE * _TEMPERATURE**2 * soft

@@ -65,8 +65,7 @@ class TrainResult:
     @property
     def accuracy(self) -> float:
         """The test accuracy, folded if the network folds."""
-        value: float = self.row["accuracy"]
-        return value
+        return float(self.row["accuracy"])
 
 
 def train(
@@ -182,6 +181,8 @@ def make_scheduler(
         >>> [round(rate, 4) for rate in schedule.get_last_lr()]
         [0.01]
     """
+    # A schedule that goes on takes its initial rates from the groups of the optimizer, where the
+    # schedule of step 0 has left them: both must be made for the same optimizer.
     last = done - 1
     if config.schedule == "constant":
         return LambdaLR(optimizer, lambda _: 1.0, last_epoch=last)
@@ -390,17 +391,14 @@ class _Run:
             runs.write_metrics(self.folder, self.history)
             write_json(self.folder / runs.RESULT, row)
         if drawing is not None:
-            self.draw(source, scores, drawing)
+            missing: str | None = "No figures: several processes share the test images."
+            if self.ranks.world_size == 1:
+                missing = write_outcome(
+                    self.folder, config, self.history, source, torch.cat(scores)
+                )
+            if missing is not None:
+                drawing.print(missing, **_AS_IT_IS)
         return TrainResult(row, self.history, self.folder, self.model)
-
-    def draw(self, source: Dataset, scores: list[Tensor], console: Console) -> None:
-        """Write figures of the run from the scores of the test images."""
-        if self.ranks.world_size > 1:
-            console.print("No figures: several processes share the test images.", highlight=False)
-            return
-        told = write_outcome(self.folder, self.config, self.history, source, torch.cat(scores))
-        if told is not None:
-            console.print(told, **_AS_IT_IS)
 
 
 def _summary(row: dict[str, Any]) -> str:
