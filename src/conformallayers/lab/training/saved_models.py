@@ -158,7 +158,7 @@ def ready(model: Loaded, command: str) -> tuple[nn.Module, tuple[int, ...]]:
     """Return a fold, or a model with nothing to fold, and the shape of its images, as they are stored."""
     from ..data.image_adapter import from_images
 
-    shape = _known(model.shape, command)
+    shape = _required_shape(model.shape, command)
     if model.folds:
         return fold_model(model, command), shape
     return from_images(model.module, shape, command), shape
@@ -187,13 +187,13 @@ def fold_model(
         got = f"{type(model.module).__name__} in {model.path}"
         remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
         raise refusal(command, "a network with ConformalLayers", got, remedy)
-    shape = _known(shape or model.shape, command)
+    shape = _required_shape(shape or model.shape, command)
     folded = fold(from_images(model.module, shape, command), shape, **options)
     folded.labels, folded.about = model.labels, dict(model.about) or None
     return folded
 
 
-def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
+def _required_shape(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
     if shape is None:
         got, remedy = "none", "Give it to conformallayers fold: --input-shape 1 28 28."
         raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)

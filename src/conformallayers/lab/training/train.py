@@ -39,7 +39,7 @@ from .teacher import Teacher, file_hash, loss_sum
 
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
-_AS_IT_IS: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # of lines to print
+_PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
 
 
 class Stopped(KeyboardInterrupt):
@@ -274,7 +274,7 @@ class _Run:
             TimeRemainingColumn(),
         )
         for note in self.notes(warn):
-            console.print(note, **_AS_IT_IS)
+            console.print(note, **_PLAIN)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             first = len(self.history)
             task = progress.add_task(
@@ -290,7 +290,7 @@ class _Run:
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
                 for warning in self.health_warnings() if warn and epoch == 0 else ():
-                    console.print(warning, **_AS_IT_IS)
+                    console.print(warning, **_PLAIN)
 
     def notes(self, warn: bool) -> Iterator[str]:
         """Yield lines to print before the training."""
@@ -397,7 +397,7 @@ class _Run:
                     self.folder, config, self.history, source, torch.cat(scores)
                 )
             if missing is not None:
-                drawing.print(missing, **_AS_IT_IS)
+                drawing.print(missing, **_PLAIN)
         return TrainResult(row, self.history, self.folder, self.model)
 
 
