@@ -122,10 +122,9 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     from ..folding.files import save
     from ..lab.training.saved_models import load_model
 
-    loaded = load_model(model, "fold")
-    folded, labels = _folded(loaded, "fold", options or FoldOptions())
+    folded = _folded(load_model(model, "fold"), "fold", options or FoldOptions())
     print(folded.explain())
-    save(folded, out, labels=labels, about=dict(loaded.about) or None)
+    save(folded, out)
     _print_written(out)
 
 
@@ -155,19 +154,19 @@ def quantize(
     loaded = load_model(model, "quantize")
     chosen = options or FoldOptions()
     where: dict[str, Any] = {"images": images, "count": calibration, **given(data)}
-    folded, labels = _fold_of(loaded, "quantize", chosen)
+    folded = _fold_of(loaded, "quantize", chosen)
     try:
         quantized, found = quantize_fold(loaded, folded, **where)
     except ConformalError:
         if chosen.strategy is not None or isinstance(loaded.module, Folded):
             raise
-        folded, labels = _fold_of(loaded, "quantize", replace(chosen, strategy="conv"))
+        # "auto" may choose operations that int8 lacks, which "conv" seldom needs.
+        folded = _fold_of(loaded, "quantize", replace(chosen, strategy="conv"))
         quantized, found = quantize_fold(loaded, folded, **where)
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
-    about = {**loaded.about, **(quantized.about or {})}
-    save(quantized, out, labels=labels, about=about)
+    save(quantized, out)
     _print_written(out)
 
 
@@ -189,9 +188,7 @@ def export(
     require_choice("export --format", format, _FORMATS, "Name one of them.")
     target = _checked_export(format, out, options)
     folding = options if format != "c" else replace(options, dtype=None)
-    loaded = load_model(model, "export")
-    folded, labels = _fold_of(loaded, "export", folding)
-    folded.labels, folded.about = labels, dict(loaded.about) or None
+    folded = _fold_of(load_model(model, "export"), "export", folding)
     if format == "numpy":
         _write_numpy(folded, target)
     elif format == "onnx":
@@ -256,23 +253,19 @@ def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Pa
     return out or Path()
 
 
-def _fold_of(
-    loaded: "Loaded", command: str, options: FoldOptions
-) -> "tuple[Folded, tuple[str, ...] | None]":
+def _fold_of(loaded: "Loaded", command: str, options: FoldOptions) -> "Folded":
     """Return a fold as it is if no option changes it, else the fold of the network."""
     from ..folding.folded import Folded
 
     usual = FoldOptions()
     changed = any(getattr(options, f.name) != getattr(usual, f.name) for f in fields(usual))
     if isinstance(loaded.module, Folded) and not changed:
-        return loaded.module, loaded.labels
+        return loaded.module
     return _folded(loaded, command, options)
 
 
-def _folded(
-    loaded: "Loaded", command: str, options: FoldOptions
-) -> "tuple[Folded, tuple[str, ...] | None]":
-    """Return the fold of a network and the labels of its outputs."""
+def _folded(loaded: "Loaded", command: str, options: FoldOptions) -> "Folded":
+    """Return the fold of a network, with its labels and notes."""
     import torch
 
     from ..lab.training.saved_models import GREY, chosen_labels, fold_model
@@ -290,8 +283,9 @@ def _folded(
     chosen = {name: value for name, value in chosen.items() if value is not None}
     folded = fold_model(loaded, command, shape, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
-    path = str(loaded.path)
-    return folded, chosen_labels(options.labels, loaded.labels, outputs, command, path)
+    labels, path = options.labels, str(loaded.path)
+    folded.labels = chosen_labels(labels, loaded.labels, outputs, command, path)
+    return folded
 
 
 def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:

@@ -146,7 +146,7 @@ def _costs(model: nn.Module, shape: Sequence[int]) -> dict[str, int]:
 def _check_accuracy(one: Loaded, path: Path, data: Dataset) -> None:
     """Refuse a file whose fold is not as accurate as the run."""
     folded = fold(load_file(path), tuple(one.about["input_shape"]))
-    share = accuracy(folded, data.test_images, data.test_labels, stored=True)
+    share = accuracy(folded, data.test_images, data.test_labels, shape=folded.input_shape)
     if share != one.about["accuracy"]:
         expected = f"the accuracy of its run, {one.about['accuracy']}"
         remedy = "Take the data set and the versions that it was trained with."

@@ -18,7 +18,14 @@ import conformallayers.numpy as cln
 from conformallayers.lab.data.catalogue import LABELS
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
-from conformallayers.lab.training.saved_models import Loaded, fold_model, load_model, locate
+from conformallayers.lab.training.saved_models import (
+    Loaded,
+    fold_model,
+    input_dtype,
+    load_model,
+    locate,
+    ready,
+)
 from nets import SHAPE, net
 from oracle import randomise
 from runs import few_digits, train_few_digits
@@ -54,12 +61,15 @@ def test_labels_and_notes_come_back(tmp_path: Path) -> None:
 
 def test_the_shape_of_a_training_is_that_of_the_fold_or_of_the_notes() -> None:
     class Own(nn.Flatten):
-        input_shape = 28  # which means something else to its author
+        input_shape, dtype = 28, "mine"  # which mean something else to their author
 
     folded = cl.fold(net("chain"), SHAPE)
     assert Loaded(folded, Path(), about={"in_shape": [1, 28, 28]}).training.shape == SHAPE
     assert Loaded(Own(), Path(), about={"in_shape": [1, 28, 28]}).training.shape == (1, 28, 28)
     assert Loaded(Own(), Path()).training.shape == (3, 32, 32)
+    own = Loaded(Own(), Path(), about={"in_shape": [1, 28, 28]})
+    assert ready(own, "predict") == (own.module, (1, 28, 28))
+    assert (input_dtype(own.module), input_dtype(folded.double())) == (torch.float32, torch.float64)
 
 
 @pytest.mark.parametrize(

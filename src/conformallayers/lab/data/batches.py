@@ -13,38 +13,41 @@ from torch.nn import functional as F
 from ...errors import refusal
 from ...networks import IMAGE_SHAPE
 
+Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 _CHUNK = 2**24  # values to convert to float64 at a time, which takes eight times their memory
 
 
-def as_input(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert images to 3×32×32 with values in [0, 1].
+def as_input(
+    images: Tensor, dtype: torch.dtype = torch.float32, shape: Shape = IMAGE_SHAPE
+) -> Tensor:
+    """Convert images to the input of a network, with values in [0, 1].
 
-    Pixels are repeated by the largest whole factor that fits, and the image is padded with zeros:
-    28×28 gets a margin of 2, 8×8 becomes 32×32. Grey images are expanded to three channels, which
-    copies nothing.
+    Images that have the shape are only scaled. Others become 3×32×32: pixels are repeated by the
+    largest whole factor that fits, and the image is padded with zeros; 28×28 gets a margin of 2, 8×8
+    becomes 32×32. Grey images are expanded to three channels, which copies nothing.
 
     Shape:
-        (B, 1 or 3, H, W), unsigned bytes → (B, 3, 32, 32)
+        (B, 1 or 3, H, W), unsigned bytes → (B, *shape)
 
     Examples:
         >>> x = as_input(torch.full((2, 1, 28, 28), 255, dtype=torch.uint8))
         >>> x.shape, x.stride(1), float(x[0, 2].sum())
         (torch.Size([2, 3, 32, 32]), 0, 784.0)
     """
-    return _enlarge(images).to(dtype).div_(255).expand(-1, _CHANNELS, -1, -1)
+    return _enlarge(images, shape).to(dtype).div_(255).expand(-1, shape[0], -1, -1)
 
 
-def mean_image(images: Tensor, stored: bool = False) -> Tensor:
+def mean_image(images: Tensor, shape: Shape = IMAGE_SHAPE) -> Tensor:
     """Return the mean of images as a network input, in float64.
 
     Shape:
-        (N, 1 or 3, H, W), unsigned bytes → (1, 3, 32, 32); with ``stored`` (1, C, H, W)
+        (N, 1 or 3, H, W), unsigned bytes → (1, *shape)
     """
     chunk = max(1, _CHUNK // images[0].numel())
     parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
     mean = torch.cat(list(parts)).sum(0, keepdim=True) / len(images)
-    return mean / 255 if stored else as_input(mean, torch.float64)
+    return as_input(mean, torch.float64, shape)
 
 
 def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor) -> Tensor:
@@ -62,6 +65,8 @@ def flip_and_shift(images: Tensor, flipped: Tensor, down: Tensor, right: Tensor)
         >>> flip_and_shift(image, one > 0, one, -one).nonzero().tolist()
         [[0, 0, 6, 30]]
     """
+    # Output pixel (i, j) is input pixel (i - down, j - right), counted from the right if flipped;
+    # the padding by ``reach`` holds the pixels from outside.
     reach = int(torch.stack([down, right]).abs().max()) if len(images) else 0
     height, width = (torch.arange(side, device=images.device) for side in images.shape[2:])
     rows, columns = height - down[:, None], width - right[:, None]
@@ -84,8 +89,10 @@ def enlargement(height: int, width: int) -> tuple[int, tuple[int, int, int, int]
     return factor, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2)
 
 
-def _enlarge(images: Tensor) -> Tensor:
-    """Enlarge and pad images to 32×32, of any dtype."""
+def _enlarge(images: Tensor, shape: Shape) -> Tensor:
+    """Enlarge and pad images to 32×32, of any dtype, unless they have the shape already."""
+    if images.shape[1:] == shape:
+        return images
     factor, padding = enlargement(images.shape[2], images.shape[3])
     if factor > 1:
         images = images.repeat_interleave(factor, 2).repeat_interleave(factor, 3)
@@ -100,17 +107,17 @@ def derive_seed(seed: int, epoch: int, purpose: str = "") -> int:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Iterate once over images (B, 3, 32, 32) with values in [0, 1] and labels (B,).
+    """Iterate once over images (B, *shape) with values in [0, 1] and labels (B,).
 
     Args:
-        images: (N, 1 or 3, H, W), unsigned bytes, at most 32×32 unless they are ``stored``.
+        images: (N, 1 or 3, H, W), unsigned bytes; of another shape than ``shape`` at most 32×32.
         labels: (N,).
         batch_size: of all ranks together; the last batch may be smaller.
         shuffle: use a new order in every epoch; False keeps the order of the images.
         seed, epoch: determine the order, and the flips and shifts.
         flips: mirror a random half of the images left to right.
         shift: the largest random shift along each axis, in pixels of the network's input.
-        stored: keep the shape of the images, (B, C, H, W), instead of enlarging them.
+        shape: of the network's input; see :func:`as_input`.
         device: of the batches.
         rank, world_size: of the process, and the number of processes that share every batch.
 
@@ -132,7 +139,7 @@ class Batches:
     epoch: int = 0
     flips: bool = False
     shift: int = 0
-    stored: bool = False
+    shape: Shape = IMAGE_SHAPE
     device: torch.device | str = "cpu"
     rank: int = 0
     world_size: int = 1
@@ -140,9 +147,11 @@ class Batches:
     def __post_init__(self) -> None:
         shape = tuple(self.images.shape)
         fits = len(shape) == 4 and shape[1] in (1, _CHANNELS) and min(shape[2:], default=0) >= 1
-        small = fits and (self.stored or max(shape[2:]) <= _SIDE)
-        if not small or self.images.dtype != torch.uint8:
-            expected = f"images (N, 1 or 3, H, W) of unsigned bytes, at most {_SIDE}×{_SIDE}"
+        small = fits and self.shape == IMAGE_SHAPE and max(shape[2:]) <= _SIDE
+        whole = fits and shape[1:] == self.shape
+        if not (small or whole) or self.images.dtype != torch.uint8:
+            sizes = f"at most {_SIDE}×{_SIDE}" if self.shape == IMAGE_SHAPE else f"{self.shape}"
+            expected = f"images (N, 1 or 3, H, W) of unsigned bytes, {sizes}"
             raise refusal("Batches", expected, f"{self.images.dtype} of {shape}", "Convert them.")
         if tuple(self.labels.shape) != shape[:1]:
             got = f"{tuple(self.labels.shape)}"
@@ -163,10 +172,6 @@ class Batches:
         """Return the number of images in a batch, of all ranks together."""
         return min(self.batch_size, len(self.labels) - index * self.batch_size)
 
-    def as_input(self, images: Tensor) -> Tensor:
-        """Return bytes as the network takes them: pixels in [0, 1], stored or enlarged."""
-        return images.float().div_(255) if self.stored else as_input(images)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self._order()
         moves = self._moves() if self.flips or self.shift else None
@@ -182,9 +187,8 @@ class Batches:
             images, labels = self.images[rows].to(self.device), self.labels[rows].to(self.device)
             if moves is not None:
                 flipped, down, right = moves[:, rows].to(self.device)
-                whole = images if self.stored else _enlarge(images)
-                images = flip_and_shift(whole, flipped > 0, down, right)
-            yield self.as_input(images), labels
+                images = flip_and_shift(_enlarge(images, self.shape), flipped > 0, down, right)
+            yield as_input(images, shape=self.shape), labels
 
     def _order(self) -> Tensor | None:
         if not self.shuffle:

@@ -16,7 +16,7 @@ from ...errors import ConformalError, missing_extra, refusal
 from . import files
 from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, WITHOUT_FILES
 from .formats import Bytes, check_counts, read_arrays
-from .moving_shapes import TEST_SHAPES, draw_shapes
+from .moving_shapes import TRAIN_SHAPES, draw_shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,21 +130,24 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         train, test = ((255 * x).round().byte() for x in (found.train_images, found.test_images))
         return replace(found, train_images=train, test_images=test)
     if name == MOVING_SHAPES:
-        return moving_shapes()
+        drawn, classes = map(torch.from_numpy, draw_shapes())
+        first, rest = slice(TRAIN_SHAPES), slice(TRAIN_SHAPES, None)
+        parts = drawn[first], classes[first], drawn[rest], classes[rest]
+        return Dataset(name, *parts, classes=len(LABELS[name]))
     place = files.require(name, files.data_root(root))
     read = {}
     for file, _, result in _read(place, verify):
         if isinstance(result, ConformalError):
             raise result
         read[file] = result
-    parts: dict[str, list[Bytes]] = {}
-    for file in place.layout.checksums:  # in their order, which an archive may not have
-        part = "train" if file.startswith(("train", "data")) else "test"
-        for kind, array in read.pop(file).items():
-            parts.setdefault(f"{part}_{kind}", []).append(array)
     tensors: list[Any] = []
-    for part in ("train", "test"):
-        images, labels = (np.concatenate(parts[f"{part}_{kind}"]) for kind in ("images", "labels"))
+    for part, prefixes in (("train", ("train", "data")), ("test", ("t10k", "test"))):
+        # In the order of the catalogue, which an archive may not have.
+        arrays = [read[file] for file in place.layout.checksums if file.startswith(prefixes)]
+        images, labels = (
+            np.concatenate([found[kind] for found in arrays if kind in found])
+            for kind in ("images", "labels")
+        )
         check_counts(len(images), len(labels), f"{part} part of {name} in {place.path}")
         tensors += [torch.from_numpy(images), torch.from_numpy(labels).long()]
     return Dataset(name, *tensors)
@@ -210,11 +213,3 @@ def digits() -> Dataset:
         range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
     )
     return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])
-
-
-def moving_shapes() -> Dataset:
-    """Draw the moving shapes, always the same ones."""
-    images, labels = map(torch.from_numpy, draw_shapes())
-    first = len(labels) - TEST_SHAPES
-    parts = images[:first], labels[:first], images[first:], labels[first:]
-    return Dataset(MOVING_SHAPES, *parts, classes=len(LABELS[MOVING_SHAPES]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -38,16 +39,13 @@ def get(name: str, root: Path, source: str | None) -> list[Path]:
         remedy = f"Or put {' or '.join([wanted, *archives])}."
         raise refusal(f"data get {name}", expected, "none", remedy)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    written = []
     with Progress(*columns) as progress:
-        for choices in _downloads(name, root, source):
-            if not any(_correct(layout, target) for layout, target, _ in choices):
-                written.append(_fetch(choices, progress))
+        fetched = [_fetch(choices, progress) for choices in _downloads(name, root, source)]
     for path, fault in check(name, root):
         if fault is not None:
             got = "another one, which is read before the one that was fetched"
             raise refusal(path, "the file of this name", got, "Move it away.")
-    return written
+    return [path for path in fetched if path is not None]
 
 
 def _downloads(name: str, root: Path, source: str) -> Iterator[list[_Download]]:
@@ -72,8 +70,12 @@ def _downloads(name: str, root: Path, source: str) -> Iterator[list[_Download]]:
             yield [(first, target / name, f"{base}/{name}") for name in names]
 
 
-def _fetch(choices: list[_Download], progress: Progress) -> Path:
-    """Write the first alternative that exists, under its name once it is complete and correct."""
+def _fetch(choices: list[_Download], progress: Progress) -> Path | None:
+    """Write the first alternative that exists at its address; None if a correct file is there already."""
+    for layout, target, _ in choices:
+        with suppress(ConformalError):
+            _verify(layout, target, target.name)
+            return None
     reasons = []
     for layout, target, address in choices:
         try:
@@ -101,14 +103,6 @@ def _chunks(stream: Any, name: str, progress: Progress) -> Iterator[bytes]:
     except (OSError, HTTPException) as error:
         remedy = "Run the command again; finished files are kept."
         raise refusal(f"data get, {name}", "the whole file", str(error), remedy) from error
-
-
-def _correct(layout: Layout, path: Path) -> bool:
-    try:
-        _verify(layout, path, path.name)
-    except ConformalError:
-        return False
-    return True
 
 
 def _verify(layout: Layout, path: str | Path, called: str) -> None:

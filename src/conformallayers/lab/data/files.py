@@ -7,7 +7,6 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,43 +51,38 @@ def layouts_of(name: str) -> tuple[Layout, ...]:
     return LAYOUTS.get(name, ())
 
 
-def places(name: str, root: Path) -> list[Place]:
-    """Return where a data set is searched for, in this order."""
-    places = []
+def places(name: str, root: Path) -> Iterator[Place]:
+    """Yield where a data set is searched for, in this order."""
     for layout in layouts_of(name):
         folders = [root / folder for folder in layout.folders]
         for folder in folders:
-            found: dict[str, Path] = {}
-            for file in layout.checksums:
-                spelt = [folder / spelling for spelling in layout.spellings(file)]
-                paths = [path for path in spelt if os.path.isfile(path)]
-                if paths:
-                    found[file] = paths[0]
-            places.append(Place(layout, folder, found))
+            found = {
+                file: folder / spelling
+                for file in layout.checksums
+                for spelling in reversed(layout.spellings(file))  # the first that exists is kept
+                if os.path.isfile(folder / spelling)
+            }
+            yield Place(layout, folder, found)
         for archive in [folder / layout.archive for folder in folders[-2:] if layout.archive]:
             there = dict.fromkeys(layout.checksums, archive) if os.path.isfile(archive) else {}
-            places.append(Place(layout, archive, there))
-    return places
+            yield Place(layout, archive, there)
 
 
-def locate(name: str, root: Path) -> Place | None:
-    """Return the first complete place, else the one with most files, else None."""
+def locate(name: str, root: Path) -> Place:
+    """Return the first complete place, else the one with most files, which may be none."""
     # Of equal counts max returns the first; the layouts of a set have equally many files.
-    best = max(places(name, root), key=lambda place: len(place.found), default=None)
-    return best if best is not None and best.found else None
+    return max(places(name, root), key=lambda place: len(place.found))
 
 
 def require(name: str, root: Path) -> Place:
     """Return the place of a data set with all its files, or raise an error that names the missing."""
     place = locate(name, root)
-    if place is None:
-        searched = places(name, root)
-        folders = ", ".join(str(place.path) for place in searched)
-        expected = f"{wanted_files(searched[0].layout)} in {folders}"
-    elif place.missing:
-        expected = ", ".join(map(str, place.missing))
-    else:
+    if not place.missing:
         return place
+    expected = ", ".join(map(str, place.missing))
+    if not place.found:
+        folders = ", ".join(str(searched.path) for searched in places(name, root))
+        expected = f"{wanted_files(place.layout)} in {folders}"
     remedy = (
         f"Run conformallayers data get {name} --source FOLDER_OR_ADDRESS, "
         f"or name the folder by --data-root or {VARIABLE}."
@@ -103,42 +97,58 @@ def wanted_files(layout: Layout) -> str:
 
 def found_where(root: Path) -> dict[str, str]:
     """Return where each known data set is; ``""`` if it was not found."""
-    where = dict(WITHOUT_FILES)
+    where = {}
     for name in LAYOUTS:
         place = locate(name, root)
-        missing = f" ({len(place.missing)} missing)" if place and place.missing else ""
-        where[name] = f"{place.path}{missing}" if place else ""
-    return {name: where[name] for name in NAMES}
+        missing = f" ({len(place.missing)} missing)" if place.missing else ""
+        where[name] = f"{place.path}{missing}" if place.found else ""
+    return where | WITHOUT_FILES
 
 
 def read_files(
     layout: Layout, path: Path, called: str | None = None
 ) -> Iterator[tuple[str, Path, bytes]]:
-    """Yield the name in the catalogue, the path and the bytes of one file, or of all files of an archive."""
+    """Yield the name in the catalogue, the path and the bytes of one file, or of all files of an archive.
+
+    Args:
+        layout: of the data set.
+        path: of the file or archive.
+        called: its name, if the path is that of a temporary file.
+    """
     called = called or path.name
     opened = gzip.open if called.endswith(".gz") else open
-    with _readable(path), opened(path, "rb") as file:
-        stream: Any = Bounded(file, str(path))
-        if called != layout.archive:
-            name = next(name for name in layout.checksums if called in layout.spellings(name))
-            yield name, path, stream.read()
-            return
-        wanted = set(layout.checksums)
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                name = Path(member.name).name
-                # A link would lead elsewhere, and a sparse file is longer than its bytes.
-                if name in wanted and member.isreg() and not member.issparse():
-                    wanted.remove(name)
-                    content = archive.extractfile(member)
-                    yield name, path / member.name, content.read() if content else b""
+    try:
+        with opened(path, "rb") as file:
+            stream = Bounded(file, str(path))
+            if called == layout.archive:
+                yield from _archived_files(layout, path, stream)
+            else:
+                name = next(name for name in layout.checksums if called in layout.spellings(name))
+                yield name, path, stream.read()
+    except ConformalError:
+        raise
+    except Exception as error:  # damaged archives raise anything
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
+
+
+def _archived_files(layout: Layout, path: Path, stream: Any) -> Iterator[tuple[str, Path, bytes]]:
+    wanted = set(layout.checksums)
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            # A link would lead elsewhere, and a sparse file is longer than its bytes.
+            if name in wanted and member.isreg() and not member.issparse():
+                wanted.remove(name)
+                content = archive.extractfile(member)
+                yield name, path / member.name, content.read() if content else b""
     if wanted:
         expected = f"an archive with {', '.join(sorted(wanted))}"
         raise refusal(str(path), expected, "one without", _AGAIN)
 
 
 class Bounded:
-    """A stream that ends with an error after 1 GiB, which a few compressed bytes may become."""
+    """A stream that is refused after 1 GiB: a few compressed bytes may become any number."""
 
     def __init__(self, stream: Any, where: str) -> None:
         self._stream, self._where, self._left = stream, where, _LIMIT
@@ -152,20 +162,8 @@ class Bounded:
         return data
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the exceptions of a broken file into one error that names it."""
-    try:
-        yield
-    except ConformalError:
-        raise
-    except Exception as error:  # damaged archives raise anything
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise refusal(str(path), "a file that can be read", reason, _AGAIN) from error
-
-
 def md5(*parts: Any) -> str:
-    """Return the checksum of the catalogue, a guard against accidents and not against attacks."""
+    """Return the MD5 of bytes, a guard against accidents and not against attacks."""
     digest = hashlib.md5(usedforsecurity=False)
     for part in parts:
         digest.update(part)

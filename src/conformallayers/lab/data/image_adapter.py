@@ -9,9 +9,8 @@ from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ...networks.base import Network
 from ...nn.extra_layers import Centre, RepeatChannels
-from .batches import enlargement
+from .batches import Shape, enlargement
 
-Shape = tuple[int, ...]
 _CHANNELS, _SIDE = IMAGE_SHAPE[0], IMAGE_SHAPE[1]
 
 
@@ -80,7 +79,10 @@ def _conversion(shape: Shape) -> list[nn.Module]:
 
 
 def _small_mean(mean: Tensor, shape: Shape, conversion: list[nn.Module]) -> Tensor | None:
-    """Return the mean image that converts to this one bit by bit; None if there is none."""
+    """Return the mean image that converts to this one bit by bit; None if there is none.
+
+    There is one if the network was trained on images of this shape: enlarged pixels are equal, margins are 0.
+    """
     factor, (left, right, top, bottom) = enlargement(shape[1], shape[2])
     rows, columns = slice(top, _SIDE - bottom, factor), slice(left, _SIDE - right, factor)
     small = mean[: shape[0], rows, columns].clone()

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 
@@ -34,9 +34,9 @@ TEST_SHARE = 0.2  # of each class, set aside for testing
 IN_MEMORY = 2**30  # bytes of decoded pictures that are kept in memory; more go to a temporary file
 _LARGEST = 1024  # pixels of a side
 _SHOWN = 5  # names in an error message
-_PARTS = ("train", "test")
 _VALIDATION = ("val", "valid", "validation")
-_SPLITS = (*_PARTS, *_VALIDATION, "training", "testing", "dev", "eval")  # hardly names of classes
+# Folders of these names hold parts of a data set; they are hardly classes.
+_SPLITS = ("train", "test", *_VALIDATION, "training", "testing", "dev", "eval")
 _LAYOUT = "Give a folder with one sub-folder of pictures per class."
 
 
@@ -51,15 +51,10 @@ def is_pictures(dataset: str) -> bool:
 
 
 def written_size(size: str | int | Sequence[int] | None) -> str | None:
-    """Write a size as the option of the command line; text and None are returned as they are.
-
-    Examples:
-        >>> written_size(48), written_size((48, 64)), written_size("48")
-        ('48', '48x64', '48')
-    """
-    if size is None or isinstance(size, str):
-        return size
-    return "x".join(map(str, size)) if isinstance(size, Sequence) else str(size)
+    """Return a size as the command line takes it, such as ``"48x64"`` for ``(48, 64)``."""
+    if isinstance(size, Sequence) and not isinstance(size, str):
+        return "x".join(map(str, size))
+    return None if size is None else str(size)
 
 
 def parse_size(text: str | None) -> tuple[int, int]:
@@ -98,12 +93,14 @@ class Pictures:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the names, the sizes and the parts of all files."""
-        lines = [
-            f"{part} {_portable(path).hex()} {_bytes(self.folder / path)}\n"
-            for part, files in zip(_PARTS, (self.train, self.test), strict=True)
-            for path in sorted((path for path, _ in files), key=_portable)
-        ]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        digest = hashlib.sha256()
+        for part, files in (("train", self.train), ("test", self.test)):
+            for path in sorted((path for path, _ in files), key=_portable):
+                place = self.folder / path
+                # A link to nothing is refused when the pictures are read.
+                size = place.stat().st_size if os.path.exists(place) else -1
+                digest.update(f"{part} {_portable(path).hex()} {size}\n".encode())
+        return digest.hexdigest()
 
     def read(self, size: tuple[int, int], only_test: bool = False, channels: int = 3) -> Dataset:
         """Decode the pictures, (N, channels, H, W); refuse the folder if one cannot be read.
@@ -122,7 +119,7 @@ class Pictures:
         return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
 
     def _warn_of_copies(self, train: Tensor, test: Tensor) -> None:
-        """Say how many test pictures have the pixels of a training picture."""
+        """Warn of test pictures that have the pixels of a training picture."""
         known = {hashlib.sha256(image.numpy()).digest() for image in train}
         copies = sum(hashlib.sha256(image.numpy()).digest() in known for image in test)
         if copies:
@@ -131,25 +128,9 @@ class Pictures:
             place = printable(str(self.folder))
             print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
-    def all_as_test(self) -> Pictures:
-        """Return the same pictures, all for testing."""
-        return replace(self, train=(), test=(*self.train, *self.test))
-
-    def with_labels(self, labels: tuple[str, ...], where: str) -> Pictures:
-        """Return the pictures with the classes of a network, which are found by name."""
-        odd = [label for label in self.labels if label not in labels]
-        if odd:
-            remedy = "Name the folders as the network names its classes."
-            raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
-        train, test = (
-            tuple((path, labels.index(self.labels[label])) for path, label in part)
-            for part in (self.train, self.test)
-        )
-        return replace(self, labels=labels, train=train, test=test)
-
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
-    """List the pictures of a folder and set those aside that are for testing; nothing is decoded.
+    """List the pictures of a folder and set some aside for testing; nothing is decoded.
 
     A folder with ``train`` and ``test`` in it has its test pictures already; one with ``train`` and ``val``, ``valid``
     or ``validation`` is tested on these, which are not used if there is a ``test``. Otherwise a fifth of each class, at
@@ -203,7 +184,7 @@ def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
 
 
 def _empty(shape: tuple[int, ...]) -> Bytes:
-    """Return memory for images, or a mapped temporary file without a name if they are too many."""
+    """Return memory for images, or a mapped temporary file if they are too many."""
     needed = math.prod(shape)
     if needed <= IN_MEMORY:
         return np.empty(shape, np.uint8)
@@ -290,29 +271,22 @@ def _pictures_below(folder: Path, where: str) -> Iterator[str]:
 
 
 def _portable(path: str) -> bytes:
-    """Return the bytes of a path that are the same on every system: with slashes, letters composed."""
+    """Return a path as bytes that are the same on every system: with slashes, letters composed."""
     text = unicodedata.normalize("NFC", PurePath(path).as_posix())
     return text.encode("utf-8", "surrogateescape")
 
 
 def _spread(classes: Sequence[Sequence[str]]) -> tuple[tuple[str, int], ...]:
-    """Mix the files of the classes so that the first ones of all have each class in its share.
+    """Interleave the files of the classes: any first N of them have each class in its share.
 
     Examples:
         >>> _spread([["a1", "a2", "a3", "a4"], ["b1", "b2"]])
         (('a1', 0), ('b1', 1), ('a2', 0), ('a3', 0), ('b2', 1), ('a4', 0))
     """
+    # File i of n lies at (i + 1/2)/n of its class; sorting by this place interleaves the classes.
     places = [
         ((index + 0.5) / len(files), label, path)
         for label, files in enumerate(classes)
         for index, path in enumerate(files)
     ]
     return tuple((path, label) for _, label, path in sorted(places))
-
-
-def _bytes(path: Path) -> int:
-    """Return the size of a file; -1 of a link to nothing, which is refused when it is read."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

@@ -1,4 +1,4 @@
-"""What a run knows of its data set before it is read: a known set, a folder of pictures, or a data set in memory."""
+"""Find data sets for training and for tests: a known set, a folder of pictures, or a data set in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class UnreadDataset:
 
     Args:
         name: a known name, or the absolute path of a folder.
-        options: of a run, which follow from it: classes, and labels, in_shape, size and pictures of a folder.
-        read: returns the images.
+        options: of a run, as the data set determines them: classes; of a folder also labels, in_shape, size and pictures.
+        read: reads the images.
     """
 
     name: str
@@ -84,13 +84,13 @@ def find_source(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a trained network knows of its data.
+    """The data set that a network was trained on.
 
     Args:
-        dataset: the name, or the path of the folder, that it was trained on.
-        labels: names of its classes.
+        dataset: its name, or the path of the folder.
+        labels: names of the classes.
         pictures: digest of the folder at the time of the training.
-        shape: of one image as the network takes it.
+        shape: of the network's input.
     """
 
     dataset: str | None
@@ -111,19 +111,20 @@ def load_test(
 ) -> Dataset:
     """Read a data set to test a network on, by default that of its training.
 
-    Of the folder of the training, these are the pictures that were set aside for testing. Of another folder they are
-    all, or those below ``test``. Classes are found by name among those of the network, also those of a known set if the
-    network was trained on a folder. Without ``only_test`` the pictures for training are read as well.
+    Of the folder of the training, the pictures that were set aside are read; of another folder all pictures, or those
+    below ``test``. Classes get the numbers that the network has for their names, also those of a known set if the
+    network was trained on a folder. Without ``only_test`` pictures for training are read as well.
     """
     name = name or trained.dataset
     if name is None:
         expected = "the set of the test images" if only_test else "images to calibrate with"
         raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
     if not is_pictures(name):
-        found = load(name, root, verify=verify)
+        data = load(name, root, verify=verify)
         if trained.pictures is None or trained.labels is None:
-            return found
-        return _with_labels(found, trained.labels, f"{where} {name}")
+            return data
+        _check_classes(LABELS[name], trained.labels, f"{where} {name}")
+        return _with_labels(data, trained.labels)
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
     if pictures.digest != trained.pictures:
         before = trained.pictures and trained.dataset
@@ -132,24 +133,28 @@ def load_test(
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
         if only_test and not pictures.has_parts:
-            pictures = pictures.all_as_test()
+            pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
     if trained.labels is not None:
-        pictures = pictures.with_labels(trained.labels, where)
+        _check_classes(pictures.labels, trained.labels, where)
     if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
         remedy = "In Python, evaluate takes any images as a Dataset."
         got = shape_text(trained.shape)
         raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
     channels, *sides = trained.shape
-    return pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
+    data = pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
+    return data if trained.labels is None else _with_labels(data, trained.labels)
 
 
-def _with_labels(data: Dataset, labels: tuple[str, ...], where: str) -> Dataset:
-    """Return a known set with the classes of a network, which are found by name."""
-    own = LABELS[data.name]
+def _check_classes(own: Sequence[str], labels: tuple[str, ...], where: str) -> None:
+    """Refuse classes that a network does not have."""
     odd = [label for label in own if label not in labels]
     if odd:
-        remedy = "Name a data set with classes of the network."
+        remedy = "Name a data set with classes of the network; folders are named after their class."
         raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
-    places = torch.tensor([labels.index(label) for label in own])
+
+
+def _with_labels(data: Dataset, labels: tuple[str, ...]) -> Dataset:
+    """Return a data set with the class numbers of a network, by the names of the classes."""
+    places = torch.tensor([labels.index(label) for label in data.labels or LABELS[data.name]])
     train, test = places[data.train_labels], places[data.test_labels]
     return replace(data, train_labels=train, test_labels=test, classes=len(labels), labels=labels)

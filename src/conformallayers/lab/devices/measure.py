@@ -19,12 +19,12 @@ from ...testing import relative_error
 from ...utils.files import replace_file, write_json
 from ...utils.text import count, markdown
 from ..checks import command_line, make_folder, require_choice, require_positive
-from ..data.batches import Batches
+from ..data.batches import as_input
 from ..data.sources import load_test
 from ..experiments.deployed import deployed
 from ..experiments.options import DeviceOptions
 from ..experiments.records import Row, provenance
-from ..training.evaluate import takes_stored
+from ..training.evaluate import check_shape
 from ..training.quantize import CALIBRATION, calibration_images
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
 from .emulator import host_instructions, require_tools, run_on_device, versions
@@ -70,11 +70,11 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     trained = replace(loaded.training, shape=folded.input_shape)
     data = load_test(chosen.dataset, trained, chosen.data_root, **where)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
-    stored = takes_stored(folded, images, f"device {loaded.path}")
+    check_shape(folded.input_shape, images, f"device {loaded.path}")
     white = white_of(loaded.about, loaded.path)
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
-    x = torch.cat([white * part for part, _ in Batches(images, truth, _BATCH, stored=stored)])
+    x = white * as_input(images, shape=folded.input_shape)
     with torch.inference_mode():
         parts = [folded(part.to(folded.dtype)) for part in x.split(_BATCH)]
     expected, labels = torch.cat(parts).float(), truth.numpy()

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def run_inspect(
     count = _sample_count(chosen.samples, len(dataset.test_labels))
     with torch_settings(chosen.threads):
         images, labels = dataset.test_images[:count], dataset.test_labels[:count]
-        x = images.float() / 255 if subject.stored else as_input(images)
+        x = as_input(images, shape=shape)
         found = inspect(subject.model, shape, x)
         untrained = None if initial is None else inspect(initial(), shape, x)
         say(str(found))
@@ -101,7 +102,6 @@ class _Subject:
     Args:
         model: in evaluation mode.
         shape: of one image.
-        stored: whether it takes images in their own shape, and not as 3×32×32.
         folder: the name of the folder for its record.
         command: of the training, if it is known.
         initial: makes the network as it was before training; None if that is not known.
@@ -109,7 +109,6 @@ class _Subject:
 
     model: nn.Module
     shape: tuple[int, ...]
-    stored: bool
     folder: str
     command: str | None
     initial: Callable[[], nn.Module] | None = None
@@ -121,8 +120,8 @@ def _subject(loaded: Loaded) -> _Subject:
     if document["kind"] == "checkpoint":
         config = make_config(**{**document["state"]["config"], "device": "cpu"})
         folder, command = path.absolute().parent.name, config.command({})
-        shape, stored = config.input_shape, config.stored
-        return _Subject(loaded.module, shape, stored, folder, command, lambda: _initial(config))
+        initial = partial(_initial, config)
+        return _Subject(loaded.module, config.input_shape, folder, command, initial)
     known = loaded.shape
     if not loaded.folds or known is None or loaded.dataset is None:
         expected = "a run, a checkpoint, or a model with ConformalLayers and a known data set"
@@ -134,7 +133,7 @@ def _subject(loaded: Loaded) -> _Subject:
             got = "a model without the name of one"
         raise refusal(f"inspect {path}", expected, got, remedy)
     model = from_images(loaded.module, known, "inspect")
-    return _Subject(model, known, True, path.stem, loaded.about.get("command"))
+    return _Subject(model, known, path.stem, loaded.about.get("command"))
 
 
 def _results(

@@ -15,7 +15,7 @@ from ...errors import shape_text
 
 Array = np.ndarray[Any, Any]
 MAGIC = b"\x93NUMPY"
-HEAD = 12  # bytes that tell what follows, the length of the header included
+HEAD = 12  # first bytes to read: they tell arrays from images, and hold the length of a header
 _HEADER_LIMIT = 10_000  # bytes, as numpy's own
 _WHITE = 255
 

@@ -12,7 +12,14 @@ import numpy as np
 from ...errors import refusal, shape_text
 from ...zoo.catalogue import network_files
 from ..checks import require_choice
-from ..training.saved_models import chosen_labels, load_model, locate, ready, white_of
+from ..training.saved_models import (
+    chosen_labels,
+    input_dtype,
+    load_model,
+    locate,
+    ready,
+    white_of,
+)
 from .arrays import Array
 from .options import PredictOptions
 
@@ -86,10 +93,8 @@ def _open_torch(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(model, "predict")
-    module = ready(loaded, "predict")
-    tensors = (*module.parameters(), *module.buffers())
-    dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
-    dtype = getattr(module, "dtype", dtype)  # a fold knows its own
+    module, shape = ready(loaded, "predict")
+    dtype = input_dtype(module)
 
     def run(batch: Array) -> Array:
         with torch.inference_mode():
@@ -103,10 +108,6 @@ def _open_torch(
 
         network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
 
-    shape = getattr(module, "input_shape", None) or loaded.shape
-    if shape is None:
-        remedy = "Fold it for samples of a shape: conformallayers fold --input-shape 1 28 28."
-        raise refusal(f"predict {os.fspath(model)}", "a model with an input shape", "none", remedy)
     output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    white, pictures = white_of(loaded.about, loaded.path), loaded.pictures is not None
-    return ReadyNetwork(run, shape, output, loaded.labels, white, pictures)
+    pictures = loaded.pictures is not None
+    return ReadyNetwork(run, shape, output, loaded.labels, loaded.white, pictures)

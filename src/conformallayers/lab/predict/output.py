@@ -72,7 +72,7 @@ class Writer:
     def __init__(self, stream: TextIO, format: str, top: int) -> None:
         self._stream, self._format, self._top = stream, format, top
         self._begun = False
-        self._widths: list[int] = []
+        self._widths = [0] * (top + 1)
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         """Write rows and flush them; raise ClosedPipe if nobody reads them any more."""
@@ -103,7 +103,6 @@ class Writer:
         rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
         if not self._begun:
             rows.insert(0, ["image", *(f"{rank}." for rank in range(1, self._top + 1))])
-            self._widths = [0] * (self._top + 1)
         for row in rows:  # a column never gets narrower
             self._widths = [max(w, len(cell)) for w, cell in zip(self._widths, row, strict=True)]
         self._widths[0] = min(self._widths[0], _WIDEST)

@@ -88,11 +88,16 @@ def score(
             found.append(sample.name)
         except Unreadable as fault:
             found.append(Broken(sample.name, str(fault)))
-    scores = iter(network.run(np.stack(values)) if values else ())
-    return [
-        entry if isinstance(entry, Broken) else _prediction(entry, next(scores), network, options)
-        for entry in found
-    ]
+    results = iter(network.run(np.stack(values)) if values else ())
+    predictions: list[Prediction | Broken] = []
+    for entry in found:
+        if isinstance(entry, Broken):
+            predictions.append(entry)
+        elif np.isfinite(scores := next(results)).all():
+            predictions.append(likeliest(entry, scores, options.top, network.label))
+        else:
+            predictions.append(Broken(entry, "scores that are not finite"))
+    return predictions
 
 
 def in_batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -100,14 +105,6 @@ def in_batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
     left = iter(values)
     while batch := list(islice(left, size)):
         yield batch
-
-
-def _prediction(
-    name: str, scores: Array, network: ReadyNetwork, options: PredictOptions
-) -> Prediction | Broken:
-    if not np.isfinite(scores).all():
-        return Broken(name, "scores that are not finite")
-    return likeliest(name, scores, options.top, network.label)
 
 
 def _write(

@@ -63,10 +63,13 @@ def find_samples(
     with other suffixes are skipped; links to folders are not followed. ``-`` stands for the stream.
     """
     for path in paths:
-        if path == STANDARD_INPUT and stream is not None:
-            yield from _standard_input(stream, shape)
-        else:
+        if path != STANDARD_INPUT or stream is None:
             yield from _in_path(path, shape)
+            continue
+        try:
+            yield from _standard_input(stream, shape)
+        except Unreadable as fault:
+            yield Broken(path, str(fault))
 
 
 def _in_path(path: str, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
@@ -143,9 +146,8 @@ def _standard_input(stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample
     elif is_image(head):
         data = head + stream.read(_PIPED_IMAGE)
         if len(data) > _PIPED_IMAGE:
-            yield Broken(STANDARD_INPUT, f"more than {_PIPED_IMAGE} bytes")
-        else:
-            yield Sample(STANDARD_INPUT, data)
+            raise Unreadable(f"more than {_PIPED_IMAGE} bytes")
+        yield Sample(STANDARD_INPUT, data)
     else:
         yield from _listed_paths(head, stream, shape)
 
@@ -156,19 +158,14 @@ def _listed_paths(
     first = (head + stream.readline(_LINE)).splitlines(keepends=True)
     for line in chain(first, iter(lambda: stream.readline(_LINE), b"")):
         if len(line) >= _LINE or b"\0" in line:
-            yield Broken(STANDARD_INPUT, "neither an array, an image, nor a list of paths")
-            return
+            raise Unreadable("neither an array, an image, nor a list of paths")
         path = os.fsdecode(line.rstrip(b"\r\n"))
         if path:
             yield from _in_path(path, shape)
 
 
 def _piped_rows(head: bytes, stream: BinaryIO, shape: tuple[int, ...]) -> Iterator[Sample | Broken]:
-    try:
-        count, dtype = piped_rows(head, stream, shape)
-    except Unreadable as fault:
-        yield Broken(STANDARD_INPUT, str(fault))
-        return
+    count, dtype = piped_rows(head, stream, shape)
     size = int(np.prod(shape)) * dtype.itemsize
     for row in range(count):
         data = stream.read(size)

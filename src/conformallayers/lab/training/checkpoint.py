@@ -51,7 +51,10 @@ def save(
     optimizer: torch.optim.Optimizer,
     state: TrainState,
 ) -> None:
-    """Write a checkpoint of a model, its optimizer and the state of the run."""
+    """Write a checkpoint of a model, its optimizer and the state of the run.
+
+    The optimizer's state is stored by the names of parameters; torch numbers them instead.
+    """
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
         if f"model.{name}" not in tensors:

@@ -40,9 +40,9 @@ NETWORK_OPTIONS = (
     *("rectifier", "respro", "offset", "pool"),
 )
 _REQUIRED = ("network", "dataset")
-# No options of the user.
+# Set by train, not by the user.
 DERIVED = ("classes", "labels", "in_shape", "pictures", "source", "teacher_source")
-_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe turns on
+_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe has turned on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
@@ -51,9 +51,46 @@ _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with th
 class TrainConfig(BaseModel):
     """The options of a run; stored in its folder, and compared when it is resumed.
 
-    Those in ``DERIVED`` are no options of the user: ``classes``, the number of outputs, ``labels`` and
-    ``in_shape`` (None: 3×32×32) follow from the data set. ``pictures`` is the digest of a folder of
-    pictures, ``source`` the hash of the file of a network, ``teacher_source`` that of the teacher's.
+    The fields in ``DERIVED`` are set by :func:`conformallayers.lab.training.train.train`: ``classes``, the number
+    of outputs, ``labels`` and ``in_shape`` (None: 3×32×32) follow from the data set, ``pictures`` is the digest
+    of a folder of pictures, ``source`` and ``teacher_source`` are the hashes of the files of network and teacher.
+
+    Args:
+        network, dataset: as in :func:`conformallayers.lab.training.train.train`.
+        size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not
+            given. Networks of other input than 32 are StageNet, StageReLUNet and your own.
+        preset: Size of StageNet and StageReLUNet: nano, micro (if not given), small,
+            base, compact or large.
+        depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
+            StageReLUNet (2 if not given).
+        recipe: modern: defaults of other options by network and data set (docs/training.md).
+        hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with
+            ReLU in BaseReLUNet and BaseReSProNet; 0 for none. In LeNet and LeNetCL, width of the
+            first layer of the head; 0 for the paper's 120.
+        pool_stride: Stride of the pooling in the Base networks; 2 if not given.
+        alpha: young (the paper's), spectral, learned or a number; for conformal networks.
+        projective: Use the projective form of ReSPro.
+        gain: Initial value of a learned factor behind the conformal part; 0 for none.
+        dropout: Dropout probability in the head of LeNet and LeNetCL.
+        rectifier: Pooling of StageNet: norm (if not given), relu, abs or max.
+        respro: Whether the stages of StageNet have a ReSPro; they have one if not given.
+        offset: Of the embedding of StageNet: learned (if not given), none or a number.
+        pool: Pooling of StageReLUNet: average (if not given) or max.
+        flips: Mirror a random half of the training images in every epoch.
+        shift: Shift the training images by up to this many pixels of the network's input.
+        centre: Subtract the mean training image from every image.
+        optimizer: adam if not given.
+        learning_rate: Learning rate, or its largest value by schedule; 0.001 if not given.
+        batch_size: Batch size over all processes; 256 if not given.
+        epochs: Passes over the training images; 10 if not given.
+        weight_decay: Weight decay of the optimizer.
+        momentum: Momentum of rmsprop and sgd.
+        schedule: Schedule of the learning rate; constant if not given.
+        teacher: A trained network to learn from beside the labels: a run, a file or a name of the zoo.
+        validation: Training images to hold out, as a fraction below 1 or a count.
+        seed: Seed of the weights and the order of the images.
+        threads: Threads of torch; its own default if not given.
+        device: Device to train on; cpu if not given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -169,11 +206,6 @@ class TrainConfig(BaseModel):
         return tuple(self.in_shape or _IMAGE_SHAPE)
 
     @property
-    def stored(self) -> bool:
-        """Whether the network takes images in the shape in which they are stored."""
-        return self.in_shape is not None
-
-    @property
     def network_name(self) -> str:
         """The network without the path of its file."""
         return self.network.rpartition(":")[2]
@@ -205,7 +237,7 @@ class TrainConfig(BaseModel):
         return Path("runs") / name
 
 
-# Also the values of options that older records do not have.
+# Also completes the records of runs that are older than an option.
 DEFAULTS = {
     name: field.default for name, field in TrainConfig.model_fields.items() if name not in _REQUIRED
 }

@@ -19,7 +19,7 @@ from ..data.datasets import Dataset
 from ..data.sources import load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
-from .saved_models import WHITE, Loaded, load_model, white_of
+from .saved_models import WHITE, Loaded, load_model
 
 _BATCH = 1000
 
@@ -30,24 +30,25 @@ def accuracy(
     labels: Tensor,
     device: str = "cpu",
     ranks: Ranks | None = None,
-    stored: bool = False,
+    shape: tuple[int, ...] = IMAGE_SHAPE,
     keep: list[Tensor] | None = None,
 ) -> float:
     """Return the share of correctly classified images, of all ranks together.
 
     Args:
-        model: (B, 3, 32, 32) → (B, classes); with ``stored`` it takes images in their own shape.
+        model: (B, *shape) → (B, classes).
         images: (N, C, H, W), unsigned bytes.
         labels: (N,).
         device: of the model.
         ranks: the processes that share the images.
+        shape: of the model's input; see :func:`conformallayers.lab.data.batches.as_input`.
         keep: receives the scores of every batch of this process.
     """
     ranks = ranks or Ranks()
     where: Any = {"device": device, "rank": ranks.rank, "world_size": ranks.world_size}
     right = 0
     with torch.inference_mode():
-        for x, y in Batches(images, labels, _BATCH, stored=stored, **where):
+        for x, y in Batches(images, labels, _BATCH, shape=shape, **where):
             scores = model(x)
             if len(y) and int(y.max()) >= scores.shape[1]:
                 expected = f"labels below {scores.shape[1]}, the number of the network's outputs"
@@ -73,12 +74,11 @@ def accuracy_by_path(
     A network without ConformalLayers does not fold: ``folded`` and ``strategy`` are None.
 
     Args:
-        model, images, labels, device, ranks: as in :func:`accuracy`.
-        shape: of one image as the network takes it; images are stored in this shape, or become 3×32×32.
+        model, images, labels, device, ranks, shape: as in :func:`accuracy`.
         keep: receives the scores, (B, classes), of every batch: folded if the network folds.
     """
     model = model.eval()
-    how: Any = {"device": device, "ranks": ranks, "stored": shape != IMAGE_SHAPE}
+    how: Any = {"device": device, "ranks": ranks, "shape": shape}
     folds = any(isinstance(module, ConformalLayers) for module in model.modules())
     with layer_by_layer():
         layers = accuracy(model, images, labels, **how, keep=None if folds else keep)
@@ -125,42 +125,37 @@ def evaluate(
 
 
 def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
-    images, labels = dataset.test_images, dataset.test_labels
-    module, white = model.module, white_of(model.about, model.path)
-    shape = tuple(images.shape[1:])
-    if not isinstance(module, Folded):
-        native = model.native_shape
-        if native is None or white != WHITE:
-            got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
-            expected = f"a network whose input shape is known and whose white is {WHITE:g}"
-            raise refusal(f"evaluate {model.path}", expected, got, remedy)
-        if native not in (IMAGE_SHAPE, shape):
-            expected, got = f"images of {shape_text(native)}", shape_text(shape)
-            remedy = "Name a set of such images, or a folder of pictures, which are scaled."
-            raise refusal(f"evaluate {model.path}", expected, got, remedy)
-        return accuracy_by_path(module, images, labels, device, shape=native)
-    share = fold_accuracy(module, white, dataset, f"evaluate {model.path}", device)
-    return {"layers": None, "folded": share, "strategy": module.strategy}
+    """Return the accuracies and the strategy."""
+    images, module, where = dataset.test_images, model.module, f"evaluate {model.path}"
+    if isinstance(module, Folded):
+        share = fold_accuracy(module, model.white, dataset, where, device)
+        return {"layers": None, "folded": share, "strategy": module.strategy}
+    native = model.native_shape
+    if native is None or model.white != WHITE:
+        got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
+        expected = f"a network whose input shape is known and whose white is {WHITE:g}"
+        raise refusal(where, expected, got, remedy)
+    check_shape(native, images, where)
+    return accuracy_by_path(module, images, dataset.test_labels, device, shape=native)
 
 
 def fold_accuracy(
     folded: Folded, white: float, dataset: Dataset, where: str, device: str = "cpu"
 ) -> float:
     """Return the share of test images that a fold classifies correctly; ``white`` is its value of white pixels."""
-
-    def run(x: Tensor) -> Tensor:
-        result: Tensor = folded((white * x).to(folded.dtype))
-        return result
-
-    stored = takes_stored(folded, dataset.test_images, where)
-    return accuracy(run, dataset.test_images, dataset.test_labels, device, stored=stored)
+    images, labels = dataset.test_images, dataset.test_labels
+    shape = folded.input_shape
+    check_shape(shape, images, where)
+    run = lambda x: folded((white * x).to(folded.dtype))  # noqa: E731
+    return accuracy(run, images, labels, device, shape=shape)
 
 
-def takes_stored(folded: Folded, images: Tensor, where: str) -> bool:
-    """Return whether a fold takes images as they are stored, and not as 3×32×32; refuse one that takes neither."""
-    shape = tuple(images.shape[1:])
-    if folded.input_shape not in (IMAGE_SHAPE, shape):
-        expected = f"a fold for {shape_text(shape)} or {shape_text(IMAGE_SHAPE)}"
-        got, remedy = shape_text(folded.input_shape), "Fold it for these images."
-        raise refusal(where, expected, got, remedy)
-    return folded.input_shape == shape
+def check_shape(shape: tuple[int, ...], images: Tensor, where: str) -> None:
+    """Refuse images, (N, C, H, W), for a network that takes neither this shape nor 3×32×32."""
+    found = tuple(images.shape[1:])
+    if shape not in (IMAGE_SHAPE, found):
+        remedy = (
+            "Name a set of such images, or a folder of pictures, which are scaled; "
+            "or fold the network for these."
+        )
+        raise refusal(where, f"images of {shape_text(shape)}", shape_text(found), remedy)

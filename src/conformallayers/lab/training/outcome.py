@@ -1,4 +1,4 @@
-"""What a run leaves beside its numbers: training.png, confusion.csv, confusion.png and mistakes.png."""
+"""Write the figures of a run and its confusion matrix, as CSV and as a figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..data.datasets import Dataset
 from ..predict.output import csv_text
 from .config import TrainConfig
 
-_CORNER = "true/predicted"  # no name of a folder
+_CORNER = "true/predicted"  # the header of the first column; no class can have this name
 TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"
 
 

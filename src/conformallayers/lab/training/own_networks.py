@@ -1,4 +1,4 @@
-"""Networks by their names: those of the package, and classes or functions in files, as FILE.py:NAME."""
+"""Find networks by name: classes of the package, and classes or functions in files, as FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
 
 
 def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Refuse a network before it is trained: without a score for every class, or that cannot be folded."""
+    """Refuse a network that has no score for every class, or that cannot be folded, before it is trained."""
     import torch
 
     from ...folding.fold import fold
@@ -167,7 +167,7 @@ def _import(file: str, code: bytes) -> ModuleType:
 
 
 def _is_beside(name: str, module: ModuleType, folder: Path) -> bool:
-    """Return whether a module was found in a folder, or in a package there; those of a venv there were not."""
+    """Return whether a module is a file or package directly in a folder; modules of a venv there are not."""
     top = name.partition(".")[0]
     places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
     found = [Path(place) for place in places if place and folder in Path(place).parents]

@@ -12,11 +12,11 @@ from torch import Tensor
 from ...errors import refusal
 from ...folding.folded import Folded
 from ...folding.quantize import quantize
-from ..data.batches import Batches
+from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.sources import load_test
-from .evaluate import fold_accuracy, takes_stored
-from .saved_models import Loaded, white_of
+from .evaluate import check_shape, fold_accuracy
+from .saved_models import Loaded
 
 CALIBRATION = 512  # images
 
@@ -46,13 +46,12 @@ def quantize_fold(
     how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
     trained = replace(model.training, shape=folded.input_shape)
     data = load_test(images, trained, data_root, **how)
-    white = white_of(model.about, model.path)
-    x = calibration_images(data, folded, white, count)
+    x = calibration_images(data, folded, model.white, count)
     quantized = quantize(folded, x)
     found: dict[str, Any] = {"dataset": data.name, "images": len(data.test_labels)}
     found["calibration"] = len(x)
     for label, fold in (("float", folded), ("int8", quantized)):
-        found[label] = fold_accuracy(fold, white, data, "quantize --images")
+        found[label] = fold_accuracy(fold, model.white, data, "quantize --images")
     return quantized, found
 
 
@@ -63,7 +62,6 @@ def calibration_images(data: Dataset, folded: Folded, white: float, count: int) 
         remedy = "Name a data set or a folder with training images."
         raise refusal("quantize --images", "training images to calibrate with", "none", remedy)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
-    chosen, labels = data.train_images[order], data.train_labels[order]
-    stored = takes_stored(folded, chosen, "quantize --images")
-    ((x, _),) = Batches(chosen, labels, len(chosen), stored=stored)
-    return (white * x).to(folded.dtype)
+    chosen = data.train_images[order]
+    check_shape(folded.input_shape, chosen, "quantize --images")
+    return (white * as_input(chosen, shape=folded.input_shape)).to(folded.dtype)

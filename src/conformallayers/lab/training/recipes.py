@@ -82,7 +82,7 @@ def recipe(name: str, network: str, dataset: str, preset: str | None = None) -> 
         from ... import networks  # which imports torch: the help of a command does without
 
         members = [name for names in FAMILIES.values() for name in names]
-        known = [name for kin, name in table if kin == family or not family]
+        known = [name for key, name in table if key == family or not family]
         names = network if family else f"one of {', '.join(members)}"
         expected = f"{names} on {', '.join(dict.fromkeys(known))}"
         suggestions = suggest(network, networks.__all__) + suggest(dataset, NAMES)

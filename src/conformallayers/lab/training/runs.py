@@ -13,7 +13,7 @@ from ..checks import require_folder, require_same
 from .config import DEFAULTS, TrainConfig
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
-# Options that a user cannot give: what it means if they differ.
+# Derived options, and what has changed if they differ.
 _UNCHANGED = {
     "pictures": "the folder of pictures",
     "source": "the file of the network",
@@ -36,7 +36,7 @@ def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
 
 
 def write_metrics(folder: Path, history: list[dict[str, Any]]) -> None:
-    """Write one row for each epoch. The checkpoint holds the same rows and is written first."""
+    """Write one row for each epoch."""
     write_csv(folder / METRICS, history)
 
 

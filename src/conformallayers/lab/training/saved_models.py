@@ -21,6 +21,7 @@ from ..data.catalogue import LABELS, SHAPES
 from .own_networks import is_own
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from ...folding.folded import Folded
@@ -62,38 +63,41 @@ class Loaded:
         return digest if isinstance(digest, str) else None
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of one stored image; None if it is unknown."""
+    def native_shape(self) -> tuple[int, ...] | None:
+        """The shape of one image as the network itself takes it; None if it is unknown."""
         from ...folding.folded import Folded
         from ..data.image_adapter import native_shape
 
         if isinstance(self.module, Folded):
             return self.module.input_shape
-        native = self.native_shape
-        if native_shape(self.module) is not None and self.dataset in SHAPES:
-            return SHAPES[self.dataset]
-        return native
-
-    @property
-    def native_shape(self) -> tuple[int, ...] | None:
-        """The shape of one image as the network itself takes it; None if it is unknown."""
-        from ..data.image_adapter import native_shape
-
         noted = self.about.get("in_shape")
         if noted is None:
             return native_shape(self.module)
         return checked_shape(noted, f"{self.path}, in_shape")
 
     @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one stored image; None if it is unknown."""
+        from ..data.image_adapter import native_shape
+
+        # Only networks of the package take stored images by way of from_images.
+        if native_shape(self.module) is not None and self.dataset in SHAPES:
+            return SHAPES[self.dataset]
+        return self.native_shape
+
+    @property
     def training(self) -> TrainingData:
-        """What is known of its training, to find images to test it on."""
-        from ...folding.folded import Folded
+        """The data set of the training, to find images to test the network on."""
         from ...networks import IMAGE_SHAPE
         from ..data.sources import TrainingData
 
-        shape = self.module.input_shape if isinstance(self.module, Folded) else self.native_shape
-        shape = shape or IMAGE_SHAPE
+        shape = self.native_shape or IMAGE_SHAPE
         return TrainingData(self.dataset, self.labels, self.pictures, shape)
+
+    @property
+    def white(self) -> float:
+        """The value of a white pixel."""
+        return white_of(self.about, self.path)
 
     @property
     def folds(self) -> bool:
@@ -107,7 +111,7 @@ class Loaded:
 
 
 def locate(model: str | os.PathLike[str], command: str) -> Path:
-    """Return the file of a model: that of a run folder is its checkpoint; a path precedes a name of the zoo."""
+    """Return the file of a model: the checkpoint of a run folder, another path, or else a network of the zoo."""
     name, path, shipped = os.fspath(model), Path(model), network_files()
     if path.is_dir():
         path = path / CHECKPOINT
@@ -137,12 +141,12 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
         config, module = checkpoint.trained(found, device)
         about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
         about |= {"epoch": found.state.epoch, "white": WHITE}
-        if is_own(config.network) or config.stored:
+        if is_own(config.network) or config.in_shape is not None:
             about["in_shape"] = list(config.input_shape)
         if config.pictures is not None:
             about["pictures"] = config.pictures
         labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
-        if labels is not None and len(labels) != config.classes:  # a data set of the same name
+        if labels is not None and len(labels) != config.classes:  # of another set of this name
             labels = None
         return Loaded(module.eval(), path, labels, about)
     module = read_network(archive).eval().to(device)
@@ -150,22 +154,32 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     return Loaded(module, path, labels, notes or {})
 
 
-def ready(model: Loaded, command: str) -> nn.Module:
-    """Return a module for images in their stored shape: a fold, or a model with nothing to fold."""
-    from ...folding.folded import Folded
+def ready(model: Loaded, command: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """Return a fold, or a model with nothing to fold, and the shape of its images, as they are stored."""
     from ..data.image_adapter import from_images
 
-    if isinstance(model.module, Folded):
-        return model.module
+    shape = _required_shape(model.shape, command)
     if model.folds:
-        return fold_model(model, command)
-    return from_images(model.module, _known(model.shape, command), command)
+        return fold_model(model, command), shape
+    return from_images(model.module, shape, command), shape
+
+
+def input_dtype(module: nn.Module) -> torch.dtype:
+    """Return the dtype that a module computes in: a fold's own, or that of its first tensor of floats."""
+    import torch
+
+    from ...folding.folded import Folded
+
+    if isinstance(module, Folded):
+        return module.dtype
+    tensors = (*module.parameters(), *module.buffers())
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
 
 
 def fold_model(
     model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
 ) -> Folded:
-    """Fold a model for images of a shape, by default that of the training images."""
+    """Fold a model for images of a shape, by default that of the training images; the fold has its notes."""
     from ...folding.fold import fold
     from ..data.image_adapter import from_images
 
@@ -173,11 +187,13 @@ def fold_model(
         got = f"{type(model.module).__name__} in {model.path}"
         remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
         raise refusal(command, "a network with ConformalLayers", got, remedy)
-    shape = _known(shape or model.shape, command)
-    return fold(from_images(model.module, shape, command), shape, **options)
+    shape = _required_shape(shape or model.shape, command)
+    folded = fold(from_images(model.module, shape, command), shape, **options)
+    folded.labels, folded.about = model.labels, dict(model.about) or None
+    return folded
 
 
-def _known(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
+def _required_shape(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
     if shape is None:
         got, remedy = "none", "Give it to conformallayers fold: --input-shape 1 28 28."
         raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)
@@ -195,7 +211,7 @@ def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> f
 def chosen_labels(
     file: Path | None, own: tuple[str, ...] | None, outputs: int, command: str, where: str
 ) -> tuple[str, ...] | None:
-    """Return the lines of a text file, or else a network's own labels; refuse another number than its outputs."""
+    """Return the lines of a text file, or else a network's own labels; refuse unless there is one for each output."""
     labels = own
     if file is not None:
         where = f"{command} --labels {file}"

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import refusal, shape_text
-from ...folding.folded import Folded
 from ..data.catalogue import LABELS
 from .config import TrainConfig
-from .saved_models import WHITE, load_model, locate, white_of
+from .saved_models import WHITE, input_dtype, load_model, locate
 
 _OPTION = "train --teacher"
 _REMEDY = "Train the teacher on the same data set."
@@ -31,19 +30,16 @@ class Teacher:
     def __init__(self, path: str, config: TrainConfig) -> None:
         where, wanted = f"{_OPTION} {path}", config.input_shape
         loaded = load_model(path, _OPTION, config.device)
-        module = loaded.module
-        shape = module.input_shape if isinstance(module, Folded) else loaded.native_shape
+        module, shape = loaded.module, loaded.native_shape
         if shape != wanted:
             got = shape_text(shape) if shape else "no known shape"
             remedy = "Train on images of its size, or name a teacher for these."
             raise refusal(where, f"a network for images of {shape_text(wanted)}", got, remedy)
-        white = white_of(loaded.about, loaded.path)
-        if white != WHITE:
+        if loaded.white != WHITE:
             remedy = "Train the teacher by conformallayers train."
-            raise refusal(where, f"a network with white {WHITE:g}", f"{white:g}", remedy)
+            raise refusal(where, f"a network with white {WHITE:g}", f"{loaded.white:g}", remedy)
         self._module = module.requires_grad_(False)
-        dtype = next((one.dtype for one in module.parameters()), torch.float32)
-        self._dtype = module.dtype if isinstance(module, Folded) else dtype
+        self._dtype = input_dtype(module)
         scores = self(torch.zeros(1, *wanted, device=config.device))
         if scores.shape[1:] != (config.classes,):
             got = "×".join(map(str, scores.shape[1:]))
@@ -82,6 +78,7 @@ def loss_sum(scores: Tensor, labels: Tensor, taught: Tensor | None) -> Tensor:
     hard = F.cross_entropy(scores, labels, reduction="sum")
     if taught is None:
         return hard
+    # Softened scores have gradients of the order 1/T²; the factor T² keeps the shares of the sum.
     given, wanted = (F.log_softmax(part / _TEMPERATURE, 1) for part in (scores, taught))
     soft = F.kl_div(given, wanted, reduction="sum", log_target=True)
     return (1 - _SHARE) * hard + _SHARE * _TEMPERATURE**2 * soft

@@ -1,4 +1,4 @@
-"""Train the paper's networks: seeded, resumable after every epoch, on one or several processes."""
+"""Train networks: seeded, resumable after every epoch, on one or several processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...errors import refusal
 from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
-from ..data.batches import Batches, derive_seed, mean_image
+from ..data.batches import Batches, as_input, derive_seed, mean_image
 from ..data.datasets import Dataset
 from ..data.files import md5
 from ..data.sources import UnreadDataset, find_source
@@ -39,6 +39,7 @@ from .teacher import Teacher, file_hash, loss_sum
 
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
+_PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
 
 
 class Stopped(KeyboardInterrupt):
@@ -64,8 +65,7 @@ class TrainResult:
     @property
     def accuracy(self) -> float:
         """The test accuracy, folded if the network folds."""
-        value: float = self.row["accuracy"]
-        return value
+        return float(self.row["accuracy"])
 
 
 def train(
@@ -129,7 +129,7 @@ def train(
 
 @contextmanager
 def _resumable(run: _Run) -> Iterator[None]:
-    """Say how to go on where a run is interrupted or loses a process."""
+    """Tell how to resume a run that is interrupted or loses a process."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -143,7 +143,7 @@ def _resumable(run: _Run) -> Iterator[None]:
 
 
 def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> TrainConfig:
-    """Return the options of a run on a source of images."""
+    """Complete the options by those of the data set and the recipe, and validate them."""
     classes = found.options["classes"]
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."
@@ -171,7 +171,7 @@ def epoch_rows(
 def make_scheduler(
     config: TrainConfig, optimizer: torch.optim.Optimizer, steps: int, done: int = 0
 ) -> LRScheduler:
-    """Return the schedule for all ``steps`` of a run, of which an earlier process has ``done`` some.
+    """Return the learning rate schedule of a run of ``steps``, of which ``done`` lie behind a checkpoint.
 
     Examples:
         >>> config = make_config(
@@ -181,6 +181,8 @@ def make_scheduler(
         >>> [round(rate, 4) for rate in schedule.get_last_lr()]
         [0.01]
     """
+    # A schedule that goes on takes its initial rates from the groups of the optimizer, where the
+    # schedule of step 0 has left them: both must be made for the same optimizer.
     last = done - 1
     if config.schedule == "constant":
         return LambdaLR(optimizer, lambda _: 1.0, last_epoch=last)
@@ -223,7 +225,7 @@ class _Run:
         self.teacher = None if config.teacher is None else Teacher(config.teacher, config)
         for module in self.model.modules():
             if isinstance(module, Centre):
-                module.fit(mean_image(images, config.stored))
+                module.fit(mean_image(images, config.input_shape))
         self.batches = Batches(
             images,
             labels,
@@ -232,7 +234,7 @@ class _Run:
             seed=config.seed,
             flips=config.flips,
             shift=config.shift,
-            stored=config.stored,
+            shape=config.input_shape,
             device=config.device,
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -271,17 +273,8 @@ class _Run:
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
         )
-        # Too few steps to learn and to settle the statistics of BatchNorms.
-        if self.teacher is not None:
-            line = f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if warn and self.total < _FEW and not self.done:
-            images, size = len(self.batches.images), self.config.batch_size
-            note = (
-                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
-                "use a smaller --batch-size, such as 16, or more --epochs"
-            )
-            console.print(note, highlight=False, markup=False, soft_wrap=True)
+        for note in self.notes(warn):
+            console.print(note, **_PLAIN)
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
             first = len(self.history)
             task = progress.add_task(
@@ -297,14 +290,27 @@ class _Run:
                 if not console.is_terminal:
                     console.print(f"epoch {epoch + 1}/{epochs}   {line}", highlight=False)
                 for warning in self.health_warnings() if warn and epoch == 0 else ():
-                    console.print(warning, highlight=False, markup=False, soft_wrap=True)
+                    console.print(warning, **_PLAIN)
+
+    def notes(self, warn: bool) -> Iterator[str]:
+        """Yield lines to print before the training."""
+        if self.teacher is not None:
+            yield f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
+        # BatchNorms need steps to settle their statistics, too.
+        if warn and self.total < _FEW and not self.done:
+            images, size = len(self.batches.images), self.config.batch_size
+            yield (
+                f"note: {self.total} steps in all, {images} images in batches of {size}, are few: "
+                "use a smaller --batch-size, such as 16, or more --epochs"
+            )
 
     def health_warnings(self) -> Iterator[str]:
-        """Yield what looks wrong in the network, one line each; a network without ConformalLayers is fine."""
-        images = self.batches.as_input(self.batches.images[:_DIAGNOSED]).to(self.config.device)
+        """Yield the warnings of diagnose, one line each; none for a network without ConformalLayers."""
+        images = self.batches.images[:_DIAGNOSED].to(self.config.device)
+        x = as_input(images, shape=self.config.input_shape)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
-        if conformal and bool(images.any()):
-            for warning in diagnose(self.model, images, fold=False).warnings:
+        if conformal and bool(x.any()):
+            for warning in diagnose(self.model, x, fold=False).warnings:
                 yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
@@ -341,12 +347,13 @@ class _Run:
             with layer_by_layer():
                 held_out = self.held_out.test_images, self.held_out.test_labels
                 row["validation_accuracy"] = accuracy(
-                    self.model, *held_out, config.device, ranks, config.stored
+                    self.model, *held_out, config.device, ranks, config.input_shape
                 )
         row |= {"learning_rate": rate, "seconds": time.perf_counter() - started}
 
     def save(self, history: list[dict[str, Any]]) -> None:
         """Write the checkpoint of a finished epoch, then the metrics, which it holds too."""
+        # The history grows between both: an interrupt then tells the epoch of the checkpoint.
         if self.ranks.is_first:
             state = TrainState(config=self.config.model_dump(), history=history, data=self.data)
             checkpoint.save(self.folder / CHECKPOINT, self.model, self.optimizer, state)
@@ -384,17 +391,14 @@ class _Run:
             runs.write_metrics(self.folder, self.history)
             write_json(self.folder / runs.RESULT, row)
         if drawing is not None:
-            self.draw(source, scores, drawing)
+            missing: str | None = "No figures: several processes share the test images."
+            if self.ranks.world_size == 1:
+                missing = write_outcome(
+                    self.folder, config, self.history, source, torch.cat(scores)
+                )
+            if missing is not None:
+                drawing.print(missing, **_PLAIN)
         return TrainResult(row, self.history, self.folder, self.model)
-
-    def draw(self, source: Dataset, scores: list[Tensor], console: Console) -> None:
-        """Write figures of the run from the scores of the test images."""
-        if self.ranks.world_size > 1:
-            console.print("No figures: several processes share the test images.", highlight=False)
-            return
-        told = write_outcome(self.folder, self.config, self.history, source, torch.cat(scores))
-        if told is not None:
-            console.print(told, highlight=False, markup=False)
 
 
 def _summary(row: dict[str, Any]) -> str:
