@@ -197,7 +197,9 @@ def norm(z: Tensor) -> Tensor:
 
 def block_size(count: int) -> int:
     """Return the largest divisor of a count from 129 to 512, or 0 if there is none."""
-    return next((size for size in range(_BLOCK, _BLOCK // 4, -1) if count % size == 0), 0)
+    # The smallest number of blocks has the largest blocks; it is found after few trials.
+    numbers = range(-(-count // _BLOCK), count // (_BLOCK // 4 + 1) + 1)
+    return next((count // number for number in numbers if count % number == 0), 0)
 
 
 def norm_unit(shape: Sequence[int], rms: bool) -> float:
