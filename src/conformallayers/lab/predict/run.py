@@ -88,7 +88,7 @@ def score(
             found.append(sample.name)
         except Unreadable as fault:
             found.append(Broken(sample.name, str(fault)))
-    results = iter(network.run(np.stack(values)) if values else ())
+    results: Iterator[Array] = iter(network.run(np.stack(values)) if values else ())
     predictions: list[Prediction | Broken] = []
     for entry in found:
         if isinstance(entry, Broken):
