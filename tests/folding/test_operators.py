@@ -14,6 +14,12 @@ from conformallayers.folding.operators import Operator, adjoint
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
+@pytest.mark.parametrize("kernel", [3, (3,), (3, 3)])
+def test_multiply_adds_of_windows_count_every_axis(kernel: int | tuple[int, ...]) -> None:
+    operator = Operator(nn.AvgPool2d(kernel), (2, 6, 6), (2, 2, 2))
+    assert operator.multiply_adds() == 2 * 2 * 2 * 9
+
+
 def test_the_operator_norm_is_a_bound_and_a_close_one() -> None:
     for weight_shape in ((5, 3, 3, 3), (3, 6, 5, 1), (4, 4, 2, 3)):
         conv = (

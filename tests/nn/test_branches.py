@@ -177,6 +177,15 @@ def residuals(count: int) -> cl.ConformalLayers:
     return cl.ConformalLayers(*blocks, cl.ReSPro(projective=True))
 
 
+def test_more_paths_than_can_be_listed_keep_the_layers() -> None:
+    model = residuals(40)  # 2⁴⁰ paths
+    folded = cl.fold(model, (3,))
+    assert folded.strategy == "layers"
+    assert "branches: more than 4096 paths meet\n" in f"{folded.explain()}\n"
+    x = samples((3,), torch.float32)
+    assert cl.fold_error(model, folded, x) < TOLERANCES[torch.float32]
+
+
 def test_growth_is_shown_and_limited() -> None:
     folded = cl.fold(residuals(3), (3,), strategy="dense")
     # Before activations 1, 2, 4 and 8 paths: 1 + 3 + 10 + 36 forms.

@@ -30,6 +30,7 @@ from .forms import CHUNK_BYTES
 from .operators import Operator, adjoint, impulses
 from .stages import ActivationSite, Chain, Stage, StageNode, shape_at
 
+MOST_PATHS = 2**12  # of a stage that are counted
 Parts = dict[Key, Tensor]  # the parts of a value, (B, *shape), by the sites they have passed
 
 
@@ -132,8 +133,18 @@ class Paths:
 
     @property
     def most(self) -> int:
-        """The largest number of paths that meet at a node."""
+        """The largest number of paths that meet at a node; beyond the limit of the search a lower bound."""
         return max((len(keys) for keys in self.keys), default=1)
+
+    @property
+    def meeting(self) -> str:
+        """How many paths meet at a node, in words."""
+        count = f"more than {MOST_PATHS}" if self.most > MOST_PATHS else f"up to {self.most}"
+        return f"{count} paths meet"
+
+    def __str__(self) -> str:
+        known = "" if self.most > MOST_PATHS else f", {self.forms} quadratic forms"
+        return self.meeting + known
 
     @property
     def output(self) -> tuple[Key, ...]:
@@ -141,15 +152,18 @@ class Paths:
         return self.keys[-1] if self.keys else ((),)
 
 
-def paths_of(stage: Stage) -> Paths:
-    """Follow all paths from the input by the activations that they pass."""
+def paths_of(stage: Stage, limit: int = MOST_PATHS) -> Paths:
+    """Follow all paths from the input by the activations that they pass.
+
+    Residual blocks double the paths, so no more than ``limit`` + 1 paths to a node are followed.
+    """
     found: list[tuple[Key, ...]] = []
     forms = 0
     for node in stage.nodes:
         merged: dict[Key, None] = {}
         for source in node.sources:
             merged.update(dict.fromkeys(((),) if source < 0 else found[source]))
-        keys = tuple(merged)
+        keys = tuple(merged)[: limit + 1]
         if isinstance(node.action, ActivationSite):
             forms += pairs(len(keys))
             keys = tuple((*key, node.action.number) for key in keys)

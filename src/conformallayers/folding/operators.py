@@ -22,6 +22,7 @@ from ..functional import wide_dtype
 from ..nn.extra_layers import ChannelScale, RepeatChannels
 from ..registry.bounds import Shape, channel_factor
 from ..registry.registry import computes_like, find_spec, flatten_modules, is_affine
+from ..utils.axes import per_axis
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.
 _WEIGHT_HOOKS = ("WeightNorm", "SpectralNorm")
@@ -213,8 +214,8 @@ class Operator:
         weight = getattr(self.module, "weight", None)
         outputs = math.prod(self.output_shape)
         if not isinstance(weight, Tensor):
-            kernel = getattr(self.module, "kernel_size", 1)
-            size = math.prod(kernel) if isinstance(kernel, (tuple, list)) else int(kernel)
+            axes = max(1, len(self.output_shape) - 1)
+            size = math.prod(per_axis(getattr(self.module, "kernel_size", 1), axes))
             return outputs * size if size > 1 else 0
         if "Transpose" in type(self.module).__name__:
             return math.prod(self.input_shape) * weight[0].numel()

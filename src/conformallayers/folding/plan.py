@@ -115,8 +115,7 @@ def make_plan(problem: Problem) -> Plan:
 def _parts(problem: Problem) -> str:
     """Describe the extra work of branches or biases."""
     if problem.stage.branched:
-        paths = problem.paths
-        return f"branches: up to {paths.most} paths meet, {paths.forms} quadratic forms"
+        return f"branches: {problem.paths}"
     recurrence = problem.recurrence
     if recurrence is None:
         return ""

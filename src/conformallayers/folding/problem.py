@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ..errors import refusal
 from ..functional import wide_dtype
-from .affine import PathArrays, Paths, Recurrence, chain_recurrence, paths_of, write_out_paths
+from .affine import (
+    MOST_PATHS,
+    PathArrays,
+    Paths,
+    Recurrence,
+    chain_recurrence,
+    paths_of,
+    write_out_paths,
+)
 from .certificate import Certificate, ErrorBudget, Rounding, rounding_of_sum
 from .forms import Forms, forms_of, matrix_of, stacked_layers
 from .stages import Stage
@@ -94,7 +102,7 @@ class Problem:
     @cached_property
     def paths(self) -> Paths:
         """The paths through a stage with branches."""
-        return paths_of(self.stage)
+        return paths_of(self.stage, max(MOST_PATHS, self.conditions.max_paths))
 
     @cached_property
     def path_arrays(self) -> PathArrays:

@@ -25,7 +25,7 @@ def too_large(problem: Problem) -> str | None:
     d_in, d_out = math.prod(stage.input_shape), math.prod(stage.output_shape)
     if d_in <= LARGEST and stage.branched:
         if problem.paths.most > problem.conditions.max_paths:
-            return f"{problem.paths.most} paths meet, more than max_paths={problem.conditions.max_paths}"
+            return f"{problem.paths.meeting}, more than max_paths={problem.conditions.max_paths}"
         entries = problem.form_count * d_in**2 + problem.output_parts * d_out * d_in
         if entries > ENTRIES:
             return f"{problem.form_count} forms have {entries} entries"
