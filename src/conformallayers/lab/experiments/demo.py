@@ -226,7 +226,7 @@ def _train_with_bar(
 
 def _draw(model: nn.Sequential, history: list[Row], config: DemoConfig, folder: Path) -> None:
     # Up to the first layer of the head, which folds into M.
-    folded = cl.fold(model[:3], SHAPE, strategy="dense")
+    folded = cl.fold(model[:3], SHAPE)
     title = f"{config.depth} convolutions, {config.depth} ReSPro and a linear layer"
     drawn = {
         "respro": figures.respro_surface(),

@@ -17,6 +17,7 @@ from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
 from ..integer_operations import KINDS
+from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import INPUT, Recipe
 from .integers import RULES, RUN
@@ -55,9 +56,6 @@ class RecipeModule(nn.Module):
     Args:
         recipe: its constants are tensors on one device; they become buffers.
         dtype: of inputs and outputs.
-
-    Attributes:
-        input_shape, output_shape: of one sample.
     """
 
     anchor: Tensor  # empty; has the dtype and the device of inputs
@@ -74,7 +72,6 @@ class RecipeModule(nn.Module):
 
     def _set(self, recipe: Recipe, dtype: torch.dtype) -> None:
         """Set the operations, without their constants."""
-        self.input_shape, self.output_shape = recipe.input_shape, recipe.output_shape
         self._bare = replace(recipe, constants={}, modules={})
         self._steps = list(zip(recipe.operations, recipe.last_uses(), strict=True))
         # Convolutions read image maps fastest in channels-last order.
@@ -94,6 +91,16 @@ class RecipeModule(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype of inputs, constants and outputs."""
         return self.anchor.dtype
+
+    @property
+    def input_shape(self) -> Shape:
+        """The shape of one input sample."""
+        return self._bare.input_shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """The shape of one output sample."""
+        return self._bare.output_shape
 
     @property
     def recipe(self) -> Recipe:
