@@ -19,7 +19,8 @@ from ..training.recipes import recipe, resolved
 from ..training.runs import CONFIG, RESULT
 
 RECIPE = "modern"
-DEPTHS, RECTIFIERS = (1, 2, 3), ("norm", "relu", "abs", "max")
+# The ablation: depths of a stage with the rectifiers that are trained at this depth.
+ABLATION = {1: ("norm", "relu"), 2: ("norm", "relu", "abs", "max"), 3: ("norm", "relu")}
 # Options of StageNet's recipe that every network trains with.
 _BUDGET = ("epochs", "batch_size", "flips", "shift")
 
@@ -48,8 +49,8 @@ def _front() -> Iterator[Contestant]:
 
 def _ablation() -> Iterator[Contestant]:
     micro = {"preset": "micro"}
-    for depth in DEPTHS:
-        for rectifier in RECTIFIERS:
+    for depth, rectifiers in ABLATION.items():
+        for rectifier in rectifiers:
             for respro in (True, False):
                 name = f"StageNet-micro-depth{depth}-{rectifier}{'' if respro else '-no-respro'}"
                 options = {**micro, "depth": depth, "rectifier": rectifier, "respro": respro}
