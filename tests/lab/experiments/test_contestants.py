@@ -24,7 +24,7 @@ from training import QUIET
 
 
 def test_all_have_one_budget_and_can_be_built() -> None:
-    assert len(CONTESTANTS) == 4 + 5 * len(PRESETS) + 3 * 2 * 4 + 1
+    assert len(CONTESTANTS) == 4 + 5 * len(PRESETS) + 2 * (2 + 4 + 2) + 1
     configs = [config_of(one, "cifar10", seed=2) for one in CONTESTANTS.values()]
     budgets = {(c.epochs, c.batch_size, c.flips, c.shift, c.optimizer, c.centre) for c in configs}
     assert len(budgets) == 1
