@@ -174,8 +174,7 @@ def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
 def norm(z: Tensor) -> Tensor:
     """Return ``‖z‖`` of each sample (B, ...) in the wide dtype, shape (B,).
 
-    A sum of many squares loses digits, most of all where they are equal, so that a long sample is cut
-    into blocks.
+    A sum of many squares loses digits, so that a long sample is cut into blocks.
     """
     dtype, wide = at_least_float32(z.dtype), wide_dtype(z.device)
     count = math.prod(z.shape[1:])
@@ -197,9 +196,11 @@ def norm(z: Tensor) -> Tensor:
 
 def block_size(count: int) -> int:
     """Return the largest divisor of a count from 129 to 512, or 0 if there is none."""
-    # The smallest number of blocks has the largest blocks; it is found after few trials.
-    numbers = range(-(-count // _BLOCK), count // (_BLOCK // 4 + 1) + 1)
-    return next((count // number for number in numbers if count % number == 0), 0)
+    sizes = range(_BLOCK, _BLOCK // 4, -1)
+    if count < 2**16:  # there are fewer numbers of blocks than sizes
+        numbers = range(-(-count // sizes[0]), count // sizes[-1] + 1)
+        return next((count // number for number in numbers if count % number == 0), 0)
+    return next((size for size in sizes if count % size == 0), 0)
 
 
 def norm_unit(shape: Sequence[int], rms: bool) -> float:

@@ -127,7 +127,8 @@ def _step(name: str, node: fx.Node) -> tuple[str, list[str], str | Join | nn.Mod
     elif node.target is torch.flatten or (node.op, node.target) == ("call_method", "flatten"):
         sources, sizes = given[:1], given[1:]
         start = kwargs.get("start_dim", sizes[0] if sizes else 0)
-        if start != 0 and not any(isinstance(size, fx.Node) for size in sizes):
+        known = kwargs.keys() <= {"start_dim", "end_dim"}
+        if known and start != 0 and not any(isinstance(size, fx.Node) for size in sizes):
             action = nn.Flatten(*sizes, **kwargs)  # type: ignore[arg-type]
     many = isinstance(sources, (list, tuple)) and len(sources) > 0
     if action is None or not many or not all(isinstance(source, fx.Node) for source in sources):

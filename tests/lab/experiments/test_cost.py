@@ -67,6 +67,14 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     assert ratios["LeNet", 1] == ratios["LeNet", 64] == 1.0
     assert names == ["LeNet"]
     folder = here / "results/experiment5"
+
+    # Times are written together: a stop between two batch sizes leaves the earlier ones.
+    before, original = (folder / "digits-times.json").read_bytes(), cost.interleave
+    calls = iter([original])
+    monkeypatch.setattr(cost, "interleave", lambda *values: next(calls)(*values))
+    with pytest.raises(StopIteration):
+        run_cost(**OPTIONS, measure=True, executions=3, resume=False, say=lines.append)
+    assert (folder / "digits-times.json").read_bytes() == before
     table = (folder / "digits.md").read_text()
     assert all(table.count(f"\n| {name} |") == 1 for name in NAMES)
     assert "425 k" in table

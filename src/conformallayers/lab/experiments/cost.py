@@ -191,15 +191,17 @@ def _measure_times(
             one.name: _open(one.name, load_model(_trained(one, runs, chosen), _WHERE).module)
             for one in named(_WHERE, list(names))
         }
+        rows: list[Row] = []  # written together: half of them must not replace an earlier record
+        for batch in BATCHES:
+            x = _images(batch, seed=batch)
+            engines = {name: feed(x) for name, feed in opened.items()}
+            times = interleave(engines, chosen.executions)
+            for name, timing in times.items():
+                row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
+                rows.append({**row, "ratio": round(timing.median / times[OPPONENT].median, 3)})
         with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
-            for batch in BATCHES:
-                x = _images(batch, seed=batch)
-                engines = {name: feed(x) for name, feed in opened.items()}
-                times = interleave(engines, chosen.executions)
-                for name, timing in times.items():
-                    row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
-                    ratio = round(timing.median / times[OPPONENT].median, 3)
-                    measurements.add({**row, "ratio": ratio})
+            for row in rows:
+                measurements.add(row)
     return measurements.record
 
 
