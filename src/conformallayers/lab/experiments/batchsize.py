@@ -147,7 +147,7 @@ def batch_figure(rows: Sequence[Row], limits: Sequence[Row] = ()) -> Figure:
     """Plot time and memory against batch size, one line per path."""
     with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
         for index, path in enumerate(dict.fromkeys(row["path"] for row in rows)):
-            style: Any = {"color": figures.COLOURS[index % 6], "markersize": 4}
+            style: Any = {"color": figures.COLOURS[index % len(figures.COLOURS)], "markersize": 4}
             style |= {"marker": "sovD^<"[index % 6], "label": path}
             chosen = sorted((r for r in rows if r["path"] == path), key=lambda row: row["batch"])
             sizes = [row["batch"] for row in chosen]

@@ -235,7 +235,7 @@ def speedup_figure(rows: list[Row], folder: Path) -> None:
     chosen = {_order(row)[2]: row["times"] for row in deep if row["batch"] == batch}
     engines = dict.fromkeys(name for times in chosen.values() for name in times)
     styles = {}
-    for name, colour in zip(engines, cycle((*figures.COLOURS, "black")), strict=False):
+    for name, colour in zip(engines, cycle(figures.COLOURS), strict=False):
         line = {"linewidth": 2.5} if name in (FOLDED, TOLERANCE) else {"linestyle": "--"}
         shown = {"marker": "o", "color": colour, "label": _ENGINES.get(name, name)}
         styles[name] = {"linewidth": 1, **shown, **line}

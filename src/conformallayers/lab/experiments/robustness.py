@@ -174,7 +174,7 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
                     if kind in kinds:
                         line.setdefault(strength, []).append(share)
                 points = sorted((strength, 100 * fmean(found)) for strength, found in line.items())
-                style: Any = {"color": figures.COLOURS[index % 6], "label": name}
+                style: Any = {"color": figures.COLOURS[index % len(figures.COLOURS)], "label": name}
                 style |= {"marker": "sovD^<P"[index % 7], "markersize": 4}
                 axes.plot(*zip(*points, strict=True), **style)
             axes.set(xlabel="strength", title=title)

@@ -19,7 +19,7 @@ from ...utils.files import staged_files
 from ...utils.text import count
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
-COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F")
 _FLOOR = -1.7  # height of the contour lines below a surface
 STYLE: Any = {
     "font.size": 10,
