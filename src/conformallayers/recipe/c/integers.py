@@ -114,9 +114,10 @@ def _conv(op: integer.IntegerConv, program: Program) -> None:
 @WRITE.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    geometry, source, target = pool_geometry(op, program), program.read(x), program.write(y)
-    numbers = [op.multiplier, op.shift, *([op.root_bits] if op.function == "norm" else [])]
-    program.call(f"{op.function}_pool", x, source, target, geometry, *numbers)
+    bits = op.root_bits if op.function == "norm" else -1
+    # One function for sums and norms: a device has little flash.
+    addresses = f"{program.read(x)}, {program.write(y)}, {pool_geometry(op, program)}"
+    program.emit(f"pool_whole({addresses}, {bits}, {op.multiplier}, {op.shift});")
 
 
 @WRITE.runs(integer.Requantize)

@@ -31,9 +31,7 @@ _ENTRIES = (
     (r"\bfloat \*", "float *", "float *", "int8_t *"),
 )
 # The parameters of functions below that mention them.
-_PARAMETERS = {"a": "double", "b": "double"} | dict.fromkeys(
-    ("multiplier", "shift", "bits"), "int32_t"
-)
+_PARAMETERS = {"a": "double", "b": "double"}
 # Functions of one number v; d is v as a double.
 MAPS = {
     "multiply": "v * ($V)a",
@@ -71,15 +69,7 @@ POOLS = {
         "($V)sqrt(sum * g[10] / count)",
     ),
 }
-WHOLE_POOLS = {
-    "max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found"),
-    "sum_pool": ("int32_t sum = 0", "sum += v", "scaled(sum, multiplier, shift)"),
-    "norm_pool": (
-        "int32_t sum = 0",
-        "sum += v * v",
-        "scaled((int32_t)root((uint32_t)sum << (2 * bits)), multiplier, shift)",
-    ),
-}
+WHOLE_POOLS = {"max_pool": ("int8_t found = -128", "found = v > found ? v : found", "found")}
 _FAMILIES = {
     **dict.fromkeys(MAPS, "map"),
     **dict.fromkeys(BROADCASTS, "broadcast"),

@@ -272,10 +272,30 @@ static uint32_t root(uint32_t n)
     return found;
 }
 
-//: scaled
-static int8_t scaled(int32_t p, int32_t multiplier, int32_t shift)
+//: pool_whole
+/* Sums of windows, or their norms with some bits behind the point (-1: sums), times multiplier /
+   2^shift. g: see pool. */
+static void pool_whole(const int8_t *x, int8_t *y, const int32_t *g, int32_t bits,
+                       int32_t multiplier, int32_t shift)
 {
-    return clipped(shifted((int64_t)p * multiplier, shift), -127);
+    const int32_t *in = g + 1, *to = g + 4;
+    const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
+    int32_t c, p, q, r, i, j, k, n = 0;
+    for (c = 0; c < g[0]; c++, x += in[0] * in[1] * in[2])
+        for (p = 0; p < to[0]; p++)
+            for (q = 0; q < to[1]; q++)
+                for (r = 0; r < to[2]; r++, n++) {
+                    int32_t sum = 0;
+                    for (i = a[p]; i < a[to[0] + p]; i++)
+                        for (j = b[q]; j < b[to[1] + q]; j++) {
+                            const int8_t *line = x + (i * in[1] + j) * in[2];
+                            for (k = d[r]; k < d[to[2] + r]; k++)
+                                sum += bits < 0 ? line[k] : line[k] * line[k];
+                        }
+                    if (bits >= 0)
+                        sum = (int32_t)root((uint32_t)sum << (2 * bits));
+                    y[n] = clipped(shifted((int64_t)sum * multiplier, shift), -127);
+                }
 }
 
 //: requantize
