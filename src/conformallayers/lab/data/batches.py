@@ -28,7 +28,7 @@ def as_input(
     becomes 32×32. Grey images are expanded to three channels, which copies nothing.
 
     Shape:
-        (B, 1 or 3, H, W), unsigned bytes → (B, *shape)
+        (B, 1 or 3, H, W), unsigned bytes → ``(B, *shape)``
 
     Examples:
         >>> x = as_input(torch.full((2, 1, 28, 28), 255, dtype=torch.uint8))
@@ -42,7 +42,7 @@ def mean_image(images: Tensor, shape: Shape = IMAGE_SHAPE) -> Tensor:
     """Return the mean of images as a network input, in float64.
 
     Shape:
-        (N, 1 or 3, H, W), unsigned bytes → (1, *shape)
+        (N, 1 or 3, H, W), unsigned bytes → ``(1, *shape)``
     """
     chunk = max(1, _CHUNK // images[0].numel())
     parts = (part.sum(0, keepdim=True, dtype=torch.float64) for part in images.split(chunk))
@@ -107,7 +107,7 @@ def derive_seed(seed: int, epoch: int, purpose: str = "") -> int:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Iterate once over images (B, *shape) with values in [0, 1] and labels (B,).
+    """Iterate once over images ``(B, *shape)`` with values in [0, 1] and labels (B,).
 
     Args:
         images: (N, 1 or 3, H, W), unsigned bytes; of another shape than ``shape`` at most 32×32.
@@ -117,7 +117,7 @@ class Batches:
         seed, epoch: determine the order, and the flips and shifts.
         flips: mirror a random half of the images left to right.
         shift: the largest random shift along each axis, in pixels of the network's input.
-        shape: of the network's input; see :func:`as_input`.
+        shape: of the network's input; see ``as_input``.
         device: of the batches.
         rank, world_size: of the process, and the number of processes that share every batch.
 
