@@ -30,9 +30,7 @@ _ENTRIES = (
     ),
     (r"\bfloat \*", "float *", "float *", "int8_t *"),
 )
-# The parameters of functions below that mention them.
-_PARAMETERS = {"a": "double", "b": "double"}
-# Functions of one number v; d is v as a double.
+# Functions of one number v; d is v as a double, a and b are parameters of type double.
 MAPS = {
     "multiply": "v * ($V)a",
     "divide": "v / ($V)a",
@@ -137,8 +135,8 @@ def _written(template: str, name: str) -> str:
     scaled = suffix in ("i", "s")
     first, each, result = (WHOLE_POOLS if values == "int8_t" else POOLS).get(base, ("", "", ""))
     expression = {**MAPS, **BROADCASTS}.get(base, each)
-    words = set(re.findall(r"\w+", f"{expression} {result}"))
-    parameters = "".join(f", {ctype} {p}" for p, ctype in _PARAMETERS.items() if p in words)
+    words = set(re.findall(r"\w+", expression))
+    parameters = "".join(f", double {letter}" for letter in "ab" if letter in words)
     if suffix in SUMS:
         values, parameters, first, expression = SUMS[suffix]
     text = helpers()[template]

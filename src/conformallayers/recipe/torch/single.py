@@ -31,7 +31,6 @@ _ENTRIES = (
 )  # elements of all windows of a convolution; more take longer to copy than to convolve
 _FEW = 8  # channels; torch's convolutions of so many and more are fast
 _READS_SCALARS = point.Advance, point.Divide, point.Rebase
-_block_size = lru_cache(maxsize=256)(functional.block_size)
 
 
 class OutsideLimits(Exception):
@@ -145,7 +144,7 @@ def _energy(z: Tensor) -> float:
     if count <= functional.SHORT:
         row = z.reshape(count)
         return float(row.dot(row))
-    block = _block_size(count)
+    block = functional.block_size(count)
     if not block or not z.is_contiguous():
         norm = float(functional.norm(z))
         return norm * norm  # inf where ** would raise an error

@@ -177,7 +177,7 @@ $Q                    $put(y, n, $T$get(y, n));
 /* Reduce windows over three axes. g: channels; for the axes the sizes in and out, and the steps
    from one entry of a window to the next; the size of a window; then, axis by axis, the first
    entries of all windows and where these end. */
-static void $N$s(const float *x, float *y, const int32_t *g$P)
+static void $N$s(const float *x, float *y, const int32_t *g)
 {
     const int32_t *in = g + 1, *to = g + 4, *step = g + 7;
     const int32_t *a = g + 11, *b = a + 2 * to[0], *d = b + 2 * to[1];
