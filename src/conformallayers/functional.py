@@ -176,31 +176,34 @@ def norm(z: Tensor) -> Tensor:
 
     A sum of many squares loses digits, so that a long sample is cut into blocks.
     """
-    dtype, wide = at_least_float32(z.dtype), wide_dtype(z.device)
-    count = math.prod(z.shape[1:])
+    count, wide = math.prod(z.shape[1:]), wide_dtype(z.device)
+    dtype = None if z.dtype in (torch.float32, torch.float64) else at_least_float32(z.dtype)
     if count <= SHORT:
         short: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
         return short.to(wide)
-    if z.dim() == 4 and not transformed() and z.is_contiguous(memory_format=torch.channels_last):
+    if z.dim() == 4 and z.stride(1) == 1:
         z = z.permute(0, 2, 3, 1)  # rows of memory
-    block = block_size(count) or _BLOCK
-    rows, whole = z.flatten(1), count - count % block
-    blocks = rows[:, :whole].unflatten(1, (whole // block, block))
-    norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
-    if whole < count:
+    block = block_size(count)
+    if block:
+        blocks = z.reshape(z.shape[0], count // block, block)
+        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
+    else:
+        rows, whole = z.flatten(1), count - count % _BLOCK
+        blocks = rows[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK))
+        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
         rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
         norms = torch.cat([norms, rest], 1)
     total: Tensor = torch.linalg.vector_norm(norms, dim=1, dtype=wide)
     return total
 
 
-def block_size(count: int) -> int:
-    """Return the largest divisor of a count from 129 to 512, or 0 if there is none."""
-    sizes = range(_BLOCK, _BLOCK // 4, -1)
-    if count < 2**16:  # there are fewer numbers of blocks than sizes
-        numbers = range(-(-count // sizes[0]), count // sizes[-1] + 1)
-        return next((count // number for number in numbers if count % number == 0), 0)
-    return next((size for size in sizes if count % size == 0), 0)
+def block_size(count: int, most: int = _BLOCK) -> int:
+    """Return a large divisor of a count, at most ``most``, or 0 if a short search finds none."""
+    fewest = -(-count // most)
+    for blocks in range(fewest, fewest + 32):
+        if count % blocks == 0:
+            return count // blocks
+    return 0
 
 
 def norm_unit(shape: Sequence[int], rms: bool) -> float:

@@ -45,7 +45,7 @@ MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear
 WIDE, WORKING = "wide", "working"
 # Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
 # equal products have one sign, so that n entries in float32 lose up to 2.4e-9·n. 5e-6 is promised.
-LONG_ROW, BLOCK = 2**11, 2**9
+LONG_ROW, BLOCK = 2**11, 768
 
 
 @operation("matmul")

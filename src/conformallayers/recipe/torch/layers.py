@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...functional import autocasts, full_precision, transformed, wide_dtype
+from ...functional import autocasts, block_size, full_precision, transformed, wide_dtype
 from ...pooling import norm_pool
 from .. import layer_operations as layer
 from ..operation import Runtime
@@ -60,14 +60,16 @@ def _matmul(op: layer.Matmul, module: RecipeModule, x: Tensor) -> Tensor:
 
 def _long_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return x Wᵀ of long rows, (B, n) and (m, n), in one batched product of blocks and one of the rest."""
-    count, rest = divmod(weight.shape[1], layer.BLOCK)
-    cut = count * layer.BLOCK
-    blocks = x[:, :cut].unflatten(1, (count, layer.BLOCK)).transpose(0, 1)  # (blocks, B, BLOCK)
-    columns = weight[:, :cut].unflatten(1, (count, layer.BLOCK)).permute(1, 2, 0)
+    block = block_size(weight.shape[1], layer.BLOCK) or layer.BLOCK
+    count, rest = divmod(weight.shape[1], block)
+    cut = count * block
+    head, columns = (x[:, :cut], weight[:, :cut]) if rest else (x, weight)
+    blocks = head.reshape(x.shape[0], count, block)
+    columns = columns.reshape(len(weight), count, block)
     if torch.compiler.is_compiling() or x.shape[0] == 1:
-        sums = torch.bmm(blocks, columns)
+        sums = torch.bmm(blocks.transpose(0, 1), columns.permute(1, 2, 0))
     else:  # the transposed product of a batch takes two thirds of the time
-        sums = torch.bmm(columns.mT, blocks.mT).mT
+        sums = torch.bmm(columns.transpose(0, 1), blocks.permute(1, 2, 0)).mT
     if count <= _FEW_BLOCKS:
         y = sums.sum(0)
     else:
