@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from ..functional import full_precision, wide_dtype
 from ..registry.registry import linear_part
@@ -17,7 +18,8 @@ Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one in
 _WARM_UP = 8  # steps before the first use; a random vector gives far too small a norm
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# torch.compiler.disable would import the compiler at once, which takes as long as the import of torch.
+@_disable_dynamo
 def power_step(activation: RadialActivation, segment: Sequence[Layer], x: Tensor) -> Tensor:
     """Advance the vector and the norm of the activation by one step, and return the norm.
 
