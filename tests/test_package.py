@@ -70,7 +70,7 @@ ORDER = (
     "nn.traced",
     "conversion",
     "folding.explicit",
-    "folding.quantization",
+    "folding.quantization_report",
     "folding.folded",
     "folding.graph",
     "folding.lower_graph",

@@ -35,7 +35,7 @@ _NAMES = {
     "folding.certificate": ("Certificate",),
     "folding.verify": ("verify",),
     "folding.quantize": ("quantize",),
-    "folding.quantization": ("Quantization",),
+    "folding.quantization_report": ("Quantization",),
     "folding.files": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.fold import fold as fold
     from .folding.fold import trace as trace
     from .folding.folded import Folded as Folded
-    from .folding.quantization import Quantization as Quantization
+    from .folding.quantization_report import Quantization as Quantization
     from .folding.quantize import quantize as quantize
     from .folding.verify import verify as verify
     from .inspection import Inspection as Inspection

@@ -26,7 +26,7 @@ from ..nn.branches import Join
 from ..recipe.point_operations import Key, pairs
 from ..registry.bounds import Shape
 from ..utils.progress import progress
-from .forms import CHUNK_BYTES
+from .forms import COLUMN_BYTES
 from .operators import Operator, adjoint, impulses
 from .stages import ActivationSite, Chain, Stage, StageNode, shape_at
 
@@ -216,7 +216,7 @@ def write_out_paths(stage: Stage) -> PathArrays:
     rows = [like.new_zeros(len(s.constant), len(s.linear), d_in) for s in recurrence.sites]
     columns: list[Tensor] = []
     largest = max((math.prod(op.output_shape) for op in stage.operators), default=1)
-    chunk = max(1, CHUNK_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
+    chunk = max(1, COLUMN_BYTES // (8 * 4 * max(1, paths.most) * max(largest, d_in)))
     start = 0
     batches = impulses(stage.input_shape, chunk, device)
     for batch in progress(batches, -(-d_in // chunk), "folding paths"):

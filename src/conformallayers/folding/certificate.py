@@ -69,7 +69,7 @@ def weakest(proofs: Sequence[Certificate]) -> Certificate | None:
 
 
 def rounding_budget(dtype: torch.dtype) -> ErrorBudget:
-    """Return the unit roundoff of a dtype as a budget; 0 for float64, in which proofs are computed."""
+    """Return the unit roundoff of float32 as a budget, for shorter dtypes too; 0 for float64, that of proofs."""
     if dtype == torch.float64:
         return ErrorBudget(0.0)
     return ErrorBudget(torch.finfo(torch.float32).eps / 2)

@@ -20,7 +20,7 @@ from ..recipe.operation import Shape
 from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
-from .forms import CHUNK_BYTES
+from .forms import COLUMN_BYTES
 from .operators import impulses
 from .part import placed
 from .plan import Plan
@@ -173,7 +173,7 @@ def _impulses(exact: RecipeModule, span: StageOperations, copies: int) -> Iterat
     """Yield the identity in batches whose values, ``copies`` times, fit into a chunk of memory."""
     shapes = exact.recipe.shapes()
     elements = sum(map(math.prod, shapes.values()))
-    chunk = max(1, min(256, CHUNK_BYTES // (8 * copies * elements)))
+    chunk = max(1, min(256, COLUMN_BYTES // (8 * copies * elements)))
     return impulses(shapes[span.given[0]], chunk, exact.anchor.device)
 
 

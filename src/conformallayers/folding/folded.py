@@ -16,7 +16,7 @@ from ..utils.html import Block, Printed
 from .certificate import Certificate, weakest
 from .explicit import explicit_forms, explicit_matrix
 from .plan import Plan
-from .quantization import Quantization, read_quantization
+from .quantization_report import Quantization, read_quantization
 
 Self = TypeVar("Self", bound="Folded")
 

@@ -22,7 +22,7 @@ from .forms_by_row import applies, forms_by_row, tail
 from .operators import Operator, adjoint, apply_all, impulses
 from .stages import Chain, Segment
 
-CHUNK_BYTES = 256 * 2**20  # memory that one batch of columns may hold
+COLUMN_BYTES = 256 * 2**20  # memory that one batch of columns may hold
 _SAMPLE = 48  # columns from which the decay of the terms is estimated
 
 
@@ -159,4 +159,4 @@ def _guess_depth(
 
 def _chunk(input_shape: Shape, operators: Sequence[Operator]) -> int:
     kept = 3 * sum(math.prod(op.output_shape) for op in operators) + math.prod(input_shape)
-    return max(1, min(math.prod(input_shape), CHUNK_BYTES // (8 * kept)))
+    return max(1, min(math.prod(input_shape), COLUMN_BYTES // (8 * kept)))

@@ -14,7 +14,7 @@ from ..recipe import integer_operations as integer
 from ..recipe.recipe import Recipe
 from .calibration import Calibration
 from .folded import Folded
-from .quantization import Quantization
+from .quantization_report import Quantization
 from .quantizer import Quantizer
 
 _DTYPES = torch.float32, torch.float64

@@ -130,6 +130,7 @@ def _steps(trace: Trace) -> list[Node[Any]]:
 def _action(
     trace: Trace, step: Step, sites: int
 ) -> Operator | ActivationSite | Join | HomogeneousMap:
+    """Return what a step of a trace does, with the number of activations before it."""
     module, shapes = step.module, (step.input_shape, step.output_shape)
     if isinstance(module, RadialActivation) and step.alpha is not None:
         unit = norm_unit(step.input_shape, trace.unit == "rms")
@@ -219,6 +220,7 @@ def _direct_parts(chain: list[_Action]) -> Iterator[list[_Action]]:
 
 
 def _chain_stage(shape: Shape, actions: Sequence[_Action]) -> Stage:
+    """Return the stage of actions in a row: a direct one if an operator has a bias."""
     output, numbered, sites = shape, [], 0
     for index, action in enumerate(actions):
         if isinstance(action, ActivationSite):

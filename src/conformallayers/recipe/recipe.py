@@ -18,8 +18,9 @@ from .layer_operations import WIDE, Call, Cast
 from .operation import OPERATIONS, Operation, Shape, expect
 
 INPUT = "x"  # the name of the input value
+CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 
-__all__ = ["INPUT", "OPERATIONS", "Recipe", "RecipeBuilder"]
+__all__ = ["CHUNK_BYTES", "INPUT", "OPERATIONS", "Recipe", "RecipeBuilder"]
 __all__ += ["integer_operations", "layer_operations", "point_operations"]
 
 

@@ -178,7 +178,7 @@ class Values:
 
     @cached_property
     def flat(self) -> str:
-        """That value as one row; appended at first use."""
+        """The input of the stage as one row; the reshape is appended at first use."""
         return add_reshape(self.builder, self.unit, (math.prod(self.builder.shape(self.unit)),))
 
 

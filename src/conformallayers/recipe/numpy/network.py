@@ -8,10 +8,9 @@ import numpy as np
 
 from ...errors import refusal, refuse_bytes, shape_text
 from ..places import Array
-from ..recipe import INPUT, Recipe
+from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RUN
 
-CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 _REMEDY = (
     'Fold with strategy="dense", which keeps no layers inside a ConformalLayers, or use cl.load.'
 )

@@ -19,11 +19,10 @@ from ..document import describe, read_recipe
 from ..integer_operations import KINDS
 from ..operation import Shape
 from ..point_operations import Advance, Grow
-from ..recipe import INPUT, Recipe
+from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RULES, RUN
 from .single import SINGLE, OutsideLimits, runs_single
 
-CHUNK_BYTES = 16 * 2**20  # intermediate values of one chunk of a large batch
 Self = TypeVar("Self", bound="Constants")
 
 
