@@ -26,6 +26,17 @@ def test_a_tail_that_is_not_linear_is_not_absorbed() -> None:
         cl.testing.assert_folds(model, (1, 8, 8), strategy=name)
 
 
+@pytest.mark.parametrize("name", ["2.weight", "2.bias"])
+def test_a_layer_with_nan_is_not_absorbed(name: str) -> None:
+    part = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro())
+    model = nn.Sequential(part, nn.Flatten(), nn.Linear(144, 3)).eval()
+    model.get_parameter(name).data[1] = torch.nan
+    x = torch.rand(2, 1, 8, 8)
+    with torch.no_grad():
+        y, expected = cl.fold(model, (1, 8, 8))(x), model(x)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
 def test_a_container_with_its_own_forward_is_refused() -> None:
     class Doubled(cl.ConformalLayers):
         def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -208,7 +208,10 @@ def _affine_module(graph: Graph, node: fx.Node) -> nn.Module | None:
         spec = find_spec(module)
         if spec is None or spec.homogeneous or branches(module):
             return None
-        return module if spec.problem(module) is None else None
+        # A layer with NaN stays outside: its outputs are NaN, as in the model, and not those of the whole part.
+        tensors = (*module.parameters(), *module.buffers())
+        finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+        return module if finite and spec.problem(module) is None else None
     return nn.Flatten() if flattens(node) else None
 
 
