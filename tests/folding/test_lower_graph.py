@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import conformallayers as cl
 
@@ -54,3 +57,67 @@ def test_a_layer_with_another_argument_is_called(strategy: str) -> None:
     folded, x = cl.fold(model, (1, 8, 8), strategy=strategy), torch.rand(3, 1, 8, 8)
     assert folded(x).shape == model(x).shape == (3, 1, 12, 12)
     assert cl.fold_error(model, folded, x) < 5e-6
+
+
+class Behind(nn.Module):
+    """A function of the output of a folded part."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.features = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.features(x))
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "tanh": (torch.tanh, "elementwise"),
+    "sigmoid": (lambda y: y.sigmoid(), "elementwise"),
+    "gelu": (lambda y: F.gelu(y, approximate="tanh"), "elementwise"),
+    "leaky_relu": (lambda y: F.leaky_relu(y, 0.3), "elementwise"),
+    "max_pool": (lambda y: F.max_pool2d(y, 2), "max_pool"),
+    "softmax": (lambda y: torch.softmax(y, 1), "softmax"),
+    "softmax of the batch": (lambda y: torch.softmax(y, 0), "call"),
+    "in place": (lambda y: F.relu(y, inplace=True), "elementwise"),
+    "in place, read before": (lambda y: y * 2.0 + F.relu(y, inplace=True), "add"),
+    "another dtype": (lambda y: F.softmax(y, 1, dtype=torch.float64), "call"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_have_an_operation_are_lowered(name: str) -> None:
+    function, kind = FUNCTIONS[name]
+    model, x = Behind(function).eval(), torch.rand(5, 3, 8, 8)
+    folded = cl.fold(model, (3, 8, 8))
+    assert folded.recipe.operations[-1].kind == kind
+    with torch.no_grad():
+        torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda y: F.relu(y, inplace=True) + y, lambda y: y.relu_() + y],
+    ids=["argument", "method"],
+)
+def test_functions_in_place_on_a_value_that_is_read_again_are_refused(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(cl.ConformalError, match=r"got one that works in place\. Use inplace=False"):
+        cl.fold(Behind(function), (3, 8, 8))
+
+
+class Rectified(Behind):
+    """A module in place behind a folded part."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.features(x)
+        return self.function(y) + y
+
+
+def test_a_module_in_place_on_a_value_that_is_read_again_is_refused() -> None:
+    with pytest.raises(cl.ConformalError, match="works in place"):
+        cl.fold(Rectified(), (3, 8, 8))

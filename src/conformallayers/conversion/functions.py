@@ -95,6 +95,14 @@ def module_for(node: fx.Node, values: Values) -> Replacement:
     return module if isinstance(module, str) else (module, [source])
 
 
+def module_of_call(node: fx.Node) -> nn.Module | None:
+    """Return the module that computes a function of one tensor and constants, or None."""
+    if node.target not in _MODULES or len(node.all_input_nodes) != 1:
+        return None
+    found = _function(node, {})
+    return None if isinstance(found, str) else found
+
+
 def _arguments(node: fx.Node, names: Sequence[str], values: Values) -> dict[str, Any]:
     """Return the arguments behind the tensor by name, with numbers for nodes such as ``x.size(3)``."""
     given = {**dict(zip(names, node.args[1:], strict=False)), **node.kwargs}

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
+from ..conversion.functions import module_of_call
+from ..errors import refusal
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
@@ -19,7 +20,6 @@ from .graph import Graph, flattens
 from .lower import Lowering, by_sample, find_lowering
 from .plan import Plan
 
-_RELUS = (torch.relu, F.relu, "relu")
 _ADDS = (operator.add, torch.add)
 _SUBTRACTS = (operator.sub, torch.sub)
 _MULTIPLIES = (operator.mul, torch.mul)
@@ -72,8 +72,27 @@ class GraphLowering:
             elif node.op == "output":
                 output = self.values[node.args[0]]
             elif node not in inside and node.op != "get_attr":
+                self._refuse_overwriting(node)
                 self.values[node] = self._node(node)
         return self.builder.recipe(output), plans
+
+    def _refuse_overwriting(self, node: fx.Node) -> None:
+        """Refuse a node that works in place on a value which a later node reads."""
+        done = {*self.values, node}
+        if not any(later not in done for source in node.all_input_nodes for later in source.users):
+            return
+        if node.op == "call_module":
+            in_place = getattr(self.graph.module.get_submodule(str(node.target)), "inplace", False)
+        else:
+            name = node.target if isinstance(node.target, str) else node.target.__name__
+            in_place = node.kwargs.get("inplace", name.endswith("_") and not name.endswith("__"))
+        if in_place:
+            raise refusal(
+                call_text(node),
+                "a layer that changes no value which is read again",
+                "one that works in place",
+                "Use inplace=False.",
+            )
 
     def _node(self, node: fx.Node) -> str:
         """Append a node as an operation, or as a call of a module that computes it."""
@@ -106,8 +125,9 @@ class GraphLowering:
         shape = self.graph.shapes[node]
         if flattens(node):
             return self.builder.add(layer.Reshape, *values, shape=shape)
-        if node.target in _RELUS and len(values) == 1:
-            return self.builder.add(layer.Elementwise, *values, function="relu")
+        module = module_of_call(node)
+        if module is not None and by_sample(module) and find_lowering(module) is not None:
+            return Lowering(self.builder).module(values[0], module, shape)
         if node.target is torch.cat:
             return self._concatenation(node)
         if node.target in (*_ADDS, *_SUBTRACTS, *_MULTIPLIES, *_DIVIDES) and not node.kwargs:
