@@ -279,3 +279,17 @@ def test_folded_refuses_other_inputs() -> None:
     assert_says(
         lambda: folded(torch.ones(2, 3, 8, 8).double()), "torch.float32", "torch.float64", "dtype="
     )
+
+
+def test_an_error_without_a_message_is_named() -> None:
+    class Unfinished(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise NotImplementedError
+
+    refused = pytest.raises(cl.ConformalError, match="NotImplementedError")
+    with refused:
+        cl.Traced(Unfinished())
+    with refused:
+        cl.fold(nn.Sequential(Unfinished(), cl.ConformalLayers(cl.ReSPro())), (2,))
+    with refused:
+        cl.convert(Unfinished(), (2,))

@@ -42,6 +42,14 @@ def refusal_at(path: str, module: object, expected: str, got: str, remedy: str) 
     return refusal(f"{type(module).__name__} at position {path}", expected, got, remedy)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of the innermost cause of an error, shortened."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}"
+
+
 def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> None:
     """Refuse bytes for a network whose notes say that white is another number than 255."""
     white = (about or {}).get("white")

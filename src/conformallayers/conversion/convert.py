@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import ConformalError, checked_shape, refusal
+from ..errors import ConformalError, checked_shape, first_line, refusal
 from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
 from ..nn.container import ConformalLayers
@@ -20,7 +20,7 @@ from ..registry.registry import branches, is_affine, is_homogeneous
 from ..utils.html import Block, Printed, Table
 from .assemble import Assembly
 from .compare import check_twin
-from .graph import INPUT, Item, first_line, read
+from .graph import INPUT, Item, read
 from .keep import Keep, checked_keep, reasons
 
 

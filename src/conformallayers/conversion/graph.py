@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import errors
-from ..errors import refusal, shape_text
+from ..errors import first_line, refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
 from ..nn.container import ConformalLayers
@@ -304,11 +304,6 @@ def _fault(error: Exception) -> str:
     checks = line.startswith("assert") or ".shape" in line or ".size(" in line
     place = f" in `{line}`" if line else ""
     return f"{first_line(error)}{place}. {_CHECKED if checks else _STATIC}"
-
-
-def first_line(error: Exception) -> str:
-    """Return the type and the first line of an error."""
-    return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
 
 
 def _key(path: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..errors import refusal
+from ..errors import first_line, refusal
 from ..registry.registry import find_spec, is_homogeneous
 from ..utils.text import call_text
 from .activations import RadialActivation
@@ -58,9 +58,9 @@ class Traced(Composite):
         try:
             graph = _Tracer().trace(module)
         except Exception as error:
-            got = f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+            expected, got = "a module torch.fx can trace", first_line(error)
             remedy = "Remove control flow that depends on values from its forward."
-            raise refusal(f"Traced({name})", "a module torch.fx can trace", got, remedy) from error
+            raise refusal(f"Traced({name})", expected, got, remedy) from error
         for node in graph.nodes:
             node.type = None  # annotations that are strings do not pickle
         self.body = fx.GraphModule(module, graph)

@@ -198,9 +198,9 @@ def _pooled(op: layer.AvgPool, shape: Shape) -> list[tuple[Table, Array]]:
 
 def _averages(first: Table, stop: Table, divisors: Array) -> tuple[Table, Array]:
     """Return the table and the weights of sums from ``first`` to before ``stop``, each divided."""
-    taps = first + np.arange((stop - first).max())[:, None]
-    inside = taps < stop  # shorter sums repeat their last entry with the weight 0
-    return np.where(inside, taps, stop - 1), inside / divisors
+    table = np.minimum(first + np.arange((stop - first).max())[:, None], stop - 1)
+    last = table == stop - 1  # shorter sums repeat it, and share its weight: 0·∞ would be NaN
+    return table, np.where(last, 1 / last.sum(0), 1) / divisors
 
 
 def nearest(op: layer.Upsample, n: int, m: int, scale: float | None, dtype: Any) -> Table:

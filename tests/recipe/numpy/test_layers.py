@@ -248,6 +248,15 @@ def test_places_that_torch_rounds_apart(
     check(layer.Upsample, expected, x, {}, **options)
 
 
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_adaptive_averages_of_infinity(dtype: torch.dtype) -> None:
+    x = torch.eye(7, dtype=dtype)[:, None] + 1
+    x[x > 1] = float("inf")
+    op = layer.AdaptiveAvgPool(inputs=("x",), outputs=("y",), size=(5,))
+    y = RUN[layer.AdaptiveAvgPool](op, Constants(), x.numpy())
+    np.testing.assert_allclose(y, F.adaptive_avg_pool1d(x, 5).numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1e-30, 1e30, 0.0])
 def test_norms_of_windows_beyond_the_range(size: float) -> None:
     x = size * torch.tensor([[[3.0, 4.0, 0.0, 0.0, -6.0, 8.0]]])

@@ -107,6 +107,14 @@ def test_averages_of_large_windows_lose_no_digits() -> None:
 
 
 @both_dtypes
+def test_adaptive_averages_of_infinity(dtype: torch.dtype) -> None:
+    x = torch.eye(7, dtype=dtype)[:, None] + 1
+    x[x > 1] = float("inf")
+    y = session(single(layer.AdaptiveAvgPool, (1, 7), size=(5,)), dtype)(x)
+    torch.testing.assert_close(y, torch.nn.functional.adaptive_avg_pool1d(x, 5))
+
+
+@both_dtypes
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_pads_crop_where_they_are_negative(mode: str, dtype: torch.dtype) -> None:
     recipe = single(layer.Pad, (2, 5, 4), pads=((-1, 2), (2, -1)), mode=mode)

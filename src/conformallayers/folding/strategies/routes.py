@@ -89,6 +89,7 @@ class RouteMap:
         self._windows: dict[tuple[int, int], Window | None] = {}
         self.operators = chain.operators
         self.axes = len(chain.input_shape) - 1
+        self.pads = [_padding(operator, self.axes) for operator in self.operators]
         self.ends: list[int] = []
         position = 0
         for segment in chain.segments:
@@ -115,8 +116,7 @@ class RouteMap:
         if not slides or not 1 <= self.axes <= 3 or len(self.shape(start)) != self.axes + 1:
             return None
         padding: tuple[int, ...] | None = None
-        for operator in operators:
-            pads = _padding(operator, self.axes)
+        for operator, pads in zip(operators, self.pads[start:stop], strict=True):
             if pads is None or (padding is not None and any(pads)):
                 return None  # zeros that a later layer pads are not zeros around the input
             if padding is None and hasattr(operator.module, "kernel_size"):
@@ -135,7 +135,7 @@ class RouteMap:
         return (
             is_plain(operator.module, POOLINGS)
             and all(window(operator, axis) == (phase, phase, 1) for axis in range(self.axes))
-            and _padding(operator, self.axes) == (0,) * self.axes
+            and self.pads[position] == (0,) * self.axes
             and getattr(operator.module, "divisor_override", None) is None
         )
 
@@ -174,7 +174,7 @@ def best_route(
     (``level``), and the number of energies that are computed (``energy``).
     """
     places = RouteMap(chain)
-    last = len(places.ends)
+    last, costs = len(places.ends), [layer_cost(layer, itemsize) for layer in places.operators]
 
     @cache
     def best(position: int, level: int, energy: int) -> tuple[float, Cost, tuple[Move, ...]]:
@@ -191,7 +191,7 @@ def best_route(
                 rest = best(move.stop + (move.how == "pooled"), energy + 1, energy + 1)
             else:
                 rest = best(position, level, energy + 1)
-            cost = _cost(places, move, itemsize)
+            cost = _cost(places, move, itemsize, costs)
             seconds = cost.seconds(machine)
             found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
         return min(found, key=lambda item: item[0])
@@ -242,16 +242,15 @@ def _saves(places: RouteMap, move: Move) -> bool:
     return entries <= sum(operator.multiply_adds() for operator in operators)
 
 
-def _cost(places: RouteMap, move: Move, itemsize: int) -> Cost:
-    """Return the cost of one step."""
+def _cost(places: RouteMap, move: Move, itemsize: int, costs: Sequence[Cost]) -> Cost:
+    """Return the cost of one step, from those of the layers."""
     inputs, outputs = places.shape(move.start), places.shape(move.stop)
     if move.how == "matrix":
         size = math.prod(inputs) * math.prod(outputs)
         return Cost(gemm=size, stream=math.prod(inputs), calls=3, bytes=size * itemsize)
     energy = Cost(stream=math.prod(outputs), calls=4) if move.energy is not None else Cost()
     if move.how == "layers":
-        operators = places.operators[move.start : move.stop]
-        return sum((layer_cost(operator, itemsize) for operator in operators), energy)
+        return sum(costs[move.start : move.stop], energy)
     seen = places.window(move.start, move.stop)
     if seen is None:
         return Cost()

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConformalError, missing_extra, refusal
+from ...errors import ConformalError, first_line, missing_extra, refusal
 from ...folding.folded import Folded
-from ...recipe.onnx.export import first_line, inference_session
+from ...recipe.onnx.export import inference_session
 from ...session.compare import FOLDED, LAYERS, run_module
 from ...session.session import Session
 from ...utils.quiet import ignored_warnings

@@ -78,11 +78,8 @@ def _tables(op: Operation, shape: Shape, dtype: str) -> list[dict[str, Any]]:
         axes = enumerate(op.axes(shape), 1)
         return [_table(axis, places.sliding(n, k, m, s, p, d)) for axis, (n, m, k, s, p, d) in axes]
     op = op.averages if isinstance(op, layer.NormPool) else op
-    if isinstance(op, layer.Upsample):
+    if isinstance(op, places.Resampling):
         return [_table(*found) for found in places.resampled(op, shape, dtype)]
-    if isinstance(op, (layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.AvgPool, layer.Pad)):
-        found = places.resampled(op, shape, dtype)
-        return [_table(axis, np.where(w > 0, table, -1), w) for axis, table, w in found]
     return []
 
 

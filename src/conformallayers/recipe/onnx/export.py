@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import __version__
-from ...errors import ConformalError, missing_extra, refusal
+from ...errors import ConformalError, first_line, missing_extra, refusal
 from ...functional import full_precision
 from ...utils.files import Path, replace_file
 from ..places import Array
@@ -299,11 +299,3 @@ def _remedy(folded: Any) -> str:
     if set(folded.strategy.split("+")) == {"dense"}:
         return "Leave layers around the folded parts out, or report it: a dense fold should export."
     return 'Fold with strategy="dense", which keeps no layers.'
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of the innermost cause of an error, shortened."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}"

@@ -7,6 +7,7 @@ samples whose norms need no normalising; others raise :class:`OutsideLimits` and
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,10 +38,9 @@ class OutsideLimits(Exception):
     """Raised where a sample must be normalised."""
 
 
-def runs_single(recipe: Recipe) -> bool:
-    """Check that all operations that read scalars of a recipe take Python numbers."""
-    shapes = recipe.shapes()
-    scalars = {name for name, shape in shapes.items() if shape == ()}
+def runs_single(recipe: Recipe, shapes: Mapping[str, Shape] | None = None) -> bool:
+    """Check that all operations that read scalars of a recipe, whose shapes may be given, take Python numbers."""
+    scalars = {name for name, shape in (shapes or recipe.shapes()).items() if shape == ()}
     return recipe.output not in scalars and all(
         _runs_single(op) and (isinstance(op, _READS_SCALARS) or scalars.isdisjoint(op.inputs))
         for op in recipe.operations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
@@ -33,6 +34,8 @@ _RANGES = {  # of sizes that are drawn anew, one for all axes or one each
     "output_size": (1, 6),
     "size": (1, 9),
 }
+# Layers that branches share: those that a fold merges with a convolution, and one that fits every shape.
+_SHARED = tuple(case for case in LINEAR_CASES if re.search("ZeroPad|Repeat|cl.Scale", case.name))
 _SCALES = (0.6, 1.0, 1.1, 1.5, 2.0, 2.7)
 
 
@@ -120,7 +123,7 @@ class Generator:
         parts: list[nn.Module] = []
         bend, maps = rng.random(), rng.choice((0.0, 0.0, 0.3))  # how often one follows
         for _ in range(depth):
-            part = self._branch(shape, maps) if rng.random() < 0.12 else self._layer(shape)
+            part = self._branch(shape, maps) if rng.random() < 0.2 else self._layer(shape)
             parts.append(part)
             shape = output_shape(part, shape)
             if rng.random() < maps:
@@ -162,7 +165,8 @@ class Generator:
             options["bias"] = self._bias()
         if "Pad" in kind.__name__:
             low = -2 if rng.random() < 0.4 else 0
-            options["padding"] = tuple(rng.randint(low, 3) for _ in shape[1:] * 2)
+            ends = tuple(rng.randint(low, 3) for _ in shape[1:] * 2)
+            options["padding"] = rng.choice((ends[0], ends))
         if "scale_factor" in options and "size" in options:
             del options[rng.choice(("scale_factor", "size"))]
         if "scale_factor" in options:
@@ -188,8 +192,11 @@ class Generator:
         return activation
 
     def _branch(self, shape: Shape, maps: float) -> nn.Module:
-        """Return a composite whose branches keep the shape."""
+        """Return a composite whose branches keep the shape, or one behind a layer that all of them read."""
         rng = self.rng
+        if rng.random() < 0.5:
+            before = self._layer(shape, _SHARED)
+            return nn.Sequential(before, self._branch(output_shape(before, shape), maps))
         a, b = self._same_shape(shape, maps), self._same_shape(shape, maps)
         cat = rng.random() < 0.5 and 2 * math.prod(shape) <= LIMIT
         join: How = "concatenate" if cat else "sum"
@@ -213,8 +220,10 @@ class Generator:
         for _ in range(rng.randint(1, 3)):
             if 1 <= n <= 3 and rng.random() < 0.7:
                 mode, kernel = rng.choice(("zeros", "circular", "replicate")), rng.choice((1, 3))
-                conv = partial(getattr(layers, f"Conv{n}d"), padding="same", padding_mode=mode)
+                conv = partial(getattr(layers, f"Conv{n}d"), padding=kernel // 2, padding_mode=mode)
                 found.append(conv(shape[0], shape[0], kernel, bias=self._bias()))
+                if rng.random() < 0.4:
+                    found.append(getattr(nn, f"BatchNorm{n}d")(shape[0]))
             elif rng.random() < 0.7:
                 found.append(layers.Linear(shape[-1], shape[-1], bias=self._bias()))
             else:
