@@ -43,11 +43,16 @@ def refusal_at(path: str, module: object, expected: str, got: str, remedy: str) 
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the first line of the innermost cause of an error, shortened."""
+    """Return the first line of an error's message, shortened, or the name of its type."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(".")
+
+
+def cause_line(error: BaseException) -> str:
+    """Return the type and the first line of the innermost cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> None:

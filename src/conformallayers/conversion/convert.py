@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import ConformalError, checked_shape, first_line, refusal
+from ..errors import ConformalError, cause_line, checked_shape, refusal
 from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
 from ..nn.container import ConformalLayers
@@ -141,7 +141,7 @@ def _copied(where: str, model: nn.Module) -> nn.Module:
     except Exception as error:
         expected = "a model that copy.deepcopy copies"
         remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
-        raise refusal(where, expected, first_line(error), remedy) from error
+        raise refusal(where, expected, cause_line(error), remedy) from error
 
 
 def _head(items: Sequence[Item]) -> set[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import errors
-from ..errors import first_line, refusal, shape_text
+from ..errors import cause_line, refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
 from ..nn.container import ConformalLayers
@@ -82,7 +82,7 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> list[Item]:
     try:
         graph = _Tracer().trace(root)
     except Exception as error:
-        whole = Item("model", "model", type(model).__name__, problem=first_line(error))
+        whole = Item("model", "model", type(model).__name__, problem=cause_line(error))
         return [*_faults("", model)] or [whole]
     _mark_constant(graph, root)
     module = fx.GraphModule(root, graph)
@@ -169,7 +169,7 @@ def _values(module: fx.GraphModule, model: nn.Module, shape: tuple[int, ...]) ->
         raise refusal(
             f"convert({type(model).__name__})",
             f"a model that takes a batch of samples of shape {shape_text(shape)}",
-            first_line(error),
+            cause_line(error),
             "Give input_shape without the batch axis, and check that model(x) runs.",
         ) from error
     (output,) = (node for node in module.graph.nodes if node.op == "output")
@@ -303,7 +303,7 @@ def _fault(error: Exception) -> str:
     line = (lines[-1] if lines else "") or ""
     checks = line.startswith("assert") or ".shape" in line or ".size(" in line
     place = f" in `{line}`" if line else ""
-    return f"{first_line(error)}{place}. {_CHECKED if checks else _STATIC}"
+    return f"{cause_line(error)}{place}. {_CHECKED if checks else _STATIC}"
 
 
 def _key(path: str) -> str:

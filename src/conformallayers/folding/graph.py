@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import ConformalError, first_line, refusal, shape_text
+from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Centre
 from ..registry.bounds import Shape
@@ -66,7 +66,7 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
         module = fx.GraphModule(root, _Tracer().trace(root))
     except Exception as error:
         where, expected = f"fold({type(model).__name__})", "a model that torch.fx can trace"
-        raise refusal(where, expected, first_line(error), _ONE_BY_ONE) from error
+        raise refusal(where, expected, cause_line(error), _ONE_BY_ONE) from error
     like = next(model.parameters(), torch.empty(0))
     zeros = torch.zeros(_SAMPLES, *shape, dtype=like.dtype, device=like.device)
     recorder = _ShapeRecorder(module)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..errors import ConformalError, refusal_at, shape_text
+from ..errors import ConformalError, first_line, refusal_at, shape_text
 from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.branches import Composite, Flow, Join, joined_bound
@@ -190,7 +190,7 @@ def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -
         if isinstance(module, nn.Upsample) and 0 in result:  # torch sees it only in a run
             raise ValueError(f"the output would be {shape_text(tuple(result[1:]))}")
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        got = f"samples of shape {shape_text(shape)} ({str(error).splitlines()[0]})"
+        got = f"samples of shape {shape_text(shape)} ({first_line(error)})"
         remedy = "Change the layer's sizes or the input shape."
         raise refusal_at(path, module, "an input it can process", got, remedy) from error
     check_batch_axis(path, module, result, batch)

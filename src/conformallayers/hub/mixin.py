@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from ..errors import missing_extra, refusal
+from ..errors import first_line, missing_extra, refusal
 from ..registry.registry import has_hooks
 from ..utils.files import kind_of_file, replace_files
 from .card import model_card
@@ -266,7 +266,7 @@ def _build(
         with torch.device("meta"):
             built: nn.Module = kind(**config, dtype=dtype)
     except Exception as error:
-        got = f"some that fail ({str(error).splitlines()[0]})"
+        got = f"some that fail ({first_line(error)})"
         raise refusal(where, expected, got, remedy) from error
     return built
 

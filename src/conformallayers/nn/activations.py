@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import is_real, refusal
+from ..errors import first_line, is_real, refusal
 from ..functional import (
     Scalar,
     energy,
@@ -172,7 +172,7 @@ class RadialActivation(nn.Module):
                     return "a growth of another shape than q"
                 alone = torch.cat([self.growth(one) for one in q.split(1)])
         except Exception as error:
-            return f"{type(error).__name__} in growth: {str(error).splitlines()[0]}"
+            return f"{type(error).__name__} in growth: {first_line(error)}"
         if not torch.allclose(found, alone, equal_nan=True):
             return "a growth that mixes samples"
         if not bool((found > 0).all()) or abs(float(found[0]) - 1) > 1e-3:

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from ..errors import first_line, refusal
+from ..errors import cause_line, refusal
 from ..registry.registry import find_spec, is_homogeneous
 from ..utils.text import call_text
 from .activations import RadialActivation
@@ -58,7 +58,7 @@ class Traced(Composite):
         try:
             graph = _Tracer().trace(module)
         except Exception as error:
-            expected, got = "a module torch.fx can trace", first_line(error)
+            expected, got = "a module torch.fx can trace", cause_line(error)
             remedy = "Remove control flow that depends on values from its forward."
             raise refusal(f"Traced({name})", expected, got, remedy) from error
         for node in graph.nodes:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConformalError, first_line, missing_extra, refusal
+from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...folding.folded import Folded
 from ...recipe.onnx.export import inference_session
 from ...session.compare import FOLDED, LAYERS, run_module
@@ -47,7 +47,7 @@ def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
 
 def skipped(error: Exception) -> str:
     """Return the note of an engine that does not run."""
-    return f"skipped: {first_line(error)}"
+    return f"skipped: {cause_line(error)}"
 
 
 # -- a plain network --------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class OnnxFile:
             run()
         except Exception as error:
             expected, remedy = f"a model that runs batches of {len(x)}", "Export it for any batch."
-            raise refusal(self.where, expected, first_line(error), remedy) from error
+            raise refusal(self.where, expected, cause_line(error), remedy) from error
         return run
 
 
@@ -205,7 +205,7 @@ def _opened(path: str, where: str) -> Any:
     except Exception as error:
         expected = f"a model that ONNX Runtime {onnxruntime.__version__} runs"
         remedy = "Write one with torch.onnx.export."
-        raise refusal(where, expected, first_line(error), remedy) from error
+        raise refusal(where, expected, cause_line(error), remedy) from error
 
 
 def _fed(session: Any, x: Tensor) -> Engine:

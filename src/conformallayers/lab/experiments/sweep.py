@@ -17,7 +17,7 @@ from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 from torch import Tensor
 
-from ...errors import ConformalError, refusal
+from ...errors import ConformalError, first_line, refusal
 from ..checks import command_line, make_folder, require_positive, require_same
 from ..data.datasets import Dataset
 from ..data.sources import find_source
@@ -189,9 +189,8 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
         )
     except Exception as error:  # every storage backend has its own errors
         where = f"sweep, {journal}" if storage is None else "sweep --storage"
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         remedy = "Name another --out, or an address such as sqlite:///study.db."
-        raise refusal(where, "a storage of Optuna", reason, remedy) from error
+        raise refusal(where, "a storage of Optuna", first_line(error), remedy) from error
     before = study.user_attrs.get(_OPTIONS)
     if before is None:
         study.set_user_attr(_OPTIONS, dict(options))

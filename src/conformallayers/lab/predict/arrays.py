@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-from ...errors import shape_text
+from ...errors import first_line, shape_text
 
 Array = np.ndarray[Any, Any]
 MAGIC = b"\x93NUMPY"
@@ -99,8 +99,3 @@ def _count(found: tuple[int, ...], dtype: np.dtype[Any], shape: tuple[int, ...])
     if found[0] < 1:
         raise Unreadable("an array without samples")
     return found[0]
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or the name of its type."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...errors import missing_extra, shape_text
+from ...errors import first_line, missing_extra, shape_text
 from ...utils.quiet import ignored_warnings
-from .arrays import Array, Unreadable, first_line, require_file
+from .arrays import Array, Unreadable, require_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

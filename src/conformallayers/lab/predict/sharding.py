@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from ...errors import missing_extra, refusal
-from .arrays import first_line
+from ...errors import first_line, missing_extra, refusal
 from .network import ReadyNetwork, open_network
 from .options import PredictOptions
 from .output import Prediction

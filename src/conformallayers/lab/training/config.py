@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from ...errors import ConformalError, refusal, shape_text
+from ...errors import ConformalError, first_line, refusal, shape_text
 from ...utils.text import suggest
 from ..checks import command_line, flag
 from ..data.catalogue import CLASSES
@@ -150,8 +150,7 @@ class TrainConfig(BaseModel):
         try:
             torch.empty(1, device=value)
         except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            got = f"{value!r} ({reason})"
+            got = f"{value!r} ({first_line(error)})"
             raise refusal("train --device", "a device of this machine", got, "Try cpu.") from error
         return value
 

@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import refusal
+from ...errors import first_line, refusal
 
 _BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # torch's new name and its old one
 
@@ -73,9 +73,8 @@ def process_group(device: str) -> Iterator[Ranks]:
         try:
             distributed.init_process_group("gloo" if device == "cpu" else "nccl")
         except (RuntimeError, ValueError) as error:  # a taken port, or no address
-            reason = str(error).splitlines()[0].rstrip(".")
             remedy = "Start it with torchrun; if the port is taken, with another --master-port."
-            raise refusal("train", "a process group", reason, remedy) from error
+            raise refusal("train", "a process group", first_line(error), remedy) from error
         try:
             yield Ranks(distributed.get_rank(), distributed.get_world_size())
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConformalError, refusal, shape_text
+from ...errors import ConformalError, cause_line, refusal, shape_text
 from ...utils.text import suggest
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
     except ConformalError:
         raise
     except Exception as error:  # code of the user
-        got = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise refusal("train, network", expected, got, remedy) from error
+        raise refusal("train, network", expected, cause_line(error), remedy) from error
     finally:
         model.train(was_training)
 

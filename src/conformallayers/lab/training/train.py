@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...diagnosis.diagnose import diagnose
-from ...errors import refusal
+from ...errors import first_line, refusal
 from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
@@ -138,7 +138,7 @@ def _resumable(run: _Run) -> Iterator[None]:
     except RuntimeError as error:
         if not lost_process(error):
             raise
-        got, remedy = str(error).splitlines()[0], f"To go on: {run.command} --resume"
+        got, remedy = first_line(error), f"To go on: {run.command} --resume"
         raise refusal("train", "all processes of the run", got, remedy) from error
 
 

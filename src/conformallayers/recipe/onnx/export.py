@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import __version__
-from ...errors import ConformalError, first_line, missing_extra, refusal
+from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...functional import full_precision
 from ...utils.files import Path, replace_file
 from ..places import Array
@@ -193,7 +193,7 @@ def _opened(
     try:
         session = inference_session(runtime, model, threads)
     except Exception as error:
-        got = f"what ONNX Runtime {runtime.__version__} does not run: {first_line(error)}"
+        got = f"what ONNX Runtime {runtime.__version__} does not run: {cause_line(error)}"
         raise refusal(_WHERE, "operators that it has", got, _remedy(folded)) from error
     return lambda x: session.run([OUTPUT], {INPUT: x})[0]
 
@@ -239,7 +239,7 @@ def _check(onnx: Any, name: str, folded: Any) -> None:
     try:
         onnx.checker.check_model(name, full_check=True)
     except Exception as error:
-        got = f"what onnx refuses: {first_line(error)}"
+        got = f"what onnx refuses: {cause_line(error)}"
         raise refusal(_WHERE, "a valid model", got, _remedy(folded)) from error
     runtime = _runtime()
     if runtime is None:
