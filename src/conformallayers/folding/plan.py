@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import refusal
 from ..utils.html import Block, Printed, Table
-from ..utils.text import count, size
+from ..utils.text import count, size, suggest
 from .certificate import Certificate
 from .cost import machine
 from .problem import Problem
@@ -181,7 +181,8 @@ def checked_strategy(strategy: object) -> str:
     names = ("auto", *STRATEGIES)
     if not isinstance(strategy, str) or strategy not in names:
         listed = ", ".join(f'"{name}"' for name in names)
-        raise refusal("fold(strategy=...)", f"one of {listed}", repr(strategy), 'Try "auto".')
+        remedy = f'Try "auto".{suggest(str(strategy), names)}'
+        raise refusal("fold(strategy=...)", f"one of {listed}", repr(strategy), remedy)
     return strategy
 
 
