@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import conformallayers as cl
 from conformallayers.folding.model_files import COMPOSITES
-from conformallayers.testing.cases import HOMOGENEOUS_CASES, Case
+from conformallayers.testing.cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.utils.fingerprint import fingerprint
 from nets import NETS, SHAPE, net
 from stored import JUNK, StoredFile, places, refused
@@ -101,6 +101,22 @@ def test_spectral_norms_and_layouts_come_back(path: Path) -> None:
     cl.save(shared, path)
     loaded = cl.load(path)
     assert loaded[0] is loaded[2]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("kind", sorted({type(case.build()).__name__ for case in LINEAR_CASES}))
+def test_linear_layers_come_back(kind: str, path: Path) -> None:
+    for case in LINEAR_CASES:
+        layer = case.build()
+        if type(layer).__name__ != kind:
+            continue
+        model = cl.ConformalLayers(layer, cl.ReSPro()).eval()
+        cl.save(model, path)
+        loaded = cl.load(path)
+        assert str(loaded) == str(model), case.name
+        x = samples(case.input_shape, torch.float32)
+        with cl.layer_by_layer():
+            assert torch.equal(loaded(x), model(x)), case.name
 
 
 @pytest.mark.parametrize("case", HOMOGENEOUS_CASES, ids=lambda case: case.name)
@@ -208,6 +224,7 @@ def test_windows_have_a_size(change: dict[str, Any], path: Path) -> None:
     [
         (nn.BatchNorm2d(2), {"eps": "x"}, "eps: 'x'"),
         (nn.BatchNorm2d(2), {"momentum": [0.1]}, "momentum"),
+        (nn.Flatten(), {"places": 2}, "_readers in .*_files.py lacks 'places', .* of nn.Flatten"),
         (nn.BatchNorm2d(2), {"eps": 10**30}, "eps: 1000000000000000000000000000000 is no number"),
         (nn.LeakyReLU(), {"negative_slope": 10**400}, "negative_slope: 10000"),
         (nn.ELU(), {"alpha": "x"}, "alpha: 'x'"),

@@ -25,6 +25,12 @@ def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text == SNAPSHOT, text
 
 
+def test_a_strategy_that_is_misspelt_is_named() -> None:
+    message = r'got .spectrl.\. Try "auto"\. Did you mean "spectral"\?'
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.fold(cl.ConformalLayers(cl.Conv1d(1, 1, 1)), (1, 4), strategy="spectrl")
+
+
 SNAPSHOT = """\
 0
   strategy  multiply-adds  constants  estimate for 64  note

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
+from conformallayers.folding import model_files
 from conformallayers.folding.cost import Cost
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.lower import LOWER, Lowering, lowers
@@ -33,6 +34,7 @@ from conformallayers.folding.strategies.base import (
     out_of_range,
 )
 from conformallayers.folding.strategies.dense import too_large
+from conformallayers.recipe import file
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.fields import setting, whole
@@ -129,6 +131,7 @@ class Diagonal(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.channels = channels
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, channels))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -195,6 +198,19 @@ def test_a_layer_with_a_lowering_row_runs_in_every_runtime(
         assert_loads(folded, tmp_path)
         assert_exports_onnx(folded, tmp_path)
     assert_exports_c(found, tmp_path)
+
+
+@pytest.mark.usefixtures("lowered")
+def test_a_model_is_saved_if_its_settings_have_readers(
+    layered: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(model_files.LAYERS, "cl.Diagonal", Diagonal)  # from nn/extra_layers.py
+    monkeypatch.setitem(model_files._NAMES, Diagonal, "cl.Diagonal")
+    path, x = tmp_path / "model.safetensors", samples(SHAPE, torch.float32)
+    assert_says(lambda: cl.save(layered, path), "_readers", "'channels'", "cl.Diagonal")
+    monkeypatch.setitem(model_files._READERS, "channels", whole(1))
+    cl.save(layered.eval(), path)
+    assert torch.equal(cl.load(path)(x), layered(x))
 
 
 def test_a_layer_without_a_lowering_row_runs_in_torch_alone(
@@ -326,6 +342,17 @@ def test_a_strategy_is_offered_and_folds_exactly(make: Callable[[], nn.Module]) 
     assert "  halves" in str(cl.fold(model, SHAPE, strategy="dense").explain())
 
 
+@pytest.mark.parametrize("use", ["always", "if small", "by name"])
+@pytest.mark.usefixtures("halves")
+def test_a_strategy_says_when_stages_may_take_it(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Halves, "in_stages", use)
+    first, second = plain(), cl.Conv2d(2, 2, 1)
+    model = cl.ConformalLayers(*first, nn.ReLU(), second, cl.ReSPro())
+    lines = re.findall(r"^. halves .*$", str(cl.fold(model, SHAPE).explain()), re.MULTILINE)
+    assert len(lines) == 2  # one for each stage
+    assert all(("in stages only by name" in line) == (use == "by name") for line in lines)
+
+
 @needs_compiler
 @every_model
 @pytest.mark.usefixtures("halves")
@@ -406,13 +433,41 @@ def test_an_operation_is_refused_by_name_where_a_runtime_lacks_it(
 ) -> None:
     folded = flipped(flip)
     assert_says(lambda: cl.export_onnx(folded, tmp_path / "net.onnx"), "flip", "ONNX")
-    assert_says(lambda: cl.export_c(folded, tmp_path), "flip", "operations that C has")
+    assert_says(lambda: cl.export_c(folded, tmp_path), "flip", "operations supported by C")
     assert list(tmp_path.iterdir()) == []
     path = saved(folded, tmp_path)
     monkeypatch.delitem(numpy_runtime.RUN, flip)
     assert_says(lambda: cln.load(path), "flip", "numpy")
     monkeypatch.delitem(OPERATIONS, "flip")
     assert_says(lambda: cl.load(path), "no operation 'flip'")
+
+
+def test_an_operation_on_points_is_saved_if_its_values_have_kinds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OPERATIONS, "cubes", Operation)
+
+    @operation("cubes")
+    class Cubes(Operation):
+        """Sum the cubes of absolute values."""
+
+        def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+            return point.SCALAR
+
+    def run(op: Cubes, holder: Any, x: Any) -> Any:
+        return abs(x * x * x).sum(1)
+
+    monkeypatch.setitem(torch_runtime.RUN, Cubes, run)
+    monkeypatch.setitem(numpy_runtime.RUN, Cubes, run)
+    builder = RecipeBuilder((3,))
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(Cubes, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="gnomonic")
+    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
+    folded = Folded(builder.recipe(y), torch.float32, {})
+    assert_says(lambda: saved(folded, tmp_path), "advance takes an energy, but 'n' is features")
+    monkeypatch.setitem(file._KINDS, Cubes, ((file._FEATURES,), (file._ENERGY,)))
+    assert_loads(folded, tmp_path)
 
 
 # -- lists that few files know ------------------------------------------------------------------
@@ -487,7 +542,7 @@ def test_every_place_that_the_text_names_is_there() -> None:
 def test_every_name_that_a_step_gives_is_in_its_file() -> None:
     """A step is ``1. `file`: text``; the names in it that look like Python stand in that file."""
     text = re.sub(r"\n {3,}", " ", (ROOT / "CONTRIBUTING.md").read_text())
-    steps = re.findall(r"^\d\. `((?:src|tests)/[\w/]+\.py)`: (.*)$", text, re.M)
+    steps = re.findall(r"^\d+\. `((?:src|tests)/[\w/]+\.py)`: (.*)$", text, re.M)
     assert len(steps) > 12
     for path, rest in steps:
         content = (ROOT / path).read_text()

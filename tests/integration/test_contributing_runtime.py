@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import conformallayers as cl
-from conformallayers.errors import refusal
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.operation import Operation
+from conformallayers.recipe.operation import Operation, Runtime
 from conformallayers.recipe.recipe import INPUT, Recipe
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing.recipes import RECIPE_CASES
@@ -21,6 +20,8 @@ from oracle import relative_error
 from support import assert_says, samples
 
 Numbers = list[float]
+RUN = Runtime("lists")
+RUN.rules = {"published"}
 
 
 def rows_of(matrix: Numbers, size: int) -> Iterator[Numbers]:
@@ -31,6 +32,7 @@ def dot(a: Numbers, b: Numbers) -> float:
     return sum(p * q for p, q in zip(a, b, strict=True))
 
 
+@RUN.runs(layer.Matmul)
 def list_matmul(op: layer.Matmul, net: ListRuntime, x: Numbers) -> Numbers:
     size = net.recipe.constant_shape(op.weight)[1]
     weight = list(rows_of(net.constants[op.weight], size))
@@ -40,39 +42,44 @@ def list_matmul(op: layer.Matmul, net: ListRuntime, x: Numbers) -> Numbers:
     ]
 
 
+@RUN.runs(layer.Reshape)
+def list_reshape(op: layer.Reshape, net: ListRuntime, x: Numbers) -> Numbers:
+    return x  # a sample is one row of numbers
+
+
+@RUN.runs(layer.Add)
+def list_add(op: layer.Add, net: ListRuntime, *values: Numbers) -> Numbers:
+    return [sum(terms) for terms in zip(*values, strict=True)]
+
+
+@RUN.runs(point.Normalize)
 def list_normalize(op: point.Normalize, net: ListRuntime, x: Numbers) -> tuple[Any, ...]:
     peak = max(map(abs, x)) or 1.0
     unit = [value / peak for value in x]
     return unit, [peak], [math.sqrt(dot(unit, unit))]
 
 
+@RUN.runs(point.SumSquares)
+def list_squares(op: point.SumSquares, net: ListRuntime, z: Numbers) -> Numbers:
+    return [op.weight * dot(z, z)]
+
+
+@RUN.runs(point.QuadraticForm)
 def list_form(op: point.QuadraticForm, net: ListRuntime, x: Numbers) -> Numbers:
     image = [dot(row, x) for row in rows_of(net.constants[op.form], len(x))]
     return [op.weight * dot(x, image)]
 
 
+@RUN.runs(point.Advance)
 def list_advance(
     op: point.Advance, net: ListRuntime, tau: Numbers, peak: Numbers, *energies: Numbers
 ) -> Numbers:
-    if op.rule != "published":
-        raise refusal("ListRuntime", "the published rule", op.rule, "Use cl.ReSPro().")
     return [tau[0] + peak[0] * sum(n for (n,) in energies)]
 
 
+@RUN.runs(point.Divide)
 def list_divide(op: point.Divide, net: ListRuntime, v: Numbers, tau: Numbers, m: Any) -> Numbers:
     return [op.scale * value / tau[0] if tau[0] else 0.0 for value in v]
-
-
-RUN_LISTS: dict[type[Operation], Callable[..., Any]] = {
-    layer.Matmul: list_matmul,
-    layer.Reshape: lambda op, net, x: x,  # a sample is one row of numbers
-    layer.Add: lambda op, net, *values: [sum(terms) for terms in zip(*values, strict=True)],
-    point.Normalize: list_normalize,
-    point.SumSquares: lambda op, net, z: [op.weight * dot(z, z)],
-    point.QuadraticForm: list_form,
-    point.Advance: list_advance,
-    point.Divide: list_divide,
-}
 
 
 class ListRuntime:
@@ -80,18 +87,14 @@ class ListRuntime:
 
     def __init__(self, recipe: Recipe) -> None:
         for op in recipe.operations:
-            if type(op) not in RUN_LISTS:
-                remedy = 'Fold with strategy="dense".'
-                raise refusal("ListRuntime", "operations on lists", op.kind, remedy)
+            RUN.check(op, "ListRuntime", 'Fold with strategy="dense".')
         self.recipe = recipe
         self.constants = {k: array.flatten().tolist() for k, array in recipe.constants.items()}
 
     def __call__(self, x: Numbers) -> Numbers:
         values: dict[str, Any] = {INPUT: x}
         for op in self.recipe.operations:
-            result = RUN_LISTS[type(op)](op, self, *(values[name] for name in op.inputs))
-            results = result if isinstance(result, tuple) else (result,)
-            values.update(zip(op.outputs, results, strict=True))
+            RUN.step(op, self, values)
         found: Numbers = values[self.recipe.output]
         return found
 
@@ -102,19 +105,24 @@ def run_lists(recipe: Recipe, x: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=x.dtype).view(-1, *recipe.output_shape)
 
 
+def lacks(op: Operation) -> list[str]:
+    """Return what the runtime lacks for an operation, as the refusal names it."""
+    if type(op) not in RUN:
+        return [f"operations supported by lists, got {op.kind}"]
+    rule = getattr(op, "rule", "published")
+    return [f"activations supported by lists, got the rule {rule}"] * (rule != "published")
+
+
 def test_a_runtime_gives_the_numbers_of_torch_for_the_operations_it_has() -> None:
     """Over every conformance case; what is missing is refused by name."""
     ran = set()
     for case in RECIPE_CASES:
         recipe = case.build()
-        missing = [op for op in recipe.operations if type(op) not in RUN_LISTS]
-        rules = [getattr(op, "rule", "published") for op in recipe.operations]
+        missing = [lacking for op in recipe.operations for lacking in lacks(op)]
         x = samples(recipe.input_shape, torch.float64)
         x[1] = 0
         if missing:
-            assert_says(lambda run=recipe, x=x: run_lists(run, x), missing[0].kind)
-        elif set(rules) != {"published"}:
-            assert_says(lambda run=recipe, x=x: run_lists(run, x), "the published rule")
+            assert_says(lambda run=recipe, x=x: run_lists(run, x), missing[0])
         else:
             expected = RecipeModule(recipe, torch.float64)(x)
             assert relative_error(run_lists(recipe, x), expected) < 1e-12

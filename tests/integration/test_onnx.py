@@ -116,7 +116,7 @@ def test_heads_and_chunks_of_large_batches(path: Path) -> None:
 def test_what_only_torch_can_call_is_refused_by_name(path: Path) -> None:
     folded = cl.fold(nn.Sequential(net("chain"), Sorted()), SHAPE)
     with pytest.raises(
-        cl.ConformalError, match=r"operations that ONNX has, got .*strategy=\"dense\""
+        cl.ConformalError, match=r"operations supported by ONNX, got .*strategy=\"dense\""
     ):
         cl.export_onnx(folded, path)
     with pytest.raises(

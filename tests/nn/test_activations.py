@@ -63,6 +63,7 @@ def test_scale_invariant_and_bounded(act: type) -> None:
         y = model(x).detach()
     assert relative_error(model.eval()(1e6 * x), model(x)) <= 1e-12
     assert float(y.flatten(1).norm(dim=1).max()) <= 1
+    assert act().rule.bounded
     alone = act(alpha=2.0)(100 * x)
     assert float(alone.flatten(1).norm(dim=1).max()) <= 1 + 1e-12
 

@@ -365,20 +365,20 @@ def test_numpy_refuses_windows_that_do_not_fit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "change"),
+    ("strategy", "operation", "reads", "message"),
     [
-        ("unpadded", "dense", lambda ops: ops["advance"].update(reads=["peak", "tau", "n"])),
-        ("unpadded", "dense", lambda ops: ops["sum_squares"].update(reads=["peak"])),
-        ("circular", "spectral", lambda ops: ops["spectral_form"].update(reads=["unit"])),
+        ("dense", "advance", ["peak", "tau", "n"], "advance takes τ, but 'peak' is a peak"),
+        ("dense", "sum_squares", ["peak"], "sum_squares takes features, but 'peak' is a peak"),
+        ("spectral", "spectral_form", ["unit"], "makes no network"),
     ],
 )
 def test_peaks_and_spectra_go_where_they_belong(
-    name: str, strategy: str, change: Callable[[Any], None], path: Path
+    strategy: str, operation: str, reads: list[str], message: str, path: Path
 ) -> None:
-    file = StoredFile(fold(name, strategy), path)
-    change({item["operation"]: item for item in file.operations})
+    file = StoredFile(fold("circular" if strategy == "spectral" else "unpadded", strategy), path)
+    next(item for item in file.operations if item["operation"] == operation)["reads"] = reads
     file.write()
-    refused(path, "makes no network")
+    refused(path, message)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ from dataclasses import fields
 
 import pytest
 
+from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.operation import (
     OPERATIONS,
     Operation,
+    Runtime,
     expect,
     expect_shape,
     read_fields,
@@ -97,3 +100,18 @@ def test_expectations() -> None:
         expect([], "two inputs")
     with pytest.raises(ValueError, match=r"^x has shape \(2,\) instead of \(3,\)$"):
         expect_shape((2,), (3,), "x")
+
+
+def test_a_runtime_refuses_operations_and_rules_that_it_lacks() -> None:
+    run = Runtime("lists")
+    run.runs(point.Advance)(lambda op, holder, tau, m, n: tau)
+    names = ("tau", "m", "n"), ("tau",)
+    gnomonic = point.Advance(*names, rule="gnomonic")
+    with pytest.raises(ConformalError, match=r"supported by lists, got the rule gnomonic\. Use an"):
+        run.check(gnomonic, "run", "")
+    run.rules = {"gnomonic"}
+    run.check(gnomonic, "run", "")
+    with pytest.raises(ConformalError, match="got Own, an activation defined outside the library"):
+        run.check(point.Advance(*names, rule="Own", module="own"), "run", "")
+    with pytest.raises(ConformalError, match=r"operations supported by lists, got slice\. Fold"):
+        run.check(layer.Slice(("x",), ("y",), axis=0, start=0, stop=1), "run", "Fold.")

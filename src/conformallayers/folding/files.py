@@ -287,8 +287,9 @@ def _check_readable(draft: Archive) -> None:
             _read_model(draft, stored=False)
     except Exception as error:
         got = f"one where this fails: {error.__cause__ if folded else error}"
-        expected = "a model that its settings and tensors make again"
-        remedy = "Use torch.save." if folded else ModelWriter.remedy
+        expected, remedy = "a model that its settings and tensors make again", ModelWriter.remedy
+        if folded:
+            expected, remedy = "a recipe that can be read back", "Use torch.save."
         raise refusal("save", expected, got, remedy) from error
 
 

@@ -181,7 +181,7 @@ class ModelReader:
         runs = 1 + sum(self._runs[child] for child in children.values())
         expect(runs <= OPERATIONS_LIMIT, f"{runs} layers, and {OPERATIONS_LIMIT} are the most")
         if name in LAYERS:
-            _check_settings(settings)
+            _check_settings(name, settings)
             with torch.device("meta"):  # without memory, until it has its tensors
                 module = LAYERS[name](**settings)
             _set_tensors(module, tensors)
@@ -335,10 +335,11 @@ def _readers() -> dict[str, Reader]:
 _READERS = _readers()
 
 
-def _check_settings(settings: dict[str, Any]) -> None:
+def _check_settings(name: str, settings: dict[str, Any]) -> None:
     """Refuse unknown settings, and values that would fail or fill the memory when the layer runs."""
     for key, value in settings.items():
-        expect(key in _READERS, f"no setting {key!r:.60}")
+        known = key in _READERS
+        expect(known, f"_readers in folding/model_files.py lacks {key!r:.60}, a setting of {name}")
         try:
             _READERS[key](value)
         except ValueError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import refusal
 from ..utils.html import Block, Printed, Table
-from ..utils.text import count, size
+from ..utils.text import count, size, suggest
 from .certificate import Certificate
 from .cost import machine
 from .problem import Problem
@@ -181,7 +181,8 @@ def checked_strategy(strategy: object) -> str:
     names = ("auto", *STRATEGIES)
     if not isinstance(strategy, str) or strategy not in names:
         listed = ", ".join(f'"{name}"' for name in names)
-        raise refusal("fold(strategy=...)", f"one of {listed}", repr(strategy), 'Try "auto".')
+        remedy = f'Try "auto".{suggest(str(strategy), names)}'
+        raise refusal("fold(strategy=...)", f"one of {listed}", repr(strategy), remedy)
     return strategy
 
 
@@ -202,13 +203,13 @@ def _lean(candidates: list[Candidate]) -> list[Candidate]:
 
     Matrices may be faster on this machine, but networks of several stages are made for small devices.
     """
-    counts = {c.name: c.multiply_adds for c in candidates if c.multiply_adds is not None}
-    least = max(_FEW, min(counts[name] for name in ("conv", "layers") if name in counts))
+    use = {c.name: STRATEGIES[c.name].in_stages for c in candidates}
+    counts = [c.multiply_adds for c in candidates if use[c.name] == "always"]
+    least = max(_FEW, min(known for known in counts if known is not None))
     found = []
     for item in candidates:
-        lean = item.name in ("conv", "layers") or (
-            item.name == "dense" and counts.get("dense", 0) <= least
-        )
+        small = use[item.name] == "if small" and (item.multiply_adds or 0) <= least
+        lean = small or use[item.name] == "always"
         found.append(item if lean else replace(item, note=item.note or "in stages only by name"))
     return found
 

@@ -222,7 +222,7 @@ class Quantizer:
 
 
 def _refusal(got: str, remedy: str) -> Exception:
-    return refusal("quantize(folded)", "operations that int8 has", got, remedy)
+    return refusal("quantize(folded)", "operations supported by int8", got, remedy)
 
 
 # -- one function for each operation ------------------------------------------------------------------

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import shape_text
-from ..nn.activations import GNOMONIC, PROJECTIVE, RADIAL_TANH, RadialActivation, Rule
+from ..nn.activations import RadialActivation, Rule
 from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
 from ..registry.bounds import Shape
@@ -63,7 +63,7 @@ class ActivationSite:
 
     def bound_behind(self, size: float) -> float:
         """Bound the norm of a point behind the activation, given a bound of its norm before."""
-        limit = self.unit if self.rule in (PROJECTIVE, GNOMONIC, RADIAL_TANH) else math.inf
+        limit = self.unit if self.rule.bounded else math.inf
         return min(limit, size * self.slope / self.alpha)
 
 

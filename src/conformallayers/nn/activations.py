@@ -45,6 +45,7 @@ class Rule:
             quadratic form.
         on_points: whether the rule does not depend on the scale of the input.
         provable: whether the error bound of a simplified form bounds the relative error of t.
+        bounded: whether the activation returns points of norm 1 at most.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Rule:
     collapses: bool = False
     on_points: bool = True
     provable: bool = False
+    bounded: bool = False
 
     def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
         """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
@@ -91,9 +93,9 @@ def _tanh_growth(q: Tensor) -> Tensor:
 
 
 PUBLISHED = _Published("published", _linear_growth, collapses=True, on_points=False, provable=True)
-PROJECTIVE = _Projective("projective", _linear_growth, provable=True)
-GNOMONIC = Rule("gnomonic", _root_growth, collapses=True, provable=True)
-RADIAL_TANH = Rule("radial_tanh", _tanh_growth)
+PROJECTIVE = _Projective("projective", _linear_growth, provable=True, bounded=True)
+GNOMONIC = Rule("gnomonic", _root_growth, collapses=True, provable=True, bounded=True)
+RADIAL_TANH = Rule("radial_tanh", _tanh_growth, bounded=True)
 
 
 class RadialActivation(nn.Module):

@@ -37,11 +37,13 @@ PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy comp
 _Document = Mapping[str, Any]
 # The kind of a value. Each runtime chooses the peaks of samples for itself, and the choice cancels only where
 # every operation reads values of the kinds that it expects. A spectrum is complex.
-_FEATURES, _PEAK, _TAU, _ENERGY, _GROWTH, _SPECTRUM = range(6)
+_FEATURES, _PEAK, _TAU = "features", "a peak", "τ"
+_ENERGY, _GROWTH, _SPECTRUM = "an energy", "a growth", "a spectrum"
 # Whole numbers have scalars of their own, which every runtime rounds alike.
-_INTEGERS, _EXACT_PEAK, _EXACT_TAU, _EXACT_ENERGY = range(6, 10)
-_Kinds = tuple[int | EllipsisType, ...]  # an ellipsis repeats the kind before it, or drops it
-_KINDS: dict[type[Operation], tuple[_Kinds, tuple[int, ...]]] = {  # of inputs and of outputs
+_INTEGERS, _EXACT_PEAK, _EXACT_TAU = "whole numbers", "an exact peak", "an exact τ"
+_EXACT_ENERGY = "an exact energy"
+_Kinds = tuple[str | EllipsisType, ...]  # an ellipsis repeats the kind before it, or drops it
+_KINDS: dict[type[Operation], tuple[_Kinds, tuple[str, ...]]] = {  # of inputs and of outputs
     point.Normalize: ((_FEATURES,), (_FEATURES, _PEAK, _TAU)),
     point.Rescale: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU, _ENERGY)),
     point.Rebase: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU)),
@@ -166,14 +168,14 @@ def _check_kinds(recipe: Recipe) -> None:
         whole = set(found) == {_INTEGERS} and integer.keeps_integers(operation)
         expected = found if sums or whole else _read_kinds(operation)
         for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
-            expect(kind == needed, f"{operation.kind} reads {name!r:.60}, which is something else")
+            expect(kind == needed, f"{operation.kind} takes {needed}, but {name!r:.60} is {kind}")
         usual = _INTEGERS if whole or integer.makes_integers(operation) else _FEATURES
         _, written = _KINDS.get(type(operation), ((), (_ENERGY if sums else usual,)))
         kinds.update(zip(operation.outputs, written, strict=True))
     expect(kinds[recipe.output] == _FEATURES, "an output that is no batch of numbers")
 
 
-def _read_kinds(operation: Operation) -> list[int]:
+def _read_kinds(operation: Operation) -> list[str]:
     """Return the kinds of the values that an operation reads."""
     reads, _ = _KINDS.get(type(operation), ((_FEATURES, ...), ()))
     if isinstance(operation, point.Grow):
@@ -181,7 +183,7 @@ def _read_kinds(operation: Operation) -> list[int]:
         reads = (_PEAK, _TAU, *dots, *(_ENERGY,) * operation.form_count, _GROWTH, ...)
     elif isinstance(operation, integer.READERS):
         reads = (*(_INTEGERS,) * len(getattr(operation, "multipliers", "q")), _EXACT_TAU, ...)
-    fixed = [kind for kind in reads if isinstance(kind, int)]
+    fixed = [kind for kind in reads if isinstance(kind, str)]
     if reads[-1] is ...:
         repeated = fixed.pop()
         fixed += [repeated] * (len(operation.inputs) - len(fixed))

@@ -226,7 +226,7 @@ def test_programs_are_cpp_too(tmp_path: Path) -> None:
 def test_other_operations_are_refused_by_name(name: str, tmp_path: Path) -> None:
     recipe = CASES[name].build()
     kind = next(op.kind for op in recipe.operations if type(op) not in WRITE)
-    with pytest.raises(ConformalError, match=rf"operations that C has, got {kind}\. Fold"):
+    with pytest.raises(ConformalError, match=rf"operations supported by C, got {kind}\. Fold"):
         export(Fold(recipe), tmp_path / "new")
     assert not list(tmp_path.iterdir())
 
@@ -471,7 +471,7 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
     builder = RecipeBuilder((3,))
     module = builder.module("own", torch.nn.Identity())
     y = builder.add(layer.Call, INPUT, module=module, what="mul(x, x)", result=(3,))
-    with pytest.raises(ConformalError, match=r"operations that C has, got mul\(x, x\)"):
+    with pytest.raises(ConformalError, match=r"operations supported by C, got mul\(x, x\)"):
         export(Fold(builder.recipe(y)), tmp_path)
     builder = RecipeBuilder((3,))
     module = builder.module("own", torch.nn.Identity())
@@ -479,7 +479,7 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
     n = builder.add(point.SumSquares, unit, name="n")
     tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Own", module=module)
     y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
-    with pytest.raises(ConformalError, match=r"activations that C has, got Own"):
+    with pytest.raises(ConformalError, match=r"activations supported by C, got Own"):
         export(Fold(builder.recipe(y)), tmp_path)
 
 
@@ -491,7 +491,7 @@ def test_a_rule_that_c_lacks_is_refused_by_name(
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
     tau = builder.add(point.Advance, tau, m, tau, name="tau", rule="cubic")
     y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
-    with pytest.raises(ConformalError, match=r"activations that C has, got cubic"):
+    with pytest.raises(ConformalError, match=r"activations supported by C, got the rule cubic"):
         write(builder.recipe(y), [], "float")
 
 

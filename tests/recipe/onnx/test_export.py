@@ -161,12 +161,12 @@ def own_activation() -> Network:
         (
             calling,
             {},
-            r'operations that ONNX has, got layer 2: Eigenvalues\. Fold with strategy="dense"',
+            r'operations supported by ONNX, got layer 2: Eigenvalues\. Fold with strategy="dense"',
         ),
         (
             own_activation,
             {},
-            r"activations that ONNX has, got Mine, an activation of one's own\. Use an activation",
+            r"activations supported by ONNX, got Mine, an activation defined outside the library\. Use an activation",
         ),
     ],
 )

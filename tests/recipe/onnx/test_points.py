@@ -112,7 +112,7 @@ def test_a_rule_that_onnx_lacks_is_refused_by_name(
     builder, unit, m, tau = embedded((3,))
     parts = {} if kind is point.Advance else {"linear": ((),), "coordinate": ()}
     builder.add(kind, *((m, tau) if parts else (tau, m)), tau, rule="cubic", **parts)
-    with pytest.raises(ConformalError, match="activations that ONNX has, got cubic"):
+    with pytest.raises(ConformalError, match="activations supported by ONNX, got the rule cubic"):
         onnx_model(builder.recipe(unit), "float32", 20)
 
 

@@ -52,8 +52,8 @@ def wrong_division(patch: pytest.MonkeyPatch, error: float = 1e-4) -> None:
 
 
 def wrong_growths(patch: pytest.MonkeyPatch) -> None:
-    for name, right in list(numpy_points.GROWTH.items()):
-        patch.setitem(numpy_points.GROWTH, name, lambda q, right=right: right(q) * 1.0001)
+    for name, right in list(numpy_points.GROWTHS.items()):
+        patch.setitem(numpy_points.GROWTHS, name, lambda q, right=right: right(q) * 1.0001)
     patch.setattr(runtimes, "COMPILER", None)
 
 

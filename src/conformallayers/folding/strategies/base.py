@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -91,6 +91,8 @@ class Strategy:
     name: ClassVar[str]
     exact_cost: ClassVar[bool] = False  # whether the cost is known before anything is built
     wide_slowdown: ClassVar[float] = 2.0  # of float64, which biases and branches need
+    # When "auto" may take it in a network of several stages, which are made for small devices.
+    in_stages: ClassVar[Literal["always", "if small", "by name"]] = "by name"
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why the strategy does not apply to a problem, or None if it does."""

@@ -26,6 +26,7 @@ class ComposedConv(Strategy):
     """Follow a route: convolve, sum squares, end with the last layers or with one matrix."""
 
     name = "conv"
+    in_stages = "always"
     exact_cost = True
     wide_slowdown = 4.0  # float64 has no convolution of its own
 

@@ -50,6 +50,7 @@ class Dense(Strategy):
     """Multiply by M and, for each form, by a factor of Q; the form is the sum of the squares."""
 
     name = "dense"
+    in_stages = "if small"
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse forms that cannot be written out."""

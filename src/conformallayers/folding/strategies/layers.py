@@ -30,6 +30,7 @@ class Layers(Strategy):
     """Run the layers and sum the energies that share a form."""
 
     name = "layers"
+    in_stages = "always"
     exact_cost = True
     wide_slowdown = 1.0  # values are rescaled, not widened
 

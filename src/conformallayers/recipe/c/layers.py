@@ -228,4 +228,4 @@ def write_scalar(op: Operation, program: Program) -> None:
         program.define(op.outputs[0], f"positive({given[0]})")
     else:
         got, remedy = f"{op.kind} of a scalar", 'Fold with strategy="dense".'
-        raise refusal("export_c(folded)", "operations that C has", got, remedy)
+        raise refusal("export_c(folded)", "operations supported by C", got, remedy)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...errors import refusal
 from .. import point_operations as point
 from .constants import form, number
 from .layers import WRITE
@@ -17,6 +16,7 @@ from .program import Program
 from .text import helpers
 
 __all__ = ["WRITE"]
+WRITE.rules = {"published", *(n[7:] for n in helpers() if n.startswith("growth_"))}
 
 
 @WRITE.runs(point.Normalize)
@@ -83,16 +83,7 @@ def _advance(op: point.Advance, program: Program) -> None:
         program.define(op.outputs[0], f"{tau} + ratio({n}, {tau})")
     else:
         q = f"ratio(ratio({n}, {tau}), {tau})"
-        program.define(op.outputs[0], f"{tau} * {_growth(op.rule, q)}")
-
-
-def _growth(rule: str, q: str) -> str:
-    """Call the growth of a rule."""
-    function = f"growth_{rule}"
-    if function not in helpers():
-        remedy = "Use another activation, or another runtime."
-        raise refusal("export_c(folded)", "activations that C has", rule, remedy)
-    return f"{function}({q})"
+        program.define(op.outputs[0], f"{tau} * growth_{op.rule}({q})")
 
 
 @WRITE.runs(point.Divide)
@@ -136,7 +127,7 @@ def _grow(op: point.Grow, program: Program) -> None:
         coordinate = f"grown({program.scalar(m)} * {t} * {number(op.factor)}, g, {sites_passed})"
         program.emit(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
     else:
-        program.emit(f"{result} = limited({_growth(op.rule, 'positive(q)')});", "}")
+        program.emit(f"{result} = limited(growth_{op.rule}(positive(q)));", "}")
     program.define(growth, result)
 
 

@@ -22,6 +22,7 @@ _SOURCES = "layers", "points", "network"  # in the order that they need each oth
 _LACKS = (*point.SPECTRAL, *INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
 WRITE = Runtime("JavaScript")
+WRITE.rules = point.RULES
 
 
 def javascript_source() -> str:

@@ -45,7 +45,7 @@ class Network {
   constructor(document) {
     for (const { operation } of document.operations) {
       if (!Object.hasOwn(OPERATIONS, operation)) {
-        throw new Error(`Network: expected operations that JavaScript has, got ${operation}. ${REMEDY}`);
+        throw new Error(`Network: expected operations supported by JavaScript, got ${operation}. ${REMEDY}`);
       }
     }
     this.document = document;

@@ -70,7 +70,7 @@ function radialTanh(q) {
   return Math.sqrt(q) / Math.tanh(Math.sqrt(q));
 }
 
-const GROWTH = {
+const GROWTHS = {
   projective: (q) => 1 + q,
   gnomonic: (q) => Math.sqrt(1 + q),
   radial_tanh: radialTanh,
@@ -78,7 +78,7 @@ const GROWTH = {
 
 const advance = ({ settings: { rule } }) => (tau, m, ...energies) => {
   const n = energies.reduce((a, b) => a + b), small = inverse(tau);
-  return rule === "published" ? tau + m * n : tau * GROWTH[rule](n * small * small);
+  return rule === "published" ? tau + m * n : tau * GROWTHS[rule](n * small * small);
 };
 
 const rebase = ({ settings: { scale, coordinate } }) => (z, m, tau) => {
@@ -106,7 +106,7 @@ function grow(op, net) {
       ks.forEach((k, index) => { energy += 2 * k * dot(cs, values[0], count, 0, index * count); });
     }
     const q = Math.max(energy, 0);
-    if (rule !== "published") return Math.min(GROWTH[rule](q), LARGEST);
+    if (rule !== "published") return Math.min(GROWTHS[rule](q), LARGEST);
     let t = m * tau * factor;
     for (const site of coordinate) t = Math.min(t * growths[site], LARGEST);
     return Math.min(1 + t * q, LARGEST);

@@ -32,11 +32,12 @@ def _radial_tanh(q: Array) -> Array:
 
 
 # Rules whose growth is a function of q, the squared length of the point in units of α.
-GROWTH: dict[str, Callable[[Array], Array]] = {
+GROWTHS: dict[str, Callable[[Array], Array]] = {
     "projective": lambda q: 1 + q,
     "gnomonic": lambda q: np.sqrt(1 + q),
     "radial_tanh": _radial_tanh,
 }
+RUN.rules = {"published", *GROWTHS}
 
 
 # -- embedding and energies -------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def _advance(op: point.Advance, net: Network, tau: Array, m: Array, *energies: A
     n, inverse = reduce(np.add, energies), _inverse(tau)
     if op.rule == "published":
         return np.asarray(tau + m * n)
-    return np.asarray(tau * GROWTH[op.rule](n * inverse * inverse))
+    return np.asarray(tau * GROWTHS[op.rule](n * inverse * inverse))
 
 
 RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(tau))
@@ -147,7 +148,7 @@ def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) ->
     gram = None if op.gram is None else net.constant(op.gram)
     q = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
     if op.rule != "published":
-        return np.minimum(GROWTH[op.rule](q), LARGEST)
+        return np.minimum(GROWTHS[op.rule](q), LARGEST)
     t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
     return np.asarray(np.minimum(1 + t * q, LARGEST))
 

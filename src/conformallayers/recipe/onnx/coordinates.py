@@ -30,6 +30,7 @@ from .points import LONG, ROW, RUN, reduced
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
+DIRECT.rules = RUN.rules
 _ROWS = 2**10  # numbers that ONNX Runtime adds in lanes, in float32
 _NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
 _LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter

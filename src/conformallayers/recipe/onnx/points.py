@@ -11,7 +11,6 @@ from math import prod
 
 import numpy as np
 
-from ...errors import refusal
 from .. import point_operations as point
 from ..arithmetic import along
 from ..operation import Shape
@@ -184,14 +183,7 @@ def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energie
         n = tau.node("Equal", 0.0).node("Where", 0.0, n)
     some = tau.node("Max", LEAST)
     ratio = n / some
-    return tau + ratio if op.rule == "projective" else tau * _growth(op.rule, ratio / some)
-
-
-def _growth(rule: str, q: Value) -> Value:
-    if rule not in GROWTHS:
-        remedy = f"Use one of {', '.join(GROWTHS)}, or another runtime."
-        raise refusal("export_onnx(folded)", "activations that ONNX has", rule, remedy)
-    return GROWTHS[rule](q)
+    return tau + ratio if op.rule == "projective" else tau * GROWTHS[op.rule](ratio / some)
 
 
 def _radial_tanh(q: Value) -> Value:
@@ -205,6 +197,7 @@ GROWTHS: dict[str, Callable[[Value], Value]] = {
     "gnomonic": lambda q: (q + 1.0).node("Sqrt"),
     "radial_tanh": _radial_tanh,
 }
+RUN.rules = {"published", *GROWTHS}
 
 
 @RUN.runs(point.Divide)
@@ -237,7 +230,7 @@ def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value
         terms.append((graph.total(inner) * ks).reduce_sample("ReduceSum").scalar())
     q = graph.total(terms).node("Max", 0.0)
     if op.rule != "published":
-        return _growth(op.rule, q).node("Min", LARGEST)
+        return GROWTHS[op.rule](q).node("Min", LARGEST)
     t = (m * tau).weighted(op.factor)
     for site in op.coordinate:  # one by one: a product of many could overflow on its way
         t = (t * growths[site]).node("Min", LARGEST)
