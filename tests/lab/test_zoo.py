@@ -84,7 +84,7 @@ def test_too_many_bytes_are_refused(
 ) -> None:
     build_zoo(["digits-micro"], tmp_path, say=str)
     (other,) = tmp_path.iterdir()
-    monkeypatch.setattr(zoo, "LARGEST", other.stat().st_size + 10_000)
+    monkeypatch.setattr(zoo, "LARGEST_ZOO", other.stat().st_size + 10_000)
     with pytest.raises(cl.ConformalError, match=r"expected at most [\d,]+ bytes in all, got"):
         build_zoo([run], tmp_path)
     assert list(tmp_path.iterdir()) == [other]

@@ -19,7 +19,7 @@ from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering, LoweredPart
 from .part import lower_checked, lower_part, placed
-from .plan import checked_strategy, outlook
+from .plan import checked_strategy, optimistic_seconds
 from .problem import MAX_PATHS, Conditions, Problem
 from .split import StageGraph
 from .trace import Step, Trace
@@ -201,7 +201,7 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
             alone = Cost(gemm=work, calls=2).seconds(machine())
             seconds = [before + alone for before in seconds]
         problems.append(problem)
-        seconds.append(0.0 if problem is None else outlook(problem))
+        seconds.append(0.0 if problem is None else optimistic_seconds(problem))
     best = min(range(len(seconds)), key=lambda i: (seconds[i], -i))
     end, chosen = candidates[best]
     return _Part(chosen, problems[best] if chosen.single else None, feed, end, best)

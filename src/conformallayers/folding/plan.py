@@ -168,7 +168,7 @@ def alternatives(plan: Plan) -> list[str]:
     return [c.name for c in sorted(allowed, key=lambda c: c.seconds) if c.name != plan.strategy]
 
 
-def outlook(problem: Problem) -> float:
+def optimistic_seconds(problem: Problem) -> float:
     """Return the optimistic time of the strategy in seconds; infinity if it is refused."""
     candidates, strategy = _candidates(problem, built=False), problem.conditions.strategy
     if strategy == "auto":
@@ -187,7 +187,7 @@ def checked_strategy(strategy: object) -> str:
 
 
 def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
-    """Return every strategy with its cost or refusal; kept, as the outlook and the plan both need them."""
+    """Return every strategy with its cost or refusal; kept: optimistic_seconds and the plan both need them."""
 
     def build() -> tuple[Candidate, ...]:
         found = [_candidate(strategy, problem, built) for strategy in STRATEGIES.values()]

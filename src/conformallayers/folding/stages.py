@@ -43,7 +43,7 @@ class ActivationSite:
 
     module: RadialActivation
     alpha: float  # in units of the Euclidean norm
-    number: int  # of activations before it in its stage
+    number: int  # its index among the activations of its stage
     path: str
     unit: float = 1.0
 
@@ -58,7 +58,7 @@ class ActivationSite:
         return self.module.slope * self.unit
 
     def activate(self, scaling: Scaling) -> float:
-        """Pass the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
+        """Advance the scaling past the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
         return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
 
     def bound_behind(self, size: float) -> float:

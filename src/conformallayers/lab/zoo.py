@@ -28,7 +28,7 @@ from .training.evaluate import accuracy
 from .training.runs import CONFIG, RESULT
 from .training.saved_models import Loaded, load_model
 
-LARGEST = 3_000_000  # bytes of all files together
+LARGEST_ZOO = 3_000_000  # bytes of all files together
 _WHERE = "zoo build"
 _LICENCE = "Apache-2.0"
 _ONLY_CLASSES = "Every image gets one of these classes, also one that shows something else."
@@ -84,8 +84,8 @@ def build_zoo(
             _check_accuracy(one, path, datasets[one.about["dataset"]])
         others = set(out.glob(f"*{ENDING}")) - set(paths)
         total = sum(path.stat().st_size for path in (*staged, *others))
-        if total > LARGEST:
-            expected = f"at most {LARGEST:,} bytes in all"
+        if total > LARGEST_ZOO:
+            expected = f"at most {LARGEST_ZOO:,} bytes in all"
             raise refusal(_WHERE, expected, f"{total:,}", "Leave a network out.")
     records = [read_record(path) for path in paths]
     for record in records:

@@ -28,8 +28,6 @@ from ..functional import (
 )
 from ..scaling import positive
 
-# The largest t: it stays finite, and outputs beyond it would be below the range of float64.
-LARGEST = 1.7e308
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
 

@@ -31,6 +31,7 @@ from ..functional import (
     transformed,
     unity,
 )
+from ..recipe.point_operations import LARGEST_COORDINATE
 from ..registry.input_checks import check_batch_axis, check_input
 from ..registry.registry import (
     bias_is_redundant,
@@ -44,7 +45,7 @@ from ..registry.registry import (
     spec_of,
 )
 from ..scaling import Scaling, constant, positive, product
-from .activations import LARGEST, PROJECTIVE, PUBLISHED, RadialActivation, Rule
+from .activations import PROJECTIVE, PUBLISHED, RadialActivation, Rule
 from .branches import Composite, Flow, Join, below, joined_bound
 from .collapse import collapsible, run_collapsed
 from .homogeneous import Split
@@ -137,7 +138,7 @@ class Points:
 
         A bias is added to points, and branches with different coordinates are joined as points.
         """
-        m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST)
+        m = (self.tau * product(self.scaling.sigma, self.m)).clamp_max(LARGEST_COORDINATE)
         tau = self.tau.detach()
         looks = not self.alive and may_look(tau) and tau.numel() > 0
         nonzero = self.alive or (looks and tau.min().item() > 0)  # False for NaN
@@ -191,8 +192,8 @@ class Activation:
         if self.rule == PUBLISHED:
             gain = value.m * self.weight
             if isinstance(gain, Tensor):
-                return gain.clamp_max(LARGEST)  # 0·∞ would be a gradient of NaN
-            return value.tau.new_full((), min(gain, LARGEST))
+                return gain.clamp_max(LARGEST_COORDINATE)  # 0·∞ would be a gradient of NaN
+            return value.tau.new_full((), min(gain, LARGEST_COORDINATE))
         if value.divided:  # τ = 1 is its own inverse
             return value.tau * self.weight
         return self.weight / value.tau if value.alive else guarded_ratio(self.weight, value.tau)

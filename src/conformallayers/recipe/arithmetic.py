@@ -12,7 +12,7 @@ from typing import Any
 from . import integer_operations as integer
 from .layer_operations import Conv
 from .operation import Operation, Run
-from .point_operations import LARGEST, Grow, Key
+from .point_operations import LARGEST_COORDINATE, Grow, Key
 
 Number = Any  # an array or a tensor
 Holder = Any  # holds the constants: a numpy network or a torch module
@@ -71,7 +71,7 @@ def energy_of_parts(
 def coordinate_behind(op: Grow, t: Number, growths: Sequence[Number]) -> Number:
     """Multiply a coordinate by the growths that it has passed, one by one: their product alone could overflow."""
     for site in op.coordinate:
-        t = (t * growths[site]).clip(max=LARGEST)
+        t = (t * growths[site]).clip(max=LARGEST_COORDINATE)
     return t
 
 
@@ -222,5 +222,5 @@ class IntegerArithmetic:
     def _rebase(
         self, op: integer.IntegerRebase, to: Holder, m: Number, tau: Number
     ) -> tuple[Number, Number]:
-        coordinate = (m * op.coordinate * tau).clip(max=LARGEST)
+        coordinate = (m * op.coordinate * tau).clip(max=LARGEST_COORDINATE)
         return coordinate, self.where(tau != tau, tau, 1.0)

@@ -12,7 +12,7 @@ from dataclasses import MISSING, field
 from typing import Any
 
 Reader = Callable[[Any], Any]
-LARGEST = 2**31  # above every whole number in a recipe
+INTEGER_LIMIT = 2**31  # above every whole number in a recipe
 
 
 def setting(stored: str, reader: Reader, default: Any = MISSING) -> Any:
@@ -45,7 +45,11 @@ def whole(least: int) -> Reader:
     """Return a reader of a whole number from ``least`` on."""
 
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not least <= value < INTEGER_LIMIT
+        ):
             raise ValueError(f"{value!r:.60} is no whole number >= {least}")
         return value
 
@@ -89,4 +93,4 @@ def optional(reader: Reader) -> Reader:
 positives = several(whole(1))
 sizes = several(whole(0))
 keys = several(sizes)
-pairs = several(several(whole(-LARGEST + 1)))
+pairs = several(several(whole(-INTEGER_LIMIT + 1)))

@@ -29,7 +29,7 @@ from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operatio
 Key = tuple[int, ...]  # the sites whose growth divides a coefficient
 RULES = ("published", "projective", "gnomonic", "radial_tanh")
 SCALAR: Shape = ()
-LARGEST = 1.7e308  # coordinates and growths are cut here, so that they stay finite
+LARGEST_COORDINATE = 1.7e308  # coordinates and growths are cut here, so that they stay finite
 Value = TypeVar("Value")
 
 

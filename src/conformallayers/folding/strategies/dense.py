@@ -15,7 +15,7 @@ from ..problem import Conditions, Problem
 from ..stages import Stage
 from .base import Evaluation, Strategy, Values, add_matrix, matrix_cost, normalised, out_of_range
 
-LARGEST = 8192  # coefficients of a sample; building a larger Q would not fit into memory
+MOST_COEFFICIENTS = 8192  # coefficients of a sample; building a larger Q would not fit into memory
 ENTRIES = 2**29  # of all arrays that are written out together: 4 GiB
 
 
@@ -23,7 +23,7 @@ def too_large(problem: Problem) -> str | None:
     """Return why the forms of a problem cannot be written out, or None if they can."""
     stage = problem.stage
     d_in, d_out = math.prod(stage.input_shape), math.prod(stage.output_shape)
-    if d_in <= LARGEST and stage.branched:
+    if d_in <= MOST_COEFFICIENTS and stage.branched:
         if problem.paths.most > problem.conditions.max_paths:
             return f"{problem.paths.meeting}, more than max_paths={problem.conditions.max_paths}"
         entries = problem.form_count * d_in**2 + problem.output_parts * d_out * d_in
@@ -39,9 +39,9 @@ def stage_too_large(stage: Stage) -> str | None:
 
 def too_many_entries(d_in: int, d_out: int) -> str | None:
     """Return why a form (d_in, d_in) and a matrix (d_out, d_in) cannot be written out, or None."""
-    if d_in > LARGEST:
-        return f"a sample has {d_in} coefficients, a written-out form at most {LARGEST}"
-    if d_in * d_out > LARGEST * 4 * LARGEST:
+    if d_in > MOST_COEFFICIENTS:
+        return f"a sample has {d_in} coefficients, a written-out form at most {MOST_COEFFICIENTS}"
+    if d_in * d_out > MOST_COEFFICIENTS * 4 * MOST_COEFFICIENTS:
         return f"M would have {d_out} × {d_in} entries"
     return None
 

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from .. import point_operations as point
 from ..arithmetic import along, column, coordinate_behind, energy_of_parts, flat
 from ..places import Array
-from ..point_operations import LARGEST
+from ..point_operations import LARGEST_COORDINATE
 from .layers import RUN
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(
 def _rebase(
     op: point.Rebase, net: Network, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array]:
-    coordinate = np.minimum(m * op.coordinate * tau, LARGEST)
+    coordinate = np.minimum(m * op.coordinate * tau, LARGEST_COORDINATE)
     alive = np.where(np.isnan(tau), tau, tau != 0)
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
 
@@ -148,9 +148,9 @@ def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) ->
     gram = None if op.gram is None else net.constant(op.gram)
     q = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
     if op.rule != "published":
-        return np.minimum(GROWTHS[op.rule](q), LARGEST)
+        return np.minimum(GROWTHS[op.rule](q), LARGEST_COORDINATE)
     t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return np.asarray(np.minimum(1 + t * q, LARGEST))
+    return np.asarray(np.minimum(1 + t * q, LARGEST_COORDINATE))
 
 
 @RUN.runs(point.Combine)

@@ -16,7 +16,7 @@ import numpy as np
 from .. import integer_operations as integer
 from .. import layer_operations as layer
 from ..places import Array
-from ..point_operations import LARGEST
+from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import convolution, pooling, windowed
 from .points import RUN
@@ -159,7 +159,7 @@ def _advance(
 def _rebase(
     op: integer.IntegerRebase, graph: OnnxGraph, m: Value, tau: Value
 ) -> tuple[Value, Value]:
-    coordinate = (m * op.coordinate * tau).node("Min", LARGEST)
+    coordinate = (m * op.coordinate * tau).node("Min", LARGEST_COORDINATE)
     return coordinate, tau.node("IsNaN").node("Where", tau, 1.0)
 
 

@@ -15,7 +15,7 @@ from .. import point_operations as point
 from ..arithmetic import along
 from ..operation import Shape
 from ..places import Array
-from ..point_operations import LARGEST
+from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
@@ -210,7 +210,7 @@ def _rebase(
     op: point.Rebase, graph: OnnxGraph, z: Value, m: Value, tau: Value
 ) -> tuple[Value, Value, Value]:
     t = (m * tau).weighted(op.coordinate)
-    return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST), tau.node("Sign")
+    return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST_COORDINATE), tau.node("Sign")
 
 
 @RUN.runs(point.Grow)
@@ -230,11 +230,11 @@ def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value
         terms.append((graph.total(inner) * ks).reduce_sample("ReduceSum").scalar())
     q = graph.total(terms).node("Max", 0.0)
     if op.rule != "published":
-        return GROWTHS[op.rule](q).node("Min", LARGEST)
+        return GROWTHS[op.rule](q).node("Min", LARGEST_COORDINATE)
     t = (m * tau).weighted(op.factor)
     for site in op.coordinate:  # one by one: a product of many could overflow on its way
-        t = (t * growths[site]).node("Min", LARGEST)
-    return (t * q + 1.0).node("Min", LARGEST)
+        t = (t * growths[site]).node("Min", LARGEST_COORDINATE)
+    return (t * q + 1.0).node("Min", LARGEST_COORDINATE)
 
 
 @RUN.runs(point.Combine)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...nn.activations import GNOMONIC, LARGEST, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
+from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
 from .. import point_operations as point
 from ..arithmetic import along, coordinate_behind, energy_of_parts
 from .layers import RUN
@@ -144,7 +144,7 @@ def _divide(
 def _rebase(
     op: point.Rebase, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    coordinate = (m * op.coordinate * tau).clamp_max(LARGEST)
+    coordinate = (m * op.coordinate * tau).clamp_max(point.LARGEST_COORDINATE)
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
     return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
@@ -155,7 +155,7 @@ def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values:
     inverse, alive = functional.guarded_ratio(1.0, tau), (tau != 0).to(tau.dtype)
     q = energy_of_parts(op, values, inverse, alive, module.optional(op.gram), torch.stack)
     t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return module.rule(op).grow(q, t).clamp_max(LARGEST)
+    return module.rule(op).grow(q, t).clamp_max(point.LARGEST_COORDINATE)
 
 
 @RUN.runs(point.Combine)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...nn.activations import LARGEST
 from .. import layer_operations as layer
 from .. import point_operations as point
 from ..operation import Runtime, Shape
@@ -89,7 +88,7 @@ def _rebase(
     op: point.Rebase, module: RecipeModule, z: Tensor, m: float, tau: float
 ) -> tuple[Tensor, float, float]:
     alive = 1.0 if tau == tau else tau
-    return z * (op.scale / tau), min(m * op.coordinate * tau, LARGEST), alive
+    return z * (op.scale / tau), min(m * op.coordinate * tau, point.LARGEST_COORDINATE), alive
 
 
 @SINGLE.runs(layer.Conv)
