@@ -58,6 +58,17 @@ def require_folder(where: str, path: Path) -> None:
         raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
 
 
+def require_device(where: str, device: str) -> None:
+    """Refuse a device that torch cannot use on this machine."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        got = f"{device!r} ({str(error).splitlines()[0]})"
+        raise refusal(where, "a device of this machine", got, "Try cpu.") from error
+
+
 def make_folder(where: str, path: Path) -> None:
     """Create the folder that a command writes, before it measures anything."""
     require_folder(where, path)
