@@ -79,6 +79,22 @@ def test_fold_and_export_take_a_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
 
 
+def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    for number, words in enumerate(
+        [
+            ("fold", NAME),
+            ("quantize", NAME, "--calibration", 64),
+            ("export", NAME, "--format", "onnx"),
+            ("export", NAME, "--format", "numpy"),
+            ("playground", NAME),
+        ]
+    ):
+        out = tmp_path / f"{number}" / "new" / "file"
+        assert run_command(*words, "--out", out) == 0
+        assert out.is_file()
+
+
 def test_bench_takes_a_name(tmp_path: Path) -> None:
     (subject,) = chosen_subjects([NAME], (), tmp_path)
     record = next(one for one in cl.zoo.list() if one.name == NAME)
