@@ -30,8 +30,9 @@ def test_table_and_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None
         assert run_command("zoo", "card", record.name) == 0
         assert capsys.readouterr().out == record.card
     assert run_command("zoo", "card", "digits-mikro") == 1
-    assert "got 'digits-mikro'. cl.zoo.list() describes them. Did you mean \"digits-micro\"?" in (
-        capsys.readouterr().err
+    assert (
+        "got 'digits-mikro'. conformallayers zoo describes them. Did you mean \"digits-micro\"?"
+        in (capsys.readouterr().err)
     )
 
 
