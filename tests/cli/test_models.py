@@ -174,6 +174,7 @@ def test_export_for_numpy_is_run_before_it_is_there(
         (["--format", "numpy", "--dtype", "int4"], "--dtype: expected one of float64, float32"),
         (["--format", "onx"], "got 'onx'. Name one of them. Did you mean \"onnx\"?"),
         (["--format", "c", "--strategy", "dense"], "A fold cannot be folded again"),
+        (["--format", "c", "--input-shape", 3, 8, 8], "again: --input-shape, "),
         (["--format", "c", "--samples", "nothing.npy"], "nothing.npy: expected samples"),
     ],
 )

@@ -30,8 +30,9 @@ def test_table_and_cards_are_printed(capsys: pytest.CaptureFixture[str]) -> None
         assert run_command("zoo", "card", record.name) == 0
         assert capsys.readouterr().out == record.card
     assert run_command("zoo", "card", "digits-mikro") == 1
-    assert "got 'digits-mikro'. cl.zoo.list() describes them. Did you mean \"digits-micro\"?" in (
-        capsys.readouterr().err
+    assert (
+        "got 'digits-mikro'. conformallayers zoo describes them. Did you mean \"digits-micro\"?"
+        in (capsys.readouterr().err)
     )
 
 
@@ -77,6 +78,22 @@ def test_fold_and_export_take_a_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert run_command("export", record.name, "--format", "numpy", "--out", path) == 0
     assert cl.load(path).input_shape == record.input_shape
     capsys.readouterr()
+
+
+def test_missing_folders_of_files_are_created(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    for number, words in enumerate(
+        [
+            ("fold", NAME),
+            ("quantize", NAME, "--calibration", 64),
+            ("export", NAME, "--format", "onnx"),
+            ("export", NAME, "--format", "numpy"),
+            ("playground", NAME),
+        ]
+    ):
+        out = tmp_path / f"{number}" / "new" / "file"
+        assert run_command(*words, "--out", out) == 0
+        assert out.is_file()
 
 
 def test_bench_takes_a_name(tmp_path: Path) -> None:

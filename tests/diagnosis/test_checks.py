@@ -136,6 +136,19 @@ def test_a_stage_that_keeps_its_layers() -> None:
     assert "the stage keeps its layers" in warning.seen
 
 
+def test_a_stage_without_multiply_adds_may_keep_its_layers() -> None:
+    torch.manual_seed(0)
+    respro = lambda: cl.ReSPro(1.0, projective=True)  # noqa: E731
+    block = cl.Residual(cl.Conv2d(8, 8, 3, padding=1), respro(), nn.ReLU())
+    model = cl.ConformalLayers(
+        *(cl.Conv2d(2, 8, 3), respro(), nn.ReLU(), block, respro(), nn.ReLU()),
+        *(cl.Conv2d(8, 8, 3), respro(), nn.LPPool2d(2, 2)),
+        offset=0.5,
+        unit="rms",
+    )
+    assert warned(model) == ()
+
+
 def test_an_activation_between_layers() -> None:
     first = healthy()
     first.insert(1, cl.ReSPro(1.0, projective=True))

@@ -74,6 +74,8 @@ def test_messages_are_short(path: Path) -> None:
 def test_other_files_are_told_apart(path: Path) -> None:
     save_file({"weight": torch.ones(2)}, path)
     refused(path, r"another safetensors file.*load_file")
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    refused(path, r"got a zip archive, such as torch\.save writes\. .*load_state_dict")
     path.write_bytes(b"")
     refused(path, "a header of 0 bytes in a file of 0")
     with pytest.raises(FileNotFoundError):
@@ -194,7 +196,7 @@ def test_links_and_modes_are_those_of_any_file(path: Path) -> None:
         os.umask(mask)
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"No such folder; create it first: .*none"):
         cl.save(nn.Linear(2, 2), path.parent / "none" / "net")
 
 

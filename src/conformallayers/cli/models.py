@@ -124,6 +124,7 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
 
     folded = _folded(load_model(model, "fold"), "fold", options or FoldOptions())
     print(folded.explain())
+    out.parent.mkdir(parents=True, exist_ok=True)
     save(folded, out)
     _print_written(out)
 
@@ -166,6 +167,7 @@ def quantize(
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
+    out.parent.mkdir(parents=True, exist_ok=True)
     save(quantized, out)
     _print_written(out)
 
@@ -189,6 +191,8 @@ def export(
     target = _checked_export(format, out, options)
     folding = options if format != "c" else replace(options, dtype=None)
     folded = _fold_of(load_model(model, "export"), "export", folding)
+    if format != "c":  # export_c creates its folder
+        target.parent.mkdir(parents=True, exist_ok=True)
     if format == "numpy":
         _write_numpy(folded, target)
     elif format == "onnx":

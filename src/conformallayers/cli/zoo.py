@@ -25,7 +25,7 @@ def card(name: str) -> None:
     Args:
         name: Name of the network, such as digits-micro.
     """
-    print(read_record(require(name, "zoo card")).card, end="")
+    print(read_record(require(name, "zoo card", "conformallayers zoo")).card, end="")
 
 
 @zoo.command

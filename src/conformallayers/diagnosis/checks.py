@@ -237,8 +237,9 @@ def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
             seen, _, remedy = sentence.partition(": ")
             remedy = f"{remedy[:1].upper()}{remedy[1:]}: docs/stages.md."
             yield HealthWarning("fold", (path,), seen, why, remedy)
-        if plan.operations is None or plan.advice or alternatives(plan):
-            continue  # of one stage, or explained, or the layers are not the only way
+        free = not plan.chosen.multiply_adds
+        if plan.operations is None or plan.advice or free or alternatives(plan):
+            continue  # of one stage, or explained, or the layers cost nothing or are not the only way
         refused = {item.name: item.note for item in plan.candidates if item.note}
         if "conv" in refused:
             seen = f"the stage keeps its layers: {refused['conv']}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import refusal
+from ..errors import first_line, refusal
 from ..utils.text import suggest
 
 
@@ -56,6 +56,17 @@ def require_folder(where: str, path: Path) -> None:
     """Refuse the path of a file where a folder is written."""
     if path.exists() and not path.is_dir():
         raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
+
+
+def require_device(where: str, device: str) -> None:
+    """Refuse a device that torch cannot use on this machine."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        got = f"{device!r} ({first_line(error)})"
+        raise refusal(where, "a device of this machine", got, "Try cpu.") from error
 
 
 def make_folder(where: str, path: Path) -> None:

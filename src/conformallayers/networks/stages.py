@@ -19,6 +19,7 @@ from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from ..registry.registry import has_global_hooks, has_hooks
+from ..utils.text import suggest
 from .base import IMAGE_SHAPE, Network, check_share, make_head
 
 Rectifier = Literal["norm", "relu", "abs", "max"]
@@ -209,7 +210,8 @@ def _features(preset: str, depth: int, in_shape: Sequence[int]) -> int:
     """Return the number of features behind the last stage; refuse arguments that build no network."""
     if preset not in PRESETS:
         expected = f"one of {', '.join(PRESETS)}"
-        raise refusal("preset", expected, repr(preset), "They differ in cost.")
+        remedy = f"Leave it out for micro.{suggest(str(preset), PRESETS)}"
+        raise refusal("preset", expected, repr(preset), remedy)
     check_count("depth", depth, "It is the number of convolutions of a stage.", most=_DEEPEST)
     if len(in_shape) != 3:
         raise refusal("in_shape", "(C, H, W)", repr(in_shape), "Leave out the batch axis.")

@@ -132,9 +132,14 @@ def _opened(name: str, handle: int) -> Archive:
         got, remedy = kind_of_file(status.st_mode), "Give the path of the file."
         raise refusal(f"load({name})", "a file of cl.save", got, remedy)
     size, file = status.st_size, FileIO(handle, "rb", closefd=False)
-    length = int.from_bytes(file.read(8), "little")
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
     other = "" if length < 2**40 else "; no safetensors file begins so"
     fits = size >= 8 and 2 <= length <= min(size - 8, _HEADER_LIMIT)
+    if not fits and start.startswith(b"PK\x03\x04"):
+        got = "a zip archive, such as torch.save writes"
+        remedy = "Of a state_dict: build the model, and model.load_state_dict(torch.load(path))."
+        raise refusal(f"load({name})", "a file of cl.save", got, remedy)
     expect(fits, f"a header of {length} bytes in a file of {size}{other}")
     header = _json(file.read(length))
     meta = header.get("__metadata__")

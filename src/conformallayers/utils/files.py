@@ -34,6 +34,13 @@ def kind_of_file(mode: int) -> str:
     return "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
 
 
+def require_parent(path: Path) -> None:
+    """Raise FileNotFoundError if the folder of a file that is to be written does not exist."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, "No such folder; create it first", folder)
+
+
 def replace_file(
     path: Path, parts: Iterable[Any], check: Callable[[str], None] | None = None
 ) -> None:
@@ -120,9 +127,7 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _mode(path: Path) -> int | None:
     """Return the permissions of a file that is to be replaced, None if it does not exist."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+    require_parent(path)
     try:
         before = os.stat(os.path.realpath(path)).st_mode
     except FileNotFoundError:

@@ -86,12 +86,12 @@ def network_files() -> dict[str, Path]:
     return {path.stem: path for path in FOLDER.glob(f"*{ENDING}")}
 
 
-def require(name: str, where: str) -> Path:
+def require(name: str, where: str, listing: str = "cl.zoo.list()") -> Path:
     """Return the file of a shipped network, or refuse a name that none has."""
     known = network_files()
     if name not in known:
         names = sorted(known)
-        remedy = f"cl.zoo.list() describes them.{suggest(str(name), names)}"
+        remedy = f"{listing} describes them.{suggest(str(name), names)}"
         raise refusal(where, f"one of {', '.join(names)}", repr(name), remedy)
     return known[name]
 

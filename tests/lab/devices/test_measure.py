@@ -90,4 +90,7 @@ def test_a_network_without_a_data_set_needs_one(tmp_path: Path) -> None:
     with pytest.raises(
         ConformalError, match="device --dataset: expected the set of the test images"
     ):
-        run_devices([str(path)], out=tmp_path)
+        run_devices([str(path)], out=tmp_path / "new")
+    with pytest.raises(ConformalError, match=r"device nope: .* got no such file"):
+        run_devices(["nope"], out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()

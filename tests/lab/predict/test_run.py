@@ -400,7 +400,7 @@ def test_out_is_written_whole_or_not_at_all(
 ) -> None:
     path, out = save_grey(tmp_path / "a.png"), tmp_path / "out" / "rows.jsonl"
     assert run_command("predict", grey, path, "--out", out) == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "No such folder; create it first" in capsys.readouterr().err
     out.parent.mkdir()
     assert (
         run_command("predict", grey, path, tmp_path / "b.png", "--out", out, "--format", "jsonl")

@@ -43,6 +43,14 @@ def test_images_of_another_shape_are_refused() -> None:
     )
 
 
+def test_device_that_is_not_there_is_refused() -> None:
+    assert_says(
+        lambda: evaluate.evaluate("digits-micro", device="cuda:99"),
+        "evaluate --device: expected a device of this machine, got 'cuda:99' (",
+        "Try cpu.",
+    )
+
+
 def test_network_for_vectors_cannot_take_pictures(tmp_path: Path) -> None:
     images = pytest.importorskip("PIL.Image")
     for name in "01":

@@ -50,7 +50,9 @@ def test_names_of_the_package_and_of_files(file: Path, monkeypatch: pytest.Monke
     assert absolute("LeNetCL") == "LeNetCL"
     assert source_hash("LeNetCL") is None
     assert (is_own("net.py"), is_own("LeNet")) == (True, False)
-    assert_says(lambda: find_network("LeNte"), "a network of", 'Did you mean "LeNet"?')
+    assert_says(
+        lambda: find_network("LeNte"), "network: expected one of MLP", 'Did you mean "LeNet"?'
+    )
 
 
 def test_files_beside_it_can_be_imported(tmp_path: Path) -> None:
@@ -94,13 +96,15 @@ def test_changed_or_lost_code_is_refused(file: Path) -> None:
     make_network(file, NETWORK + "\n# changed\n")
     assert_says(lambda: find_network(network, before), "The code has changed since the training")
     file.unlink()
-    assert_says(lambda: find_network(network, before), "the code of Tiny in", "No such file")
+    assert_says(
+        lambda: find_network(network, before), "the code of Tiny in", "Check the path; what"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "name", "message"),
     [
-        (NETWORK, "", "expected a network as FILE.py:NAME"),
+        (NETWORK, "", "network: expected FILE.py:NAME, got"),
         (NETWORK, "Tny", 'Did you mean "Tiny"?'),
         (NETWORK, "Tny", "Name one of Tiny, plain."),
         ("x = 1", "x", "Define a class or function in the file that returns an nn.Module"),

@@ -180,7 +180,7 @@ def test_what_cannot_be_exported_is_refused_by_name(
 
 def test_a_missing_folder_is_told_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter, "onnx_model", None)  # nothing is built before
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="No such folder; create it first"):
         export_onnx(network(), path.parent / "none" / "net.onnx")
 
 

@@ -48,7 +48,6 @@ def run_devices(
     require_positive("device", chosen, "images")
     require_choice("device --dtype", chosen.dtype, ("float32", INT8), "Name one of them.")
     require_tools("device")
-    make_folder("device --out", chosen.out)
     rows = []
     for network in networks or NETWORKS:
         row = measure(network, chosen)
@@ -72,6 +71,7 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     check_shape(folded.input_shape, images, f"device {loaded.path}")
     white = white_of(loaded.about, loaded.path)
+    make_folder("device --out", chosen.out)  # a wrong argument leaves none behind
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
     x = white * as_input(images, shape=folded.input_shape)

@@ -33,8 +33,10 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
         out: the file; None means ``report.html`` in that folder.
     """
     if not (run / RESULT).is_file():
-        got = f"{run} without {RESULT}" if run.is_dir() else f"{run}, no folder"
-        remedy = "Finish the run: conformallayers train with --resume."
+        got, remedy = f"{run}, no folder", "Check the path: --out of conformallayers train."
+        if run.is_dir():
+            got = f"{run} without {RESULT}"
+            remedy = "Finish the run: conformallayers train with --resume."
         raise refusal("report RUN", "the folder of a finished run", got, remedy)
     return write_page(out or run / "report.html", "run.html.jinja", _context(run))
 

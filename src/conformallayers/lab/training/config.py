@@ -25,9 +25,9 @@ from pydantic import (
     model_validator,
 )
 
-from ...errors import ConformalError, first_line, refusal, shape_text
+from ...errors import ConformalError, refusal, shape_text
 from ...utils.text import suggest
-from ..checks import command_line, flag
+from ..checks import command_line, flag, require_device
 from ..data.catalogue import CLASSES
 from .own_networks import build_own, find_network, is_own
 from .recipes import recipe
@@ -145,13 +145,7 @@ class TrainConfig(BaseModel):
     @field_validator("device")
     @classmethod
     def _check_device(cls, value: str) -> str:
-        import torch
-
-        try:
-            torch.empty(1, device=value)
-        except (RuntimeError, AssertionError) as error:
-            got = f"{value!r} ({first_line(error)})"
-            raise refusal("train --device", "a device of this machine", got, "Try cpu.") from error
+        require_device("train --device", value)
         return value
 
     @model_validator(mode="before")

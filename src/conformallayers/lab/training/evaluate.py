@@ -14,6 +14,7 @@ from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...nn.container import ConformalLayers, layer_by_layer
+from ..checks import require_device
 from ..data.batches import Batches
 from ..data.datasets import Dataset
 from ..data.sources import load_test
@@ -112,6 +113,7 @@ def evaluate(
         network, dataset, epoch, images, strategy, and the accuracies ``layers`` and ``folded``,
         each None where it does not apply.
     """
+    require_device("evaluate --device", device)
     model = load_model(run, "evaluate", device)
     if not isinstance(dataset, Dataset):
         dataset = load_test(dataset, model.training, data_root, verify=verify, where="evaluate")

@@ -56,7 +56,7 @@ def find_network(network: str, source: str | None = None) -> Build:
     known = [name for name in networks.__all__ if name != "IMAGE_SHAPE"]
     if network not in known:
         remedy = f"Name one, or FILE.py:NAME.{suggest(str(network), known)}"
-        raise refusal("train", f"a network of {', '.join(known)}", repr(network), remedy)
+        raise refusal("network", f"one of {', '.join(known)}", repr(network), remedy)
     build: Build = getattr(networks, network)
     return build
 
@@ -73,9 +73,9 @@ def build_own(network: str, build: Build, given: Mapping[str, Any]) -> nn.Module
     except (Exception, SystemExit) as error:  # code of the user
         got = f"{type(error).__name__}: {error}"
         remedy = "Give further arguments default values."
-        raise refusal(f"train {network}", f"a network for {dict(given)}", got, remedy) from error
+        raise refusal(f"network {network}", f"a network for {dict(given)}", got, remedy) from error
     if not isinstance(module, nn.Module):
-        raise refusal(f"train {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
+        raise refusal(f"network {network}", "an nn.Module", f"{type(module).__name__}", _REMEDY)
     return module
 
 
@@ -95,13 +95,13 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
             scores = model.eval()(torch.zeros(2, *shape, device=device))
         found = getattr(scores, "shape", ())
         if tuple(found) != (2, classes):
-            raise refusal("train, network", expected, shape_text(found), remedy)
+            raise refusal("network", expected, shape_text(found), remedy)
         if any(isinstance(module, ConformalLayers) for module in model.modules()):
             fold(model, shape)
     except ConformalError:
         raise
     except Exception as error:  # code of the user
-        raise refusal("train, network", expected, cause_line(error), remedy) from error
+        raise refusal("network", expected, cause_line(error), remedy) from error
     finally:
         model.train(was_training)
 
@@ -109,13 +109,13 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
 def _read(network: str) -> bytes:
     file, _, name = network.rpartition(":")
     if not file or not name.isidentifier():
-        raise refusal("train", "a network as FILE.py:NAME", repr(network), _REMEDY)
+        raise refusal("network", "FILE.py:NAME", repr(network), _REMEDY)
     try:
         return Path(file).read_bytes()
     except OSError as error:
         got = f"{error.strerror or error}"
-        remedy = "Put the file there again, with its code as it was."
-        raise refusal("train", f"the code of {name} in {file}", got, remedy) from error
+        remedy = "Check the path; what a run was trained with must stay there unchanged."
+        raise refusal("network", f"the code of {name} in {file}", got, remedy) from error
 
 
 def _from_file(network: str, source: str | None) -> Build:
@@ -125,7 +125,7 @@ def _from_file(network: str, source: str | None) -> Build:
     if source is not None and found != source:
         expected, got = f"{file} with the SHA-256 {source[:12]}…", f"{found[:12]}…"
         remedy = "The code has changed since the training: restore it, or train again."
-        raise refusal("train", expected, got, remedy)
+        raise refusal("network", expected, got, remedy)
     module = _import(file, code)
     build = getattr(module, name, None)
     if not callable(build):
@@ -135,7 +135,7 @@ def _from_file(network: str, source: str | None) -> Build:
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         remedy = f"Name one of {', '.join(own)}.{suggest(name, own)}" if own else _NOTHING
-        raise refusal(f"train {network}", f"a class or function {name}", "none", remedy)
+        raise refusal(f"network {network}", f"a class or function {name}", "none", remedy)
     result: Build = build
     return result
 
@@ -146,7 +146,7 @@ def _import(file: str, code: bytes) -> ModuleType:
     name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
-        raise refusal("train", "a file of Python code", file, _REMEDY)
+        raise refusal("network", "a file of Python code", file, _REMEDY)
     module = importlib.util.module_from_spec(spec)
     folder, before = Path(file).absolute().parent, set(sys.modules)
     sys.modules[name] = module  # which dataclasses and pickle look for
@@ -156,7 +156,7 @@ def _import(file: str, code: bytes) -> ModuleType:
     except (Exception, SystemExit) as error:  # code of the user
         del sys.modules[name]
         got = f"{type(error).__name__}: {error}"
-        raise refusal(f"train {file}", "code that can be imported", got, "Correct it.") from error
+        raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
     finally:
         sys.path.remove(str(folder))
         new = set(sys.modules) - before - {name}

@@ -185,7 +185,7 @@ def fold_model(
 
     if not model.folds:
         got = f"{type(model.module).__name__} in {model.path}"
-        remedy = "A fold cannot be folded again, and layers alone have nothing to fold."
+        remedy = "A fold cannot be folded again: --input-shape, --strategy and the like need the network itself. Layers alone have nothing to fold."
         raise refusal(command, "a network with ConformalLayers", got, remedy)
     shape = _required_shape(shape or model.shape, command)
     folded = fold(from_images(model.module, shape, command), shape, **options)

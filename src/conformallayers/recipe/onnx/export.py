@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from ... import __version__
 from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...functional import full_precision
-from ...utils.files import Path, replace_file
+from ...utils.files import Path, replace_file, require_parent
 from ..places import Array
 from ..recipe import INPUT, Recipe
 from ..torch.module import RecipeModule
@@ -137,9 +135,7 @@ def _check_arguments(folded: object, path: Path, opset: object) -> None:
     ):
         expected, remedy = f"a number from {OPSETS[0]} to {OPSETS[1]}", "Leave opset out."
         raise refusal("export_onnx(opset=...)", expected, repr(opset), remedy)
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):  # said now, not after some seconds of work
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+    require_parent(path)  # now, not after some seconds of work
 
 
 def _package(name: str, purpose: str = "export_onnx") -> Any:
