@@ -81,10 +81,12 @@ class Archive:
             memory = memory[count:]
 
 
-def damaged(path: str, fault: str) -> ConformalError:
-    """Return the error of a damaged file."""
+def damaged(
+    path: str, fault: str, remedy: str = "Write it again, or copy it again."
+) -> ConformalError:
+    """Return the error of a file that is damaged or of another kind."""
     expected = "a whole file of cl.save or conformallayers train"
-    return refusal(f"load({path})", expected, fault, "Write it again, or copy it again.")
+    return refusal(f"load({path})", expected, fault, remedy)
 
 
 def unbuildable(path: str, error: Exception) -> ConformalError:
@@ -139,7 +141,7 @@ def _opened(name: str, handle: int) -> Archive:
     if not fits and start.startswith(b"PK\x03\x04"):
         got = "a zip archive, such as torch.save writes"
         remedy = "Of a state_dict: build the model, and model.load_state_dict(torch.load(path))."
-        raise refusal(f"load({name})", "a file of cl.save", got, remedy)
+        raise damaged(name, got, remedy)
     expect(fits, f"a header of {length} bytes in a file of {size}{other}")
     header = _json(file.read(length))
     meta = header.get("__metadata__")

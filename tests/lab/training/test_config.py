@@ -14,7 +14,7 @@ from conformallayers.lab.training.train import train
 from support import run_command
 
 WRONG = [
-    ({"network": "Lenet"}, "a network of MLP, BaseLinearNet, .*, got 'Lenet'"),
+    ({"network": "Lenet"}, "network: expected one of MLP, BaseLinearNet, .*, got 'Lenet'"),
     ({"network": "DkNetCL"}, "--depth: expected the number of convolutions of DkNetCL, got none"),
     ({"depth": 3}, "--depth: expected no such option for LeNetCL, got 3"),
     ({"network": "LeNet", "alpha": "young"}, "--alpha: expected no such option for LeNet"),
