@@ -118,6 +118,7 @@ class _Block(nn.Module):
 
 
 @compiles
+@pytest.mark.slow
 def test_traced_modules_export_strictly_and_compile_as_one_graph() -> None:
     torch.manual_seed(0)
     traced = cl.Traced(_Block())

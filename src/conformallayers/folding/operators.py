@@ -147,7 +147,8 @@ class Operator:
         where the size of the axis stays the same.
         """
         device = device_of([self.module])
-        if _gradient_is_adjoint(self, device):
+        plain = is_plain(self.module, (*CONVOLUTIONS, *POOLINGS, nn.Linear, nn.Flatten))
+        if plain or _gradient_is_adjoint(self, device):
             return None
         chunk = max(1, _MATRIX_CHUNK // math.prod(self.output_shape))
         with torch.no_grad():

@@ -279,6 +279,7 @@ def test_every_operation_runs_in_both_dtypes(case: RecipeCase) -> None:
     assert relative_error(results[torch.float32], results[torch.float64]) <= 1e-4
 
 
+@pytest.mark.sampled(4)
 @every_case
 def test_wide_constants_stay_wide(case: RecipeCase) -> None:
     run = module_of(case, torch.float64).to(torch.float32)
@@ -291,6 +292,7 @@ def test_wide_constants_stay_wide(case: RecipeCase) -> None:
     assert torch.equal(run(x), module_of(case, torch.float32)(x))
 
 
+@pytest.mark.sampled(4)
 @every_case
 def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
     run, other = (module_of(case, torch.float64) for _ in range(2))
@@ -304,6 +306,7 @@ def test_the_state_of_a_recipe_comes_back(case: RecipeCase) -> None:
     assert str(other.recipe) == str(run.recipe)
 
 
+@pytest.mark.sampled(4)
 @every_case
 def test_the_state_of_another_recipe_is_refused(case: RecipeCase) -> None:
     run = module_of(case, torch.float64)

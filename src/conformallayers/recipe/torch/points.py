@@ -104,8 +104,8 @@ def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
 def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
     with functional.full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
-        product = torch.view_as_real(images) * torch.view_as_real(spectrum)
-        return _wide(product.sum((1, 2, 3))) * op.weight
+        rows = (torch.view_as_real(value).flatten(1) for value in (images, spectrum))
+        return _wide(torch.linalg.vecdot(*rows)) * op.weight
 
 
 @RUN.runs(point.SpectralProduct)
@@ -176,7 +176,7 @@ def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
     """Multiply (C_out, C_in, F) by (B, C_in, F) at each frequency: (B, C_out, F)."""
     total = symbol[:, 0] * spectrum[:, :1]
     for channel in range(1, symbol.shape[1]):
-        total = torch.addcmul(total, symbol[:, channel], spectrum[:, channel : channel + 1])
+        total.addcmul_(symbol[:, channel], spectrum[:, channel : channel + 1])
     return total
 
 
