@@ -158,7 +158,9 @@ def test_long_samples_lose_no_digits(shape, dtype):
     equal = torch.full((2, *shape), 0.37, dtype=dtype)  # rounding of equal squares adds up
     mixed = equal + 0.2 * normal(2, *shape, dtype=dtype)
     maps = [m.contiguous(memory_format=torch.channels_last) for m in (equal, mixed) if m.dim() == 4]
-    for z in (equal, mixed, *maps):
+    # Samples side by side in memory, as a transposed product leaves them.
+    strided = [m.movedim(0, -1).contiguous().movedim(-1, 0) for m in (equal, mixed)]
+    for z in (equal, mixed, *maps, *strided):
         expected = np.square(rows(z)).sum(1)
         tolerance = {torch.float32: 2e-6, torch.float64: 1e-13}[dtype]
         for n in (CF.norm(z).square(), CF.squared_norm(z), CF.energy(z)[1]):

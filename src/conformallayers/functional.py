@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ _CHUNK = 2**18  # elements of a feature map that fit into the cache
 SHORT = 2048  # elements; a longer sum of squares loses digits
 _BLOCK = 512  # elements of a block of a longer sum
 Scalar = float | Tensor  # a Python number or a 0-dim tensor
+_norm: Callable[..., Tensor] = torch.linalg.vector_norm
 
 
 def embed(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,27 +175,22 @@ def rescaled(z: Tensor) -> tuple[Tensor, Tensor]:
 def norm(z: Tensor) -> Tensor:
     """Return ``‖z‖`` of each sample (B, ...) in the wide dtype, shape (B,).
 
-    A sum of many squares loses digits, so that a long sample is cut into blocks.
+    A sum of many squares loses digits, so that a long sample is cut into blocks. So does one in strides, whose
+    squares torch adds one by one.
     """
     count, wide = math.prod(z.shape[1:]), wide_dtype(z.device)
     dtype = None if z.dtype in (torch.float32, torch.float64) else at_least_float32(z.dtype)
-    if count <= SHORT:
-        short: Tensor = torch.linalg.vector_norm(z, dim=_features(z), dtype=dtype)
-        return short.to(wide)
     if z.dim() == 4 and z.stride(1) == 1:
         z = z.permute(0, 2, 3, 1)  # rows of memory
+    z = z.contiguous()
+    if count <= SHORT:
+        return _norm(z, dim=_features(z), dtype=dtype).to(wide)
     block = block_size(count)
-    if block:
-        blocks = z.reshape(z.shape[0], count // block, block)
-        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
-    else:
-        rows, whole = z.flatten(1), count - count % _BLOCK
-        blocks = rows[:, :whole].unflatten(1, (whole // _BLOCK, _BLOCK))
-        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
-        rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True, dtype=dtype)
-        norms = torch.cat([norms, rest], 1)
-    total: Tensor = torch.linalg.vector_norm(norms, dim=1, dtype=wide)
-    return total
+    if not block:
+        parts = z.flatten(1).split(count - count % _BLOCK, 1)  # whole blocks, and the rest
+        return _norm(torch.stack([norm(part) for part in parts]), dim=0)
+    blocks = z.reshape(z.shape[0], count // block, block)
+    return _norm(_norm(blocks, dim=2, dtype=dtype), dim=1, dtype=wide)
 
 
 def block_size(count: int, most: int = _BLOCK) -> int:
