@@ -33,6 +33,7 @@ def images(shape: tuple[int, ...], count: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.sampled(2)
 def test_random_staged_networks_are_equal_in_four_runtimes(seed: int, tmp_path: Path) -> None:
     model, shape = Draw(seed).network(**staged.EMBEDDINGS[seed % 4])
     strategy = ("layers", "conv")[seed % 2]

@@ -258,7 +258,7 @@ def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
             assert relative_error(folded(x), expected) <= 1e-12, name
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @both_forms
 def test_a_hundred_layers_stay_in_range_in_float32(projective: bool) -> None:
     model = deep(projective, torch.float32)

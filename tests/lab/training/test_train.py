@@ -131,6 +131,7 @@ def test_networks_fold_after_training(name: str, small: Dataset, tmp_path: Path)
 
 @pytest.mark.parametrize("classes", [3, 12])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(3)
 def test_outputs_follow_the_classes_of_the_data(
     name: str, classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
