@@ -61,8 +61,9 @@ class GraphLowering:
         """Return the recipe of the whole model, and the plans with the positions of their operations."""
         inside = {node for end, part in self.parts.items() for node in part.nodes(end)}
         plans: dict[str, Plan] = {}
-        output = INPUT
+        output, done = INPUT, set()
         for node in self.graph.module.graph.nodes:
+            done.add(node)
             if node.op == "placeholder":
                 self.values[node] = INPUT
             elif node in self.parts:
@@ -72,13 +73,12 @@ class GraphLowering:
             elif node.op == "output":
                 output = self.values[node.args[0]]
             elif node not in inside and node.op != "get_attr":
-                self._refuse_overwriting(node)
+                self._refuse_overwriting(node, done)
                 self.values[node] = self._node(node)
         return self.builder.recipe(output), plans
 
-    def _refuse_overwriting(self, node: fx.Node) -> None:
-        """Refuse a node that works in place on a value which a later node reads."""
-        done = {*self.values, node}
+    def _refuse_overwriting(self, node: fx.Node, done: set[fx.Node]) -> None:
+        """Refuse a node that works in place on a value which a node behind those ``done`` reads."""
         if not any(later not in done for source in node.all_input_nodes for later in source.users):
             return
         if node.op == "call_module":
