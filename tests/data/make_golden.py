@@ -1,7 +1,7 @@
 """Write the golden files: one for each operation of recipes, one for each strategy and dtype.
 
-A file that is there says what older versions wrote, and stays as it is: "dense" and "banded" have forms where
-folds have factors now. To write what is new:
+A file that is there says what older versions wrote, and stays as it is: "dense", "banded" and
+"spectral" have forms where folds have factors now. To write what is new:
 
     python tests/data/make_golden.py
 """
@@ -60,8 +60,8 @@ def strategies() -> Iterator[tuple[str, Folded]]:
         ("banded-factor", plain, "banded"),
         ("sparse", plain, "sparse"),
         ("conv", plain, "conv"),
-        ("spectral-circular", padded, "spectral"),
-        ("spectral-torus", plain, "spectral"),
+        ("spectral-circular-factor", padded, "spectral"),
+        ("spectral-torus-factor", plain, "spectral"),
         ("layers", plain, "layers"),
         ("biases", biased, "dense"),
         ("branches", branched, "dense"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -165,6 +165,7 @@ class Problem:
         terms: float,
         *,
         squares: bool = True,
+        norms: Sequence[float] | None = None,
         dtype: torch.dtype | None = None,
         shift: float | None = None,
         margin: float | None = None,
@@ -176,6 +177,7 @@ class Problem:
         Args:
             terms: the number of products that are summed up for one entry.
             squares: whether each energy is the sum of the squares of a linear image, or a form.
+            norms: of the forms; by default bounds by the norms of the layers.
             dtype: of the computation; by default that of the fold.
             shift: the multiples of I that factorisations of the forms have added; None without any.
             margin: the share of the budget that is left; by default all but the deep terms left out.
@@ -191,7 +193,16 @@ class Problem:
             return None if lossless or not epsilon else Certificate(epsilon, self.max_norm, margin)
         if not self.provable:
             return None
-        return self._proof(self._rounding(terms, squares, dtype or self.dtype, shift), margin)
+        relative = rounding_of_sum(terms, dtype or self.dtype)
+        found = self._norm_bounds() if norms is None else norms
+        if not squares:
+            return self._proof(Rounding(form=relative * sum(found)), margin)
+        # Forms are built and factored in float64, which loses digits near their null space.
+        lost = 0.0
+        if shift is not None:
+            size = math.prod(self.stage.input_shape)
+            lost = size * torch.finfo(torch.float64).eps * sum(found) + shift
+        return self._proof(Rounding(relative * sum(map(math.sqrt, found)), lost), margin)
 
     def _proof(self, rounding: Rounding, margin: float) -> Certificate:
         requested, epsilon = self.requested.epsilon, self.budget.epsilon
@@ -218,21 +229,13 @@ class Problem:
         used = (1 - margin) * epsilon + rounding.share(floor) + scalars
         return Certificate(requested, max_norm, 1 - used / requested)
 
-    def _rounding(
-        self, terms: float, squares: bool, dtype: torch.dtype, shift: float | None
-    ) -> Rounding:
-        """Bound the rounding errors of all energies; see :meth:`certificate`."""
+    def _norm_bounds(self) -> list[float]:
+        """Bound the norm of each form by the norms of the layers."""
         chain = self.stage.chain
-        norms = [0.0] * len(chain.groups)  # of the forms
+        norms = [0.0] * len(chain.groups)
         for segment, bound in zip(chain.segments, chain.bounds, strict=True):
             norms[segment.group] += segment.weight * bound * bound
-        relative = rounding_of_sum(terms, dtype)
-        if not squares:
-            return Rounding(form=relative * sum(norms))
-        # Forms are built and factored in float64, which loses digits near their null space.
-        size = math.prod(self.stage.input_shape)
-        lost = 0.0 if shift is None else size * torch.finfo(torch.float64).eps * sum(norms) + shift
-        return Rounding(vector=relative * sum(map(math.sqrt, norms)), form=lost)
+        return norms
 
     def keeps_range(self) -> bool:
         """Tell whether bounds prove that feature maps and their squares stay in the range of the dtype."""

@@ -147,11 +147,16 @@ class Fourier(Operation):
 
 @operation("spectral_form")
 class SpectralForm(Operation):
-    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2) that include the weights of f."""
+    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2) that include the weights of f.
+
+    With ``factor`` the symbols are those of R with ``R(f)* R(f) = G(f)``, and the value is ``weight`` times
+    the squared norm of all ``R(f) X(f)``.
+    """
 
     copies = 2
     symbol: str = constant("symbol")
     weight: float = setting("weight", number)
+    factor: bool = setting("factor", flag, False)
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         channels, count, _ = _spectrum(x)

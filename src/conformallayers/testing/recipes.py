@@ -237,7 +237,7 @@ def _sparse() -> Recipe:
     return builder.recipe(builder.add(point.Divide, image, tau, m, name="y", scale=0.7))
 
 
-def _spectrum(axes: int, *, wide: bool = False) -> Recipe:
+def _spectrum(axes: int, *, wide: bool = False, factor: bool = False) -> Recipe:
     """Embed, transform, take a form and a product of the spectrum, transform back, divide."""
     spatial = _SPATIAL[axes]
     builder = RecipeBuilder((2, *spatial))
@@ -247,7 +247,8 @@ def _spectrum(axes: int, *, wide: bool = False) -> Recipe:
     count = point.frequencies(spatial)
     half = _hermitian(2, count)
     symbol = builder.constant("symbol", half, wide=wide)
-    n = builder.add(point.SpectralForm, spectrum, name="n", symbol=symbol, weight=0.2)
+    fields = {"symbol": symbol, "weight": 0.2, "factor": factor}
+    n = builder.add(point.SpectralForm, spectrum, name="n", **fields)
     tau = builder.add(point.Advance, tau, m, n, name="tau", rule="projective")
     # The transfer of a real convolution: the spectrum of a kernel.
     kernel = torch.randn(
@@ -372,6 +373,7 @@ def _point_cases() -> Cases:
     yield RecipeCase("sparse_matmul and dot", _sparse)
     for axes in (1, 2, 3):
         yield RecipeCase(f"spectrum {axes}d", partial(_spectrum, axes))
+        yield RecipeCase(f"spectrum {axes}d factor", partial(_spectrum, axes, factor=True))
     yield RecipeCase("spectrum wide", partial(_spectrum, 2, wide=True))
 
 

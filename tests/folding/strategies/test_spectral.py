@@ -133,3 +133,30 @@ def test_a_matrix_has_the_zeros_of_the_layers() -> None:
     x = torch.zeros(1, 1, 16, 16)
     x[..., 7, 7] = 1
     assert torch.equal(folded(x) == 0, model(x) == 0)
+
+
+def test_circular_stacks_run_in_the_dtype_of_the_fold() -> None:
+    folded = cl.fold(circular(4), (1, 16, 16), strategy="spectral")
+    assert all(array.dtype == torch.float32 for array in folded.buffers())
+    deep = cl.networks.DkNetCL(13, padding_mode="circular").eval()
+    certificate = cl.fold(deep, (3, 32, 32), tolerance=1e-3, max_norm=55.0).certificate
+    assert certificate is not None
+    assert certificate.margin > 0.5
+
+
+@pytest.mark.parametrize("kind", ["smooth", "checkers", "dot"])
+def test_energies_of_single_frequencies_keep_their_digits(kind: str) -> None:
+    """A stack that takes differences leaves little of a smooth image: the transform must not add to that."""
+    model = circular(3)
+    with torch.no_grad():
+        model[0].weight.sub_(model[0].weight.mean((2, 3), keepdim=True))
+    place = torch.arange(32.0)
+    x = {
+        "smooth": (1 + 0.01 * torch.cos(2 * torch.pi * place / 32)).expand(1, 1, 32, 32),
+        "checkers": ((place[:, None] + place) % 2).expand(1, 1, 32, 32),
+        "dot": torch.zeros(1, 1, 32, 32).index_fill(3, torch.tensor([5]), 1.0),
+    }[kind]
+    spectral, layers = (cl.fold(model, (1, 32, 32), strategy=s) for s in ("spectral", "layers"))
+    for norm in (1e-3, 1.0, 1e4):
+        errors = [cl.fold_error(model, f, x * norm / x.norm()) for f in (spectral, layers)]
+        assert errors[0] < 3 * errors[1] + 5e-7

@@ -5,8 +5,9 @@ per frequency, and Q into C_in × C_in: n numbers instead of n². Circular convo
 are. A stack that does not pad, or pads with zeros in its first layer only, is one convolution up to each
 activation: the few outputs whose windows wrap around are computed separately and subtracted.
 
-Forms and differences may be much smaller than their terms, so all of this runs in float64. Even so, a sample
-whose energy lies at the border loses about 1e-16·‖x‖ of its denominator, relatively.
+Forms are stored as factors, so energies are sums of squares. What is subtracted at a border may be nearly all
+of an energy, so a stack with borders runs in float64. Even so, a sample whose energy lies at the border loses
+about 1e-16·‖x‖ of its denominator, relatively.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from ...functional import wide_dtype
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ..cost import Cost
-from ..operators import CONVOLUTIONS, Operator, is_plain
+from ..operators import CONVOLUTIONS, Operator, adjoint, impulses, is_plain
 from ..problem import Problem
 from ..stages import Chain
 from . import base
 from .base import Evaluation, Strategy, Values
 from .routes import Move, RouteMap, Window, fewest, kernel_of
 
+_ROWS = 64  # of M that are built at a time
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _WIDE = 4  # slowdown of a convolution in float64: twice the width, and no fast kernel
 
 
 class Spectral(Strategy):
-    """Sum ``X(f)* G(f) X(f)`` over the frequencies, and subtract the outputs that wrap around."""
+    """Sum ``‖R(f) X(f)‖²`` over the frequencies, and subtract the outputs that wrap around."""
 
     name = "spectral"
     exact_cost = True
@@ -68,8 +70,14 @@ class Spectral(Strategy):
         return "zeros of an inverse transform are not exact, and layers follow"
 
     def effort(self, problem: Problem) -> float:
-        """Bound the work of M; kernels and symbols are small."""
-        return problem.effort_of_matrix() if problem.stage.chain.trailing else 0.0
+        """Bound the work of M, of the layers behind the last activation where the rest commutes."""
+        chain = problem.stage.chain
+        if not chain.trailing:
+            return 0.0
+        if _not_circular(chain) is not None:
+            return problem.effort_of_matrix()
+        rows = math.prod(chain.output_shape)
+        return 2.0 * rows * sum(operator.multiply_adds() for operator in chain.trailing)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the transform, the form of each frequency, the outputs that wrap, and M x̂."""
@@ -77,11 +85,13 @@ class Spectral(Strategy):
         channels, places = stage.input_shape[0], RouteMap(stage.chain)
         windows, spatial = _torus(stage.chain)
         n, half = math.prod(spatial), point.frequencies(spatial)
+        width = item if windows is None else 8
+        fft = width / 4 * n * math.log2(max(n, 2))  # of one channel
         cost = Cost(
-            fft=2 * channels * n * math.log2(max(n, 2)),
-            stream=8 * half * channels * (channels + 1) * problem.form_count,
+            fft=channels * fft,
+            stream=width * half * channels * (channels + 1) * problem.form_count,
             calls=8 + 2 * problem.form_count * (channels + 2),
-            bytes=16 * problem.form_count * channels**2 * half,
+            bytes=2 * width * problem.form_count * channels**2 * half,
         )
         for end, window in zip(places.ends, windows or (), strict=windows is not None):
             cost += _border_cost(places, end, window, n, item)
@@ -90,10 +100,10 @@ class Spectral(Strategy):
         outputs = stage.output_shape
         if windows is None:
             return cost + Cost(
-                fft=2 * outputs[0] * n * math.log2(max(n, 2)),
-                stream=8 * half * channels * outputs[0],
+                fft=outputs[0] * fft,
+                stream=width * half * channels * outputs[0],
                 calls=3 + channels,
-                bytes=16 * channels * outputs[0] * half,
+                bytes=2 * width * channels * outputs[0] * half,
             )
         taps = channels * math.prod(windows[-1].size)
         return cost + Cost(
@@ -107,27 +117,22 @@ class Spectral(Strategy):
         """Append the forms on the torus, minus the energy of the border, and M x̂."""
         builder, chain = values.builder, problem.stage.chain
         windows, spatial = _torus(chain)
-        exact = _add_exact(values, None if windows is None else windows[0].padding)
-        spectrum = builder.add(point.Fourier, exact, name="spectrum")
-        border: list[list[str]] = [[] for _ in chain.groups]
-        kernels: list[Tensor] = []
         if windows is None:
-            transfers = _circular_transfers(problem)
-        else:
-            kernels = _kernels(chain)
-            transfers = [_transfer(fewest(item), spatial).conj() for item in kernels]
-            for segment, item, window in zip(chain.segments, kernels, windows, strict=True):
-                weighted = fewest(item) * math.sqrt(segment.weight)
-                wraps = tuple(size - 1 for size in window.size)
-                border[segment.group] += _add_border(values, exact, weighted, wraps)
+            return _evaluate_circular(problem, values, spatial)
+        exact = _add_exact(values, windows[0].padding)
+        spectrum = builder.add(point.Fourier, exact, name="spectrum")
+        kernels, border = _kernels(chain), [list[str]() for _ in chain.groups]
+        for segment, item, window in zip(chain.segments, kernels, windows, strict=True):
+            weighted = fewest(item) * math.sqrt(segment.weight)
+            wraps = tuple(size - 1 for size in window.size)
+            border[segment.group] += _add_border(values, exact, weighted, wraps)
+        transfers = [_transfer(fewest(item), spatial).conj() for item in kernels]
         energies = tuple(
-            (_add_form(values, spectrum, symbol, parts),)
-            for symbol, parts in zip(_symbols(chain, transfers, spatial), border, strict=True)
+            (_add_form(values, spectrum, factor, parts, wide=True),)
+            for (factor, _), parts in zip(_factors(chain, transfers, spatial), border, strict=True)
         )
         if chain.trailing:
             image, gain = base.add_matrix(problem, values)
-        elif windows is None:
-            image, gain = _add_inverse(values, spectrum, transfers[-1], spatial)
         else:
             last, gain = base.normalised(kernels[-1])
             weight = values.constant("kernel", last)
@@ -137,22 +142,44 @@ class Spectral(Strategy):
         return Evaluation(image, energies, gain, certificate)
 
 
-def _add_exact(values: Values, padding: tuple[int, ...] | None) -> str:
+def _evaluate_circular(problem: Problem, values: Values, spatial: tuple[int, ...]) -> Evaluation:
+    """Append the forms of a circular stack, and M x̂ as one product or at each frequency."""
+    builder, chain = values.builder, problem.stage.chain
+    spectrum = builder.add(point.Fourier, values.unit, name="spectrum")
+    responses = _responses(problem)
+    transfers = [_transfer(z, spatial).transpose(0, 1) for z in responses]
+    factors = _factors(chain, transfers, spatial)
+    energies = tuple((_add_form(values, spectrum, item, [], wide=False),) for item, _ in factors)
+    if chain.trailing:
+        matrix, gain = base.normalised(_matrix(problem, responses[-1]))
+        image = base.add_product(values, values.flat, matrix, gain)
+    else:
+        image, gain = _add_inverse(values, spectrum, transfers[-1], spatial)
+    norms, size = [norm for _, norm in factors], math.prod(chain.input_shape)
+    certificate = problem.certificate(size, norms=norms, shift=0.0, margin=1.0)
+    return Evaluation(image, energies, gain, certificate)
+
+
+def _add_exact(values: Values, padding: tuple[int, ...]) -> str:
     """Append the sample in float64, with its margin of zeros."""
     builder, exact = values.builder, values.unit
     if not values.wide:
         exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
-    if padding is not None and any(padding):
+    if any(padding):
         pads = tuple((p, p) for p in padding)
         exact = builder.add(layer.Pad, exact, name="exact", pads=pads)
     return exact
 
 
-def _add_form(values: Values, spectrum: str, total: Tensor, border: list[str]) -> str:
+def _add_form(
+    values: Values, spectrum: str, factor: Tensor, border: list[str], *, wide: bool
+) -> str:
     """Append the form of a group, less the energy of its border."""
     builder = values.builder
-    symbol = values.constant("symbol", torch.view_as_real(total).clone(), wide=True)
-    n = builder.add(point.SpectralForm, spectrum, name="n", symbol=symbol, weight=1.0)
+    scaled, peak = base.normalised(factor)
+    symbol = values.constant("symbol", torch.view_as_real(scaled).clone(), wide=wide)
+    fields = {"symbol": symbol, "weight": peak**2, "factor": True}
+    n = builder.add(point.SpectralForm, spectrum, name="n", **fields)
     if not border:
         return n
     # Rounding may leave a difference of equals a little below zero.
@@ -166,12 +193,37 @@ def _add_inverse(
     """Append the product with Z_k at each frequency and the way back; return the value and the gain."""
     builder = values.builder
     scaled, gain = base.normalised(transfer)
-    held = values.constant("transfer", torch.view_as_real(scaled).clone(), wide=True)
+    held = values.constant("transfer", torch.view_as_real(scaled).clone())
     product = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
     image = builder.add(point.InverseFourier, product, name="image", size=spatial)
-    if not values.wide:
+    if not values.wide:  # spectra of half precision are in float32
         image = builder.add(layer.Cast, image, name="image", to=layer.WORKING)
     return image, gain
+
+
+def _matrix(problem: Problem, response: Tensor) -> Tensor:
+    """Return M, (d_out, d_in): the rows of the layers behind, taken back through Z_k at each frequency.
+
+    A transform leaves rounding errors where the layers give 0. Those places are known: the same product with
+    1 for each number that is not 0 counts the terms of each entry.
+    """
+    chain, spatial = problem.stage.chain, problem.stage.chain.input_shape[1:]
+    adjoints = [
+        _transfer(item, spatial).permute(2, 1, 0).conj().contiguous()
+        for item in (response, (response != 0).double())
+    ]
+
+    def back(rows: Tensor, through: Tensor) -> Tensor:
+        spectrum = _transfer(rows, spatial).permute(2, 0, 1).contiguous()
+        image = (spectrum @ through).permute(1, 2, 0).unflatten(2, (*spatial[:-1], -1))
+        return torch.fft.irfftn(image, s=spatial, dim=tuple(range(2, image.dim()))).flatten(1)
+
+    parts = []
+    for impulse in impulses(chain.output_shape, _ROWS, problem.stage.device):
+        rows = adjoint(chain.trailing, impulse)
+        count = back((rows != 0).double(), adjoints[1])
+        parts.append(back(rows, adjoints[0]).masked_fill_(count < 0.5, 0.0))
+    return torch.cat(parts)
 
 
 def _add_conv(values: Values, x: str, name: str, weight: str, padding: tuple[int, ...]) -> str:
@@ -225,10 +277,13 @@ def _border_cost(places: RouteMap, end: int, window: Window, n: int, item: int) 
     )
 
 
-def _symbols(chain: Chain, transfers: list[Tensor], spatial: tuple[int, ...]) -> Tensor:
-    """Return G of every group from the transfer matrices: (groups, C_in, C_in, frequencies).
+def _factors(
+    chain: Chain, transfers: list[Tensor], spatial: tuple[int, ...]
+) -> list[tuple[Tensor, float]]:
+    """Return R of every group, (C_in, C_in, frequencies), and the norm of its form.
 
-    A half spectrum leaves out mirror images, so each frequency that has one counts twice.
+    ``R* R`` is G at each frequency, times the share of the frequency in ``‖x‖²``. A half spectrum leaves out
+    mirror images, so each frequency that has one counts twice.
     """
     channels, count = chain.input_shape[0], point.frequencies(spatial)
     double = torch.full((spatial[-1] // 2 + 1,), 2.0, dtype=torch.float64)
@@ -236,12 +291,16 @@ def _symbols(chain: Chain, transfers: list[Tensor], spatial: tuple[int, ...]) ->
     if spatial[-1] % 2 == 0:
         double[-1] = 1
     share = double.repeat(count // len(double)) / math.prod(spatial)
-    shape = len(chain.groups), channels, channels, count
+    shape = len(chain.groups), count, channels, channels
     groups = torch.zeros(shape, dtype=torch.complex128, device=transfers[0].device)
     for segment, transfer in zip(chain.segments, transfers, strict=True):
-        gram = torch.einsum("oaf,obf->abf", transfer.conj(), transfer)
-        groups[segment.group] += segment.weight * share.to(gram.device) * gram
-    return groups
+        matrices = transfer.permute(2, 0, 1).contiguous()
+        groups[segment.group] += segment.weight * (matrices.mH @ matrices)
+    found = []
+    for values, vectors in (torch.linalg.eigh(group) for group in groups):
+        roots = (values.clamp_min(0) * share.to(values.device)[:, None]).sqrt()
+        found.append(((roots[:, :, None] * vectors.mH).permute(1, 2, 0), float(values.max())))
+    return found
 
 
 def _transfer(kernel: Tensor, spatial: tuple[int, ...]) -> Tensor:
@@ -257,8 +316,8 @@ def _kernels(chain: Chain) -> list[Tensor]:
     return [kernel_of(places, move) for move in moves]
 
 
-def _circular_transfers(problem: Problem) -> list[Tensor]:
-    """Return Z_l at each activation, (C_l, C_in, frequencies), from one impulse per channel."""
+def _responses(problem: Problem) -> list[Tensor]:
+    """Return what each activation sees of one impulse per channel, (C_in, C_l, ...)."""
     chain = problem.stage.chain
     channels, spatial = chain.input_shape[0], chain.input_shape[1:]
     z = torch.zeros(channels, channels, *spatial, dtype=torch.float64, device=problem.stage.device)
@@ -267,7 +326,7 @@ def _circular_transfers(problem: Problem) -> list[Tensor]:
     found = []
     for segment in chain.segments:
         z = segment.apply(z)
-        found.append(_transfer(z, spatial).transpose(0, 1))
+        found.append(z)
     return found
 
 

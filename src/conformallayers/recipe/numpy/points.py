@@ -97,7 +97,7 @@ def _fourier(op: point.Fourier, net: Network, x: Array) -> Array:
 @RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, net: Network, spectrum: Array) -> Array:
     image = _product(net.constant(op.symbol), spectrum)
-    product = (image * spectrum.conj()).real
+    product = (image * (image if op.factor else spectrum).conj()).real
     return np.asarray(product.sum((1, 2), dtype=np.float64) * op.weight)
 
 

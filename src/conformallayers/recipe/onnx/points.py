@@ -159,7 +159,7 @@ def _waves(n: int) -> tuple[Array, Array]:
 @RUN.runs(point.SpectralForm)
 def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
     images = spectrum @ _blocks(graph.constant(op.symbol))
-    return _total(images * spectrum, [0, 2]).weighted(op.weight)
+    return _total(images * (images if op.factor else spectrum), [0, 2]).weighted(op.weight)
 
 
 @RUN.runs(point.SpectralProduct)

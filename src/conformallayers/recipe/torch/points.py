@@ -104,8 +104,10 @@ def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
 def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
     with functional.full_precision(spectrum):
         images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
-        rows = (torch.view_as_real(value).flatten(1) for value in (images, spectrum))
-        return _wide(torch.linalg.vecdot(*rows)) * op.weight
+        image, rows = (torch.view_as_real(value).flatten(1) for value in (images, spectrum))
+        if op.factor:
+            return functional.squared_norm(image) * op.weight
+        return _wide(torch.linalg.vecdot(image, rows)) * op.weight
 
 
 @RUN.runs(point.SpectralProduct)
