@@ -213,16 +213,17 @@ def _matrix(problem: Problem, response: Tensor) -> Tensor:
         for item in (response, (response != 0).double())
     ]
 
-    def back(rows: Tensor, through: Tensor) -> Tensor:
+    def product(rows: Tensor, through: Tensor) -> Tensor:
         spectrum = _transfer(rows, spatial).permute(2, 0, 1).contiguous()
         image = (spectrum @ through).permute(1, 2, 0).unflatten(2, (*spatial[:-1], -1))
-        return torch.fft.irfftn(image, s=spatial, dim=tuple(range(2, image.dim()))).flatten(1)
+        back: Tensor = torch.fft.irfftn(image, s=spatial, dim=tuple(range(2, image.dim())))
+        return back.flatten(1)
 
     parts = []
     for impulse in impulses(chain.output_shape, _ROWS, problem.stage.device):
         rows = adjoint(chain.trailing, impulse)
-        count = back((rows != 0).double(), adjoints[1])
-        parts.append(back(rows, adjoints[0]).masked_fill_(count < 0.5, 0.0))
+        count = product((rows != 0).double(), adjoints[1])
+        parts.append(product(rows, adjoints[0]).masked_fill_(count < 0.5, 0.0))
     return torch.cat(parts)
 
 
