@@ -97,8 +97,13 @@ def test_functions_that_have_an_operation_are_lowered(name: str) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda y: F.relu(y, inplace=True) + y, lambda y: y.relu_() + y],
-    ids=["argument", "method"],
+    [
+        lambda y: F.relu(y, inplace=True) + y,
+        lambda y: y.relu_() + y,
+        lambda y: y.flatten(1).relu_() + y.flatten(1),
+        lambda y: torch.cat([y.flatten(1), torch.relu_(y).flatten(1)], 1) + y.mean(),
+    ],
+    ids=["argument", "method", "view", "function"],
 )
 def test_functions_in_place_on_a_value_that_is_read_again_are_refused(
     function: Callable[[Tensor], Tensor],
@@ -121,3 +126,21 @@ class Rectified(Behind):
 def test_a_module_in_place_on_a_value_that_is_read_again_is_refused() -> None:
     with pytest.raises(cl.ConformalError, match="works in place"):
         cl.fold(Rectified(), (3, 8, 8))
+
+
+def test_a_view_of_a_value_that_is_overwritten_is_not_read() -> None:
+    """The first view is read before the change and the second one after it."""
+
+    def function(y: Tensor) -> Tensor:
+        flat = y.flatten(1)
+        return torch.relu_(y).sum((1, 2, 3)) + flat.sum(1)
+
+    with pytest.raises(cl.ConformalError, match="works in place"):
+        cl.fold(Behind(function), (3, 8, 8))
+
+
+def test_a_module_that_would_work_in_place_only_in_training_folds() -> None:
+    model = Rectified()
+    model.function = nn.Dropout(inplace=True)
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(cl.fold(model.eval(), (3, 8, 8))(x), model(x), rtol=1e-5, atol=1e-7)

@@ -13,6 +13,7 @@ from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Centre
 from ..registry.bounds import Shape
 from ..registry.registry import branches, find_spec
+from ..utils.text import call_text
 from .folded import Folded
 from .operators import (
     Operator,
@@ -124,8 +125,10 @@ class _ShapeRecorder(fx.Interpreter):
         self.traces: dict[fx.Node, Trace] = {}
         self.shapes: dict[fx.Node, Shape] = {}
         self.rows: dict[fx.Node, Shape] = {}
+        self.done: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
+        self.done.add(n)
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if isinstance(module, ConformalLayers):
             x: Tensor = self.env[n.all_input_nodes[0]]
@@ -133,7 +136,9 @@ class _ShapeRecorder(fx.Interpreter):
             self.traces[n] = trace_modules(layers, tuple(x.shape[1:]), *module.embedding)
             value: Any = x.new_zeros(x.shape[0], *self.traces[n].output_shape)
         else:
+            versions = {source: self._version(source) for source in self.env}
             value = super().run_node(n)
+            self._refuse_overwriting(n, versions)
         if isinstance(value, Tensor) and n.op != "get_attr":
             self.rows[n] = tuple(value.shape[1:])
             if value.shape[:1] == (_SAMPLES,):
@@ -143,6 +148,23 @@ class _ShapeRecorder(fx.Interpreter):
                 "fold(model)", "a model that returns one tensor", type(value).__name__, _ONE_BY_ONE
             )
         return value
+
+
+    def _version(self, node: fx.Node) -> int:
+        """Return how often the memory of a value was written to, through any of its views."""
+        value = self.env[node]
+        return value._version if isinstance(value, Tensor) else 0
+
+    def _refuse_overwriting(self, node: fx.Node, versions: dict[fx.Node, int]) -> None:
+        """Refuse a node that has changed a value which a later node reads: a recipe keeps values."""
+        for source, version in versions.items():
+            if self._version(source) != version and not self.done.issuperset(source.users):
+                raise refusal(
+                    call_text(node),
+                    "a layer that changes no value which is read again",
+                    "one that works in place",
+                    "Use inplace=False.",
+                )
 
 
 def stages_at(graph: Graph, node: fx.Node, *, prefix: bool = True) -> tuple[StageGraph, fx.Node]:

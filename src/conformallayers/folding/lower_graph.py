@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..conversion.functions import module_of_call
-from ..errors import refusal
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
@@ -61,9 +60,8 @@ class GraphLowering:
         """Return the recipe of the whole model, and the plans with the positions of their operations."""
         inside = {node for end, part in self.parts.items() for node in part.nodes(end)}
         plans: dict[str, Plan] = {}
-        output, done = INPUT, set()
+        output = INPUT
         for node in self.graph.module.graph.nodes:
-            done.add(node)
             if node.op == "placeholder":
                 self.values[node] = INPUT
             elif node in self.parts:
@@ -73,26 +71,8 @@ class GraphLowering:
             elif node.op == "output":
                 output = self.values[node.args[0]]
             elif node not in inside and node.op != "get_attr":
-                self._refuse_overwriting(node, done)
                 self.values[node] = self._node(node)
         return self.builder.recipe(output), plans
-
-    def _refuse_overwriting(self, node: fx.Node, done: set[fx.Node]) -> None:
-        """Refuse a node that works in place on a value which a node behind those ``done`` reads."""
-        if not any(later not in done for source in node.all_input_nodes for later in source.users):
-            return
-        if node.op == "call_module":
-            in_place = getattr(self.graph.module.get_submodule(str(node.target)), "inplace", False)
-        else:
-            name = node.target if isinstance(node.target, str) else node.target.__name__
-            in_place = node.kwargs.get("inplace", name.endswith("_") and not name.endswith("__"))
-        if in_place:
-            raise refusal(
-                call_text(node),
-                "a layer that changes no value which is read again",
-                "one that works in place",
-                "Use inplace=False.",
-            )
 
     def _node(self, node: fx.Node) -> str:
         """Append a node as an operation, or as a call of a module that computes it."""
