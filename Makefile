@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
 BROWSER_READY := $(VENV)/.browser-ready
 
+# Many processes import the package, in tests too: it is compiled once.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo quick test unit test-slow test-browser test-device soak lint types package format docs bench clean
 
 $(READY): pyproject.toml constraints.txt

@@ -37,7 +37,7 @@ def error(folded: nn.Module, net: cln.Network, x: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", list(NETS))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_numbers_are_those_of_torch(name: str, dtype: torch.dtype, path: Path) -> None:
     wide = torch.promote_types(dtype, torch.float32)
     x = samples(SHAPE, wide, batch=6)
@@ -61,7 +61,7 @@ ROWS = [c for c in LINEAR_CASES if not c.name.startswith(("cl.Conv", "cl.Avg", "
 
 @pytest.mark.parametrize("case", ROWS, ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_every_layer_is_there(case: Case, path: Path) -> None:
     model = cl.ConformalLayers(randomise(case.build()), cl.ReSPro(3.0))
     # In float32 a mean of numbers of both signs has few digits in common with another order.

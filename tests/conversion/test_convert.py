@@ -71,6 +71,7 @@ def test_a_resnet_of_functions() -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
+@pytest.mark.sampled(2)
 def test_random_cnns(seed: int) -> None:
     model, shape = random_cnn(seed)
     randomise(model, seed)
@@ -85,6 +86,7 @@ def test_random_cnns(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", CNNS)
+@pytest.mark.sampled(2)
 def test_twins_fold_in_both_dtypes(name: str) -> None:
     build, shape = CNNS[name]
     torch.manual_seed(0)
@@ -100,6 +102,7 @@ def test_a_fold_is_verified_stage_by_stage() -> None:
 
 
 @pytest.mark.parametrize("name", CNNS)
+@pytest.mark.sampled(2)
 def test_twins_learn(name: str) -> None:
     build, shape = CNNS[name]
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def zeroed(*tensors: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", list(NETS))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_folds_come_back_to_the_bit(name: str, dtype: torch.dtype, path: Path) -> None:
     x = samples(SHAPE, dtype, batch=5)
     x[1], x[2, 0, 0, 0] = 0, float("nan")

@@ -105,6 +105,7 @@ def test_spectral_norms_and_layouts_come_back(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("kind", sorted({type(case.build()).__name__ for case in LINEAR_CASES}))
+@pytest.mark.sampled(3)
 def test_linear_layers_come_back(kind: str, path: Path) -> None:
     for case in LINEAR_CASES:
         layer = case.build()

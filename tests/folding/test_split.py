@@ -114,7 +114,7 @@ def test_a_head_joins_the_last_stage_or_follows_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_folds_of_random_staged_networks(seed: int) -> None:
     model, shape = Draw(seed + 100).network(**EMBEDDINGS[seed // 2 % 4])
     dtype = DTYPES[seed % 2]

@@ -45,7 +45,7 @@ def geometries() -> Mapping[str, tuple[nn.Module, tuple[int, ...]]]:
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", [*NETS, *geometries()])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None:
     if name in NETS:
         model, shape = net(name), SHAPE
@@ -151,7 +151,6 @@ def lenet(*, head: bool, **options: Any) -> nn.Module:
     ("head", "strategy"),
     [
         (True, "auto"),
-        (False, "dense"),
         *(
             pytest.param(head, strategy, marks=pytest.mark.slow)
             for head in (True, False)

@@ -81,7 +81,7 @@ def test_any_depth_by_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DEEP)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_any_depth_folded(name: str) -> None:
     model = orthogonal(*DEEP[name]).eval()
     x = samples(SHAPE, torch.float32)

@@ -102,7 +102,7 @@ def random_stack(style: str, seed: int) -> tuple[cl.ConformalLayers, tuple[int, 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_random_stacks(style: str, seed: int) -> None:
     source, shape = random_stack(style, seed)
     for dtype in DTYPES:
@@ -157,6 +157,7 @@ def small(projective: bool, alpha: str | float | None = None) -> cl.ConformalLay
 
 @pytest.mark.parametrize("alpha", [None, "learned", 2.0])
 @both_forms
+@pytest.mark.sampled(2)
 def test_first_and_second_derivatives(projective: bool, alpha: str | float | None) -> None:
     model = small(projective, alpha)
     names = [name for name, _ in model.named_parameters()]
@@ -239,7 +240,7 @@ def deep(projective: bool, dtype: torch.dtype) -> cl.ConformalLayers:
     return randomise(cl.ConformalLayers(*modules)).to(dtype)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @both_forms
 def test_a_hundred_layers_agree_in_float64(projective: bool) -> None:
     model = deep(projective, torch.float64)

@@ -60,6 +60,7 @@ def test_folded_presets_keep_their_limits(preset: str) -> None:
 @every_kind
 @every_preset
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.sampled(3)
 def test_depth_changes_no_shape(kind: str, preset: str, depth: int) -> None:
     model = getattr(cl.networks, kind)(preset, depth=depth, device="meta")
     convolutions = [m for m in model.features.modules() if isinstance(m, nn.Conv2d)]

@@ -98,6 +98,7 @@ def test_every_map_and_every_option_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("seed", range(32))
+@pytest.mark.sampled(2)
 def test_random_staged_networks(seed: int) -> None:
     model, shape = Draw(seed).network(**EMBEDDINGS[seed // 2 % 4])
     dtype = DTYPES[seed % 2]

@@ -109,7 +109,7 @@ def test_every_operation_and_strategy_has_a_golden_file() -> None:
     assert {f"operation-{kind}" for kind in kinds} <= {path.stem for path in GOLDEN}
     assert {folded.strategy for folded in folds} >= set(STRATEGIES)
     assert {folded.dtype for folded in folds} >= {torch.float64, torch.float16, torch.bfloat16}
-    assert sum(path.stat().st_size for path in GOLDEN) < 300_000
+    assert sum(path.stat().st_size for path in GOLDEN) < 320_000
 
 
 # -- the written schema -------------------------------------------------------------------------

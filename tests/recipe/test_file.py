@@ -89,6 +89,7 @@ def attempt(load: Callable[[Path], Any], path: Path) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("name", ["biases", "unpadded", "circular", "several", "linear branches"])
+@pytest.mark.sampled(2)
 def test_a_document_without_sense_is_refused_or_runs(name: str, path: Path) -> None:
     """Another number in a right place makes another network, the same for torch and numpy."""
     choice = random.Random(name)

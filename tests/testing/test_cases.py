@@ -82,7 +82,7 @@ def has_everything(turn: int, forms: Forms) -> bool:
 
 
 @pytest.mark.parametrize(("turn", "case", "forms"), rows())
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 def test_all_paths_agree_with_the_oracle(turn: int, case: Case, forms: Forms) -> None:
     source = stack(case, forms, turn)
     # Both dtypes once for each row; the other form and the other package take them in turn.

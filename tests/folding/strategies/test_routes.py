@@ -86,6 +86,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("kind", MACHINES)
+@pytest.mark.sampled(2)
 def test_every_route_gives_the_layers_numbers(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ def test_every_compiler_takes_the_program_without_a_warning(
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [0.0, 3e38])
+@pytest.mark.parametrize("size", [pytest.param(0.0, marks=pytest.mark.slow), 3e38])
 def test_images_of_any_size(size: float, tmp_path: Path) -> None:
     for name, fold in small_networks().items():
         x = torch.full((1, *fold.input_shape), size)
