@@ -2,9 +2,10 @@
 
     python benchmarks/compare.py OLD NEW [--networks LeNet "DkNet 3"] [--batch 1 64] [--out FILE]
 
-Each checkout runs in a process of its own that imports its own source. Both build the networks of
+Each checkout runs in processes of its own that import its own source. Both build the networks of
 ``conformallayers bench`` with the same weights. They take turns, with a pause between them, so that a busy
-moment of the machine meets both; what counts is the ratio of the medians. A row is marked where the new
+moment of the machine meets both. One process may be a tenth slower than the next for all its life, so there
+are several pairs of them; what counts is the ratio of the medians over all turns. A row is marked where the new
 checkout is slower by more than 5 %. Every row is written to a file when it is measured, and a row that the
 file has for the same two commits is not measured again.
 """
@@ -128,14 +129,16 @@ def in_turns(workers: list[Worker], rounds: int, question: Row) -> list[list[flo
     return times
 
 
-def measure(workers: list[Worker], rounds: int, question: Row) -> Row:
-    """Return the medians of both workers in milliseconds, their ratio, and what was folded."""
+def measure(pairs: list[list[Worker]], rounds: int, question: Row) -> Row:
+    """Return the medians of both checkouts in milliseconds, their ratio, and what was folded."""
     row: Row = {}
     if "batch" not in question:
-        first = [worker.ask(describe=True, **question) for worker in workers]
+        first = [worker.ask(describe=True, **question) for worker in pairs[0]]
         row = {key: [answer[key] for answer in first] for key in ("strategy", "error")}
-        rounds = 2 if max(answer["seconds"] for answer in first) > LONG else 7
-    old, new = (statistics.median(values) for values in in_turns(workers, rounds, question))
+        rounds = 2 if max(answer["seconds"] for answer in first) > LONG else 9
+    each = -(-rounds // len(pairs))
+    times = [in_turns(workers, each, question) for workers in pairs]
+    old, new = (statistics.median(t for both in times for t in both[i]) for i in (0, 1))
     return {"old_ms": 1e3 * old, "new_ms": 1e3 * new, "ratio": new / old, **row}
 
 
@@ -177,25 +180,26 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 64, 1024])
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path("compare.jsonl"))
     options = parser.parse_args()
     checkouts = [options.old, options.new]
     commits = [commit(checkout) for checkout in checkouts]
     done = rows_of(options.out, commits)
-    workers = [Worker(checkout, options.threads) for checkout in checkouts]
+    pairs = [[Worker(c, options.threads) for c in checkouts] for _ in range(options.pairs)]
     print(f"{'milliseconds':<34}{'old':>10}{'new':>10}{'ratio':>8}")
     slower = 0
     for label, question in questions(options.networks, options.batch).items():
         row = done.get(label)
         if row is None:
-            row = {"row": label, "commits": commits, **measure(workers, options.rounds, question)}
+            row = {"row": label, "commits": commits, **measure(pairs, options.rounds, question)}
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         slow = row["ratio"] > LIMIT
         slower += slow
-        pairs = zip(row.get("strategy", []), row.get("error", []), strict=True)
-        note = "; ".join(f"{strategy}, error {error:.1e}" for strategy, error in pairs)
+        folds = zip(row.get("strategy", []), row.get("error", []), strict=True)
+        note = "; ".join(f"{strategy}, error {error:.1e}" for strategy, error in folds)
         times = f"{row['old_ms']:>10.3f}{row['new_ms']:>10.3f}{row['ratio']:>8.3f}"
         print(f"{label:<34}{times}{'  slower' if slow else '':<8}  {note}".rstrip(), flush=True)
     raise SystemExit(1 if slower else 0)
