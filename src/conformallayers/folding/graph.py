@@ -149,7 +149,6 @@ class _ShapeRecorder(fx.Interpreter):
             )
         return value
 
-
     def _version(self, node: fx.Node) -> int:
         """Return how often the memory of a value was written to, through any of its views."""
         value = self.env[node]
