@@ -152,7 +152,8 @@ class _ShapeRecorder(fx.Interpreter):
     def _version(self, node: fx.Node) -> int:
         """Return how often the memory of a value was written to, through any of its views."""
         value = self.env[node]
-        return value._version if isinstance(value, Tensor) else 0
+        counted = isinstance(value, Tensor) and not value.is_inference()
+        return value._version if counted else 0
 
     def _refuse_overwriting(self, node: fx.Node, versions: dict[fx.Node, int]) -> None:
         """Refuse a node that has changed a value which a later node reads: a recipe keeps values."""
