@@ -153,7 +153,7 @@ def wide() -> cl.Folded:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: registered("layers"), 'got Own. Fold with strategy="dense"'),
+        (lambda: registered("layers"), "got Own. Outside a ConformalLayers use"),
         (custom_rule, r"got the rule of Cauchy\. A file holds no code"),
         (wide, "on meta"),
         (lambda: "model", "expected an nn.Module, got str"),

@@ -79,6 +79,13 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "max_pool": (lambda y: F.max_pool2d(y, 2), "max_pool"),
     "softmax": (lambda y: torch.softmax(y, 1), "softmax"),
     "softmax of the batch": (lambda y: torch.softmax(y, 0), "call"),
+    "view": (lambda y: y.view(y.size(0), -1), "reshape"),
+    "view with a shape": (lambda y: y.view(y.shape[0], y.shape[1], -1), "reshape"),
+    "view, batch last known": (lambda y: y.reshape(-1, y.size(1), 36), "reshape"),
+    "reshape": (lambda y: torch.reshape(y, (y.size()[0], -1)), "reshape"),
+    "mean": (lambda y: y.mean((2, 3)), "reshape"),
+    "mean that keeps axes": (lambda y: torch.mean(y, [-1, -2], keepdim=True), "adaptive_avg_pool"),
+    "mean of channels": (lambda y: y.mean(1), "call"),
     "in place": (lambda y: F.relu(y, inplace=True), "elementwise"),
     "in place, read before": (lambda y: y * 2.0 + F.relu(y, inplace=True), "add"),
     "another dtype": (lambda y: F.softmax(y, 1, dtype=torch.float64), "call"),
@@ -144,3 +151,18 @@ def test_a_module_that_would_work_in_place_only_in_training_folds() -> None:
     model.function = nn.Dropout(inplace=True)
     x = torch.rand(2, 3, 8, 8)
     torch.testing.assert_close(cl.fold(model.eval(), (3, 8, 8))(x), model(x), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("head", [nn.Softmax(0), nn.LogSoftmax(-2)], ids=str)
+def test_a_softmax_of_the_batch_is_not_cut_into_chunks(head: nn.Module) -> None:
+    part = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
+    assert not cl.fold(nn.Sequential(part, nn.Flatten(), head), (3, 8, 8)).recipe.by_sample
+    assert cl.fold(nn.Sequential(part, nn.Flatten(), nn.Softmax(1)), (3, 8, 8)).recipe.by_sample
+    behind = Behind(lambda y: torch.softmax(y.flatten(1), 0))
+    assert not cl.fold(behind, (3, 8, 8)).recipe.by_sample
+
+
+def test_random_numbers_that_a_trace_would_keep_are_refused() -> None:
+    model = Behind(lambda y: y + torch.randn(4, 1, 1))
+    with pytest.raises(cl.ConformalError, match="got random numbers drawn in forward"):
+        cl.fold(model, (3, 8, 8))

@@ -95,12 +95,14 @@ def module_for(node: fx.Node, values: Values) -> Replacement:
     return module if isinstance(module, str) else (module, [source])
 
 
-def module_of_call(node: fx.Node) -> nn.Module | None:
-    """Return the module that computes a function of one tensor and constants, or None."""
-    if node.target not in _MODULES or len(node.all_input_nodes) != 1:
-        return None
-    found = _function(node, {})
-    return None if isinstance(found, str) else found
+def modules_of_call(node: fx.Node, rank: int) -> list[nn.Module]:
+    """Return the modules that compute a function of one tensor of a rank and constants; none if there are none."""
+    if len(node.all_input_nodes) != 1 or node.target not in {*_MODULES, *_MEANS}:
+        return []
+    found = _mean(node, rank, {}) if node.target in _MEANS else _function(node, {})
+    if isinstance(found, str):
+        return []
+    return list(found) if isinstance(found, nn.Sequential) else [found]
 
 
 def _arguments(node: fx.Node, names: Sequence[str], values: Values) -> dict[str, Any]:

@@ -243,7 +243,9 @@ def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
         refused = {item.name: item.note for item in plan.candidates if item.note}
         if "conv" in refused:
             seen = f"the stage keeps its layers: {refused['conv']}"
-            remedy = "Build it from convolutions without padding between them: docs/stages.md."
+            remedy = (
+                "Build it from convolutions that pad with zeros, at its start only: docs/stages.md."
+            )
             yield HealthWarning("fold", (path,), seen, why, remedy)
 
 

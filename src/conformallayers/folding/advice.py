@@ -25,9 +25,9 @@ def advice_for(graph: StageGraph, index: int, strategy: str) -> tuple[str, ...]:
 
 def _of_stage(stage: Stage, strategy: str) -> Iterator[str]:
     convolutions = [op for op in stage.operators if isinstance(op.module, nn.modules.conv._ConvNd)]
-    if strategy not in _MATRICES and any(
-        any(map(any, conv_pads(op.module))) for op in convolutions[1:]
-    ):
+    zeros = all(getattr(op.module, "padding_mode", "") == "zeros" for op in convolutions)
+    padded = any(any(map(any, conv_pads(op.module))) for op in convolutions[1:])
+    if strategy not in _MATRICES and zeros and padded:
         become = f"its {len(convolutions)} convolutions become one"
         yield f"padding inside the stage: pad once at its start and {become}"
     if _inner_activations(stage):

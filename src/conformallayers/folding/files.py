@@ -146,9 +146,8 @@ def _refuse_code(recipe: Recipe) -> None:
     """Refuse operations that call a module: a file holds no code."""
     for operation in recipe.operations:
         if isinstance(operation, Call):
-            remedy = 'Fold with strategy="dense", which keeps no layers, or use torch.save.'
             expected = "operations that a file can describe"
-            raise refusal("save(folded)", expected, operation.what, remedy)
+            raise refusal("save(folded)", expected, operation.what, operation.remedy)
         if getattr(operation, "module", None) is not None:
             raise refusal(
                 "save(folded)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,16 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
         container = nn.Sequential()
         container.add_module(_ROOT, root)
         root = container
+    where, random = f"fold({type(model).__name__})", torch.get_rng_state()
     try:
         module = fx.GraphModule(root, _Tracer().trace(root))
     except Exception as error:
-        where, expected = f"fold({type(model).__name__})", "a model that torch.fx can trace"
+        expected = "a model that torch.fx can trace"
         raise refusal(where, expected, cause_line(error), _ONE_BY_ONE) from error
+    if not torch.equal(torch.get_rng_state(), random):
+        expected, got = "a model without chance", "random numbers drawn in forward"
+        remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
+        raise refusal(where, expected, got, remedy)
     like = next(model.parameters(), torch.empty(0))
     zeros = torch.zeros(_SAMPLES, *shape, dtype=like.dtype, device=like.device)
     recorder = _ShapeRecorder(module)
@@ -239,3 +245,31 @@ def flattens(node: fx.Node) -> bool:
     is_flatten = is_flatten or (node.op == "call_method" and node.target == "flatten")
     given = dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)) | node.kwargs
     return is_flatten and given in ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
+
+
+def reshapes(node: fx.Node) -> bool:
+    """Tell whether a node gives every sample another shape, as ``x.view(x.size(0), -1)``.
+
+    A first size of -1 leaves the batch as it is if the other sizes do not hang on it; the shape that was recorded
+    tells whether it does.
+    """
+    method = node.op == "call_method" and node.target in ("view", "reshape")
+    if not (method or node.target is torch.reshape) or len(node.args) < 2 or node.kwargs:
+        return False
+    sizes: Any = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
+    if not sizes or not (sizes[0] == -1 or _size_axis(sizes[0]) == 0):
+        return False
+    return all(isinstance(size, int) or (_size_axis(size) or 0) > 0 for size in sizes[1:])
+
+
+def _size_axis(value: Any) -> int | None:
+    """Return the axis of ``x.size(axis)`` or ``x.shape[axis]``, None for other values."""
+    if not isinstance(value, fx.Node):
+        return None
+    source, axis = (*value.args, None, None)[:2]
+    if value.target is operator.getitem and isinstance(source, fx.Node):
+        shape = source.target is getattr and source.args[1:] == ("shape",)
+        whole = shape or (source.target == "size" and len(source.args) == 1)
+    else:
+        whole = value.op == "call_method" and value.target == "size"
+    return axis if whole and isinstance(axis, int) else None

@@ -82,11 +82,13 @@ class Lowering:
         """Add a weight times the factor; return its name, and the lowering without the factor."""
         return self.constant(name, array * self.factor), replace(self, factor=1.0)
 
-    def call(self, value: str, module: nn.Module, output_shape: Shape) -> str:
-        """Append a call of a module that treats samples independently, then factor and bias."""
+    def call(
+        self, value: str, module: nn.Module, output_shape: Shape, *, by_sample: bool = True
+    ) -> str:
+        """Append a call of a module, then factor and bias; ``by_sample`` if it keeps samples apart."""
         name, what = self.builder.module("module", module), type(module).__name__
         return self.add(
-            layer.Call, value, module=name, what=what, result=output_shape, by_sample=True
+            layer.Call, value, module=name, what=what, result=output_shape, by_sample=by_sample
         )
 
     def channel_bias(self, own: Tensor | None) -> tuple[str | None, Lowering]:
@@ -359,8 +361,8 @@ def _prelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 @lowers(nn.Softmax, nn.LogSoftmax)
 def _softmax(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     axes = len(shape) + 1
-    if module.dim is None or module.dim % axes == 0:
-        return to.call(value, module, shape)
+    if module.dim is None or module.dim % axes == 0:  # over the batch; None may mean that, too
+        return to.call(value, module, shape, by_sample=False)
     log = isinstance(module, nn.LogSoftmax)
     return to.add(layer.Softmax, value, axis=module.dim % axes - 1, log=log)
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..conversion.functions import module_of_call
+from ..conversion.functions import modules_of_call
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from ..registry.registry import shape_after
 from ..utils.text import call_text
-from .graph import Graph, flattens
+from .graph import Graph, flattens, reshapes
 from .lower import Lowering, by_sample, find_lowering
 from .plan import Plan
 
@@ -70,13 +71,19 @@ class GraphLowering:
                 self.values[node] = self.builder.splice(part.recipe, self.values[part.feed])
             elif node.op == "output":
                 output = self.values[node.args[0]]
-            elif node not in inside and node.op != "get_attr":
+            elif node not in inside and node.op != "get_attr" and not self._only_for_shapes(node):
                 self.values[node] = self._node(node)
         return self.builder.recipe(output), plans
 
+    def _only_for_shapes(self, node: fx.Node) -> bool:
+        """Tell whether a node is a size that only calls read which give samples another shape."""
+        readers = (reshapes(user) or self._only_for_shapes(user) for user in node.users)
+        return node not in self.graph.rows and bool(node.users) and all(readers)
+
     def _node(self, node: fx.Node) -> str:
         """Append a node as an operation, or as a call of a module that computes it."""
-        inputs = [before for before in node.all_input_nodes if before.op != "get_attr"]
+        inputs = [n for n in node.all_input_nodes if n.op != "get_attr"]
+        inputs = [n for n in inputs if not self._only_for_shapes(n)]
         values = [self.values[before] for before in inputs]
         steady = all(n in self.graph.shapes for n in (node, *inputs))
         alone = list(node.args) == inputs and len(inputs) == 1 and not node.kwargs
@@ -103,11 +110,15 @@ class GraphLowering:
     def _function(self, node: fx.Node, values: list[str]) -> str | None:
         """Lower a function that has an operation; None for others."""
         shape = self.graph.shapes[node]
-        if flattens(node):
+        if flattens(node) or reshapes(node):
             return self.builder.add(layer.Reshape, *values, shape=shape)
-        module = module_of_call(node)
-        if module is not None and by_sample(module) and find_lowering(module) is not None:
-            return Lowering(self.builder).module(values[0], module, shape)
+        modules = modules_of_call(node, len(self.graph.shapes[node.all_input_nodes[0]]) + 1)
+        if modules and all(by_sample(m) and find_lowering(m) is not None for m in modules):
+            value = values[0]
+            for module in modules:
+                after = tuple(shape_after(module, self.builder.shape(value))[1:])
+                value = Lowering(self.builder).module(value, module, after)
+            return value
         if node.target is torch.cat:
             return self._concatenation(node)
         if node.target in (*_ADDS, *_SUBTRACTS, *_MULTIPLIES, *_DIVIDES) and not node.kwargs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from .fields import (
     constant,
@@ -446,6 +447,10 @@ class Call(Operation):
     axis does not come first; ``by_sample`` tells whether the module treats every sample by itself.
     """
 
+    remedy: ClassVar[str] = (
+        "Outside a ConformalLayers use modules that have an operation, such as nn.Flatten(); "
+        'inside, fold with strategy="dense".'
+    )
     module: str = setting("module", name)
     what: str = setting("what", name)
     result: Shape | None = setting("result", optional(sizes), None)

@@ -114,6 +114,7 @@ class Runtime(dict[type[Operation], Run]):
         """Raise ConformalError for an operation or a rule that the runtime lacks, and for modules of the user."""
         if type(operation) not in self:
             got = getattr(operation, "what", operation.kind)
+            remedy = getattr(operation, "remedy", remedy)  # of a call of a module
             raise refusal(where, f"operations supported by {self.name}", got, remedy)
         rule, expected = getattr(operation, "rule", None), f"activations supported by {self.name}"
         if getattr(operation, "module", None) is not None:

@@ -71,7 +71,9 @@ def _requires(attribute: str, value: object, why: str) -> Check:
     return check
 
 
-_not_in_place = _requires("inplace", False, "Values before an activation are needed later.")
+_not_in_place = _requires(
+    "inplace", False, "Use inplace=False: the values before it are needed later."
+)
 _one_output = _requires("return_indices", False, "A layer returns one tensor.")
 _euclidean = _requires("norm_type", 2, "Only the Euclidean norm of windows is supported.")
 

@@ -38,9 +38,14 @@ class ComposedConv(Strategy):
         if not problem.keeps_range():
             return "values between its layers could leave the range of the dtype"
         places = RouteMap(problem.stage.chain)
+        if not places.operators:
+            return "there is no layer with weights"
         first = places.ends[0] if places.ends else len(places.operators)
         if all(places.window(0, stop) is None for stop in range(1, max(first, 1) + 1)):
-            return "the first layers are no convolution with zero padding or none"
+            first_layer: Any = places.operators[0].module
+            mode, name = getattr(first_layer, "padding_mode", "zeros"), type(first_layer).__name__
+            fault = "is no convolution" if mode == "zeros" else f"has padding_mode={mode!r}"
+            return f"{name}, the first layer, {fault}"
         return base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:

@@ -351,18 +351,21 @@ def _not_circular(chain: Chain) -> str | None:
     """Name the first layer up to the last activation that does not commute with shifts."""
     for segment in chain.segments:
         for operator in segment.operators:
-            if not _commutes(operator):
+            fault = _fault(operator)
+            if fault is not None:
                 name = type(operator.module).__name__
-                return f"{name} before {segment.site.path} is no circular convolution of stride 1"
+                return f"{name} in front of the activation at {segment.site.path} {fault}"
     return None
 
 
-def _commutes(operator: Operator) -> bool:
+def _fault(operator: Operator) -> str | None:
+    """Return why an operator does not commute with shifts on a torus, or None if it does."""
     module: Any = operator.module
-    if is_plain(module, CONVOLUTIONS):
-        return (
-            (module.padding_mode == "circular" or all(k == 1 for k in module.kernel_size))
-            and all(s == 1 for s in module.stride)
-            and operator.input_shape[1:] == operator.output_shape[1:]
-        )
-    return operator.multiple
+    if not is_plain(module, CONVOLUTIONS):
+        return None if operator.multiple else "is no convolution"
+    if any(s != 1 for s in module.stride):
+        return "has a stride"
+    if module.padding_mode != "circular" and any(k != 1 for k in module.kernel_size):
+        return f"has padding_mode={module.padding_mode!r}"
+    sized = operator.input_shape[1:] == operator.output_shape[1:]
+    return None if sized else "changes the size of a map"
