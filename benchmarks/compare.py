@@ -117,14 +117,15 @@ def network(cl: Any, name: str) -> Any:
     return getattr(cl.networks, names[word])()
 
 
-def in_turns(workers: list[Worker], rounds: int, question: Row) -> list[list[float]]:
-    """Return the seconds of each worker; they take turns, the first one first every other time."""
+def in_turns(pairs: list[list[Worker]], rounds: int, question: Row) -> list[list[float]]:
+    """Return the seconds of both checkouts; pairs and the workers of a pair take turns, and so does who is first."""
     times: list[list[float]] = [[], []]
     started = time.monotonic()
-    for turn in range(rounds):
+    for turn in range(max(rounds, len(pairs))):
         if turn >= 5 and time.monotonic() - started > BUDGET:
             break
-        for index in (0, 1) if turn % 2 == 0 else (1, 0):
+        workers = pairs[turn % len(pairs)]
+        for index in (0, 1) if turn // len(pairs) % 2 == turn % 2 else (1, 0):
             times[index].append(workers[index].ask(**question)["seconds"])
     return times
 
@@ -136,9 +137,7 @@ def measure(pairs: list[list[Worker]], rounds: int, question: Row) -> Row:
         first = [worker.ask(describe=True, **question) for worker in pairs[0]]
         row = {key: [answer[key] for answer in first] for key in ("strategy", "error")}
         rounds = 2 if max(answer["seconds"] for answer in first) > LONG else 9
-    each = -(-rounds // len(pairs))
-    times = [in_turns(workers, each, question) for workers in pairs]
-    old, new = (statistics.median(t for both in times for t in both[i]) for i in (0, 1))
+    old, new = (statistics.median(times) for times in in_turns(pairs, rounds, question))
     return {"old_ms": 1e3 * old, "new_ms": 1e3 * new, "ratio": new / old, **row}
 
 

@@ -92,6 +92,42 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+def in_a_tuple(parts: tuple[Tensor, ...]) -> Tensor:
+    changed = parts[0].relu_()
+    return parts[0] + changed
+
+
+class Weighted(nn.Module):
+    """A function of a parameter, and of the output of a folded part."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.features = cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro())
+        self.weight = nn.Parameter(torch.randn(4, 1, 1))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.weight, self.features(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w, y: w * y,
+        lambda w, y: w - y,
+        lambda w, y: torch.maximum(w, y),
+        lambda w, y: torch.where(w > 0, y, -y),
+        lambda w, y: w.expand_as(y) + y,
+        lambda w, y: y.view(y.size(0), -1) * w.mean(),
+    ],
+)
+def test_parameters_may_come_first(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model, x = Weighted(function).eval(), torch.rand(5, 3, 8, 8)
+    folded = cl.fold(model, (3, 8, 8))
+    with torch.no_grad():
+        torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_that_have_an_operation_are_lowered(name: str) -> None:
     function, kind = FUNCTIONS[name]
@@ -109,8 +145,10 @@ def test_functions_that_have_an_operation_are_lowered(name: str) -> None:
         lambda y: y.relu_() + y,
         lambda y: y.flatten(1).relu_() + y.flatten(1),
         lambda y: torch.cat([y.flatten(1), torch.relu_(y).flatten(1)], 1) + y.mean(),
+        lambda y: in_a_tuple(y.split(2, 1)),
+        lambda y: in_a_tuple(y.unbind(1)),
     ],
-    ids=["argument", "method", "view", "function"],
+    ids=["argument", "method", "view", "function", "split", "unbind"],
 )
 def test_functions_in_place_on_a_value_that_is_read_again_are_refused(
     function: Callable[[Tensor], Tensor],

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.container import ConformalLayers
@@ -155,13 +156,13 @@ class _ShapeRecorder(fx.Interpreter):
             )
         return value
 
-    def _version(self, node: fx.Node) -> int:
-        """Return how often the memory of a value was written to, through any of its views."""
-        value = self.env[node]
-        counted = isinstance(value, Tensor) and not value.is_inference()
-        return value._version if counted else 0
+    def _version(self, node: fx.Node) -> list[int]:
+        """Return how often the memory of each tensor of a value was written to, through any of its views."""
+        leaves = tree_leaves(self.env[node])
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
+        return [tensor._version for tensor in tensors]
 
-    def _refuse_overwriting(self, node: fx.Node, versions: dict[fx.Node, int]) -> None:
+    def _refuse_overwriting(self, node: fx.Node, versions: dict[fx.Node, list[int]]) -> None:
         """Refuse a node that has changed a value which a later node reads: a recipe keeps values."""
         for source, version in versions.items():
             if self._version(source) != version and not self.done.issuperset(source.users):
@@ -169,7 +170,7 @@ class _ShapeRecorder(fx.Interpreter):
                     call_text(node),
                     "a layer that changes no value which is read again",
                     "one that works in place",
-                    "Use inplace=False.",
+                    "Use inplace=False, or a function that returns a new value.",
                 )
 
 

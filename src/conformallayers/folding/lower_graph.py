@@ -112,7 +112,8 @@ class GraphLowering:
         shape = self.graph.shapes[node]
         if flattens(node) or reshapes(node):
             return self.builder.add(layer.Reshape, *values, shape=shape)
-        modules = modules_of_call(node, len(self.graph.shapes[node.all_input_nodes[0]]) + 1)
+        source = self.graph.shapes.get(node.all_input_nodes[0], ())  # none of a parameter
+        modules = modules_of_call(node, len(source) + 1) if source else []
         if modules and all(by_sample(m) and find_lowering(m) is not None for m in modules):
             value = values[0]
             for module in modules:

@@ -177,9 +177,9 @@ class Problem:
         Args:
             terms: the number of products that are summed up for one entry.
             squares: whether each energy is the sum of the squares of a linear image, or a form.
-            norms: of the forms; by default bounds by the norms of the layers.
+            norms: the norm of each form; by default bounds from the norms of the layers.
             dtype: of the computation; by default that of the fold.
-            shift: the multiples of I that factorisations of the forms have added; None without any.
+            shift: what factorisations of the forms have added to their eigenvalues; None where no form is factored.
             margin: the share of the budget that is left; by default all but the deep terms left out.
         """
         epsilon = self.budget.epsilon

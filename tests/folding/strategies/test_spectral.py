@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from conformallayers.folding.strategies import spectral
 from conformallayers.recipe.layer_operations import Slice
 from support import operations
 
@@ -135,8 +136,9 @@ def test_a_matrix_has_the_zeros_of_the_layers() -> None:
     assert torch.equal(folded(x) == 0, model(x) == 0)
 
 
-def test_circular_stacks_run_in_the_dtype_of_the_fold() -> None:
-    folded = cl.fold(circular(4), (1, 16, 16), strategy="spectral")
+def test_circular_stacks_with_layers_behind_run_in_the_dtype_of_the_fold() -> None:
+    model = nn.Sequential(circular(4), nn.AvgPool2d(4))
+    folded = cl.fold(model, (1, 16, 16), strategy="spectral")
     assert all(array.dtype == torch.float32 for array in folded.buffers())
     deep = cl.networks.DkNetCL(13, padding_mode="circular").eval()
     certificate = cl.fold(deep, (3, 32, 32), tolerance=1e-3, max_norm=55.0).certificate
@@ -144,19 +146,38 @@ def test_circular_stacks_run_in_the_dtype_of_the_fold() -> None:
     assert certificate.margin > 0.5
 
 
-@pytest.mark.parametrize("kind", ["smooth", "checkers", "dot"])
-def test_energies_of_single_frequencies_keep_their_digits(kind: str) -> None:
-    """A stack that takes differences leaves little of a smooth image: the transform must not add to that."""
-    model = circular(3)
+IMAGES = {
+    "checkers": lambda i, j: (-1.0) ** (i + j),
+    "smooth": lambda i, j: 1 + 0.01 * torch.cos(2 * torch.pi * i / len(i)) + 0 * j,
+    "noise": lambda i, j: 1 + 1e-3 * torch.randn(len(i), len(i)),
+}
+
+
+@pytest.mark.parametrize("behind", [[], [nn.AvgPool2d(3)]], ids=["image", "matrix"])
+@pytest.mark.parametrize("kind", ["positive", "differences"])
+@pytest.mark.parametrize("size", [28, 30, 31])
+def test_what_a_stack_suppresses_adds_no_error(
+    size: int, kind: str, behind: list[nn.Module]
+) -> None:
+    """A transform spreads rounding errors over all frequencies, and a stack may leave only the smallest ones."""
+    stack = circular(2)
     with torch.no_grad():
-        model[0].weight.sub_(model[0].weight.mean((2, 3), keepdim=True))
-    place = torch.arange(32.0)
-    x = {
-        "smooth": (1 + 0.01 * torch.cos(2 * torch.pi * place / 32)).expand(1, 1, 32, 32),
-        "checkers": ((place[:, None] + place) % 2).expand(1, 1, 32, 32),
-        "dot": torch.zeros(1, 1, 32, 32).index_fill(3, torch.tensor([5]), 1.0),
-    }[kind]
-    spectral, layers = (cl.fold(model, (1, 32, 32), strategy=s) for s in ("spectral", "layers"))
-    for norm in (1e-3, 1.0, 1e4):
-        errors = [cl.fold_error(model, f, x * norm / x.norm()) for f in (spectral, layers)]
-        assert errors[0] < 3 * errors[1] + 5e-7
+        for layer in stack[::2]:
+            if kind == "positive":
+                layer.weight.abs_()
+            else:
+                layer.weight.sub_(layer.weight.mean((2, 3), keepdim=True))
+    model, place = nn.Sequential(stack, *behind), torch.arange(float(size))
+    shape = (1, size, size)
+    folds = [cl.fold(model, shape, strategy=s) for s in ("spectral", "layers", "dense")]
+    for image in IMAGES.values():
+        x = image(place[:, None], place).expand(1, *shape)
+        errors = [cl.fold_error(model, folded, x) for folded in folds]
+        assert errors[0] < 3 * max(errors[1:]) + 5e-6
+
+
+def test_rows_of_the_matrix_are_built_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cl.ConformalLayers(*circular(2), cl.AvgPool2d(4))
+    whole = cl.fold(model, (1, 16, 16), strategy="spectral").matrix()
+    monkeypatch.setattr(spectral, "COLUMN_BYTES", 8 * 12 * 2 * 16 * 16 * 5)  # five rows
+    assert torch.equal(cl.fold(model, (1, 16, 16), strategy="spectral").matrix(), whole)

@@ -161,7 +161,7 @@ def own_activation() -> Network:
         (
             calling,
             {},
-            r'operations supported by ONNX, got layer 2: Eigenvalues\. Outside a ConformalLayers use',
+            r"operations supported by ONNX, got layer 2: Eigenvalues\. Outside a ConformalLayers use",
         ),
         (
             own_activation,

@@ -5,9 +5,10 @@ per frequency, and Q into C_in × C_in: n numbers instead of n². Circular convo
 are. A stack that does not pad, or pads with zeros in its first layer only, is one convolution up to each
 activation: the few outputs whose windows wrap around are computed separately and subtracted.
 
-Forms are stored as factors, so energies are sums of squares. What is subtracted at a border may be nearly all
-of an energy, so a stack with borders runs in float64. Even so, a sample whose energy lies at the border loses
-about 1e-16·‖x‖ of its denominator, relatively.
+Forms are stored as factors, so energies are sums of squares and keep their digits in the dtype of the fold. Two
+things need float64: what is subtracted at a border may be nearly all of an energy, and an image that is
+transformed back has errors relative to the largest frequencies of the sample, which the stack may suppress. Even so, a
+sample whose energy lies at the border loses about 1e-16·‖x‖ of its denominator, relatively.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from torch import Tensor
 from ...functional import wide_dtype
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
+from ...utils.progress import progress
 from ..cost import Cost
+from ..forms import COLUMN_BYTES
 from ..operators import CONVOLUTIONS, Operator, adjoint, impulses, is_plain
 from ..problem import Problem
 from ..stages import Chain
@@ -29,7 +32,6 @@ from . import base
 from .base import Evaluation, Strategy, Values
 from .routes import Move, RouteMap, Window, fewest, kernel_of
 
-_ROWS = 64  # of M that are built at a time
 _LARGEST = 2**27  # entries of M that are written out: 512 MiB in float32
 _WIDE = 4  # slowdown of a convolution in float64: twice the width, and no fast kernel
 
@@ -61,7 +63,7 @@ class Spectral(Strategy):
         return base.out_of_range(problem)
 
     def caution(self, problem: Problem) -> str:
-        """Advise against what float64 cannot keep: differences, and zeros that a layer may amplify."""
+        """Advise against what is lost: differences in float64, and zeros that a layer may amplify."""
         chain = problem.stage.chain
         if _not_circular(chain) is not None:
             return "float64 may lose digits of a difference" * (problem.dtype == torch.float64)
@@ -70,14 +72,15 @@ class Spectral(Strategy):
         return "zeros of an inverse transform are not exact, and layers follow"
 
     def effort(self, problem: Problem) -> float:
-        """Bound the work of M, of the layers behind the last activation where the rest commutes."""
-        chain = problem.stage.chain
+        """Bound the work of the factors and of M."""
+        chain, channels = problem.stage.chain, problem.stage.input_shape[0]
+        frequencies = point.frequencies(_torus(chain)[1])
+        factors = 100.0 * frequencies * channels**3 * problem.form_count  # of eigenvalues
         if not chain.trailing:
-            return 0.0
+            return factors
         if _not_circular(chain) is not None:
-            return problem.effort_of_matrix()
-        rows = math.prod(chain.output_shape)
-        return 2.0 * rows * sum(operator.multiply_adds() for operator in chain.trailing)
+            return factors + problem.effort_of_matrix()
+        return factors + min(_effort_by_spectrum(problem), problem.effort_of_matrix())
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the transform, the form of each frequency, the outputs that wrap, and M x̂."""
@@ -85,7 +88,8 @@ class Spectral(Strategy):
         channels, places = stage.input_shape[0], RouteMap(stage.chain)
         windows, spatial = _torus(stage.chain)
         n, half = math.prod(spatial), point.frequencies(spatial)
-        width = item if windows is None else 8
+        narrow = windows is None and stage.chain.trailing
+        width = max(item, 4) if narrow else 8
         fft = width / 4 * n * math.log2(max(n, 2))  # of one channel
         cost = Cost(
             fft=channels * fft,
@@ -145,18 +149,23 @@ class Spectral(Strategy):
 def _evaluate_circular(problem: Problem, values: Values, spatial: tuple[int, ...]) -> Evaluation:
     """Append the forms of a circular stack, and M x̂ as one product or at each frequency."""
     builder, chain = values.builder, problem.stage.chain
-    spectrum = builder.add(point.Fourier, values.unit, name="spectrum")
+    wide = not chain.trailing
+    source = _add_exact(values, ()) if wide else values.unit
+    spectrum = builder.add(point.Fourier, source, name="spectrum")
     responses = _responses(problem)
     transfers = [_transfer(z, spatial).transpose(0, 1) for z in responses]
     factors = _factors(chain, transfers, spatial)
-    energies = tuple((_add_form(values, spectrum, item, [], wide=False),) for item, _ in factors)
+    energies = tuple((_add_form(values, spectrum, item, [], wide=wide),) for item, _ in factors)
     if chain.trailing:
-        matrix, gain = base.normalised(_matrix(problem, responses[-1]))
+        by_layers = problem.effort_of_matrix() < _effort_by_spectrum(problem)
+        matrix = problem.matrix if by_layers else _matrix(problem, responses[-1])
+        matrix, gain = base.normalised(matrix)
         image = base.add_product(values, values.flat, matrix, gain)
     else:
         image, gain = _add_inverse(values, spectrum, transfers[-1], spatial)
     norms, size = [norm for _, norm in factors], math.prod(chain.input_shape)
-    certificate = problem.certificate(size, norms=norms, shift=0.0, margin=1.0)
+    dtype = wide_dtype(problem.device) if wide else problem.dtype
+    certificate = problem.certificate(size, norms=norms, dtype=dtype, shift=0.0, margin=1.0)
     return Evaluation(image, energies, gain, certificate)
 
 
@@ -193,10 +202,10 @@ def _add_inverse(
     """Append the product with Z_k at each frequency and the way back; return the value and the gain."""
     builder = values.builder
     scaled, gain = base.normalised(transfer)
-    held = values.constant("transfer", torch.view_as_real(scaled).clone())
+    held = values.constant("transfer", torch.view_as_real(scaled).clone(), wide=True)
     product = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
     image = builder.add(point.InverseFourier, product, name="image", size=spatial)
-    if not values.wide:  # spectra of half precision are in float32
+    if not values.wide:
         image = builder.add(layer.Cast, image, name="image", to=layer.WORKING)
     return image, gain
 
@@ -219,12 +228,27 @@ def _matrix(problem: Problem, response: Tensor) -> Tensor:
         back: Tensor = torch.fft.irfftn(image, s=spatial, dim=tuple(range(2, image.dim())))
         return back.flatten(1)
 
+    # The rows, their spectrum and its products, as complex numbers, with their marks of what is not 0.
+    kept = 12 * response.shape[1] * math.prod(spatial)
+    chunk, total = max(1, COLUMN_BYTES // (8 * kept)), math.prod(chain.output_shape)
     parts = []
-    for impulse in impulses(chain.output_shape, _ROWS, problem.stage.device):
+    batches = impulses(chain.output_shape, chunk, problem.stage.device)
+    for impulse in progress(batches, -(-total // chunk), "folding M"):
         rows = adjoint(chain.trailing, impulse)
         count = product((rows != 0).double(), adjoints[1])
         parts.append(product(rows, adjoints[0]).masked_fill_(count < 0.5, 0.0))
     return torch.cat(parts)
+
+
+def _effort_by_spectrum(problem: Problem) -> float:
+    """Bound the multiply-adds of M through the spectrum: the layers behind, transforms, products."""
+    chain, spatial = problem.stage.chain, problem.stage.chain.input_shape[1:]
+    n = math.prod(spatial)
+    before = chain.trailing[0].input_shape[0]
+    transforms = 20.0 * n * math.log2(max(n, 2)) * (before + chain.input_shape[0])
+    products = 4.0 * n * before * chain.input_shape[0]
+    layers = sum(operator.multiply_adds() for operator in chain.trailing)
+    return math.prod(chain.output_shape) * (2 * layers + transforms + products)
 
 
 def _add_conv(values: Values, x: str, name: str, weight: str, padding: tuple[int, ...]) -> str:
