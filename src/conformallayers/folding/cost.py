@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 
 import torch
@@ -72,8 +73,7 @@ class Cost:
         return BATCH * work + self.calls * machine.call
 
     def __add__(self, other: Cost) -> Cost:
-        values = {name: getattr(self, name) + getattr(other, name) for name in vars(self)}
-        return replace(self, **values)
+        return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
 
 
 # Two cores of a server CPU; used where measuring is switched off or disturbed.
