@@ -30,7 +30,7 @@ NETWORKS = [
 ]
 PAUSE = 0.03  # seconds between two turns: a spinning thread would slow the next process down
 LIMIT = 1.05
-LONG = 5.0  # seconds: what takes longer is repeated twice only
+LONG = 5.0  # seconds: what takes longer is repeated once for each pair only
 BUDGET = 60.0  # seconds of a row; but there are five turns at least
 Row = dict[str, Any]
 
@@ -118,7 +118,7 @@ def network(cl: Any, name: str) -> Any:
 
 
 def in_turns(pairs: list[list[Worker]], rounds: int, question: Row) -> list[list[float]]:
-    """Return the seconds of both checkouts; pairs and the workers of a pair take turns, and so does who is first."""
+    """Return the seconds of both checkouts: pairs take turns, and so do the workers of a pair."""
     times: list[list[float]] = [[], []]
     started = time.monotonic()
     for turn in range(max(rounds, len(pairs))):

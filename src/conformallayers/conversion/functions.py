@@ -96,7 +96,7 @@ def module_for(node: fx.Node, values: Values) -> Replacement:
 
 
 def modules_of_call(node: fx.Node, rank: int) -> list[nn.Module]:
-    """Return the modules that compute a function of one tensor of a rank and constants; none if there are none."""
+    """Return the modules that compute a function of one tensor and constants in a row; empty if none do."""
     if len(node.all_input_nodes) != 1 or node.target not in {*_MODULES, *_MEANS}:
         return []
     found = _mean(node, rank, {}) if node.target in _MEANS else _function(node, {})

@@ -158,8 +158,8 @@ class Folded(RecipeModule):
             got, remedy = f"one on {x.device}", "Move one of them with .to(device)."
             raise refusal("Folded", f"an input on {anchor.device}", got, remedy)
         if x.dtype != anchor.dtype:
-            own = " or fold with dtype=...," if x.is_floating_point() else ""
-            remedy = f"Convert the input,{own} as in x.to({anchor.dtype})."
+            other = f", or fold with dtype={x.dtype}" if x.is_floating_point() else ""
+            remedy = f"Convert the input with x.to({anchor.dtype}){other}."
             raise refusal("Folded", f"an input of dtype {anchor.dtype}", f"{x.dtype}", remedy)
         return super().forward(x)
 

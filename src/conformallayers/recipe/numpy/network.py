@@ -11,9 +11,7 @@ from ..places import Array
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RUN
 
-_REMEDY = (
-    'Fold with strategy="dense", which keeps no layers inside a ConformalLayers, or use cl.load.'
-)
+_REMEDY = "Use cl.load, which runs every operation."
 
 
 class Network:
