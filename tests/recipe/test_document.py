@@ -1,13 +1,11 @@
-"""Recipes as JSON, their schema in the documentation, and the golden files."""
+"""Recipes as JSON, and the golden files."""
 
 from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,6 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe import file as limits
-from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.document import describe, read_recipe
 from conformallayers.recipe.recipe import OPERATIONS
 from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
@@ -110,49 +106,3 @@ def test_every_operation_and_strategy_has_a_golden_file() -> None:
     assert {folded.strategy for folded in folds} >= set(STRATEGIES)
     assert {folded.dtype for folded in folds} >= {torch.float64, torch.float16, torch.bfloat16}
     assert sum(path.stat().st_size for path in GOLDEN) < 320_000
-
-
-# -- the written schema -------------------------------------------------------------------------
-
-
-def test_the_documentation_lists_every_operation() -> None:
-    """One row for each: its name, then its constants and its settings by their stored names."""
-    text = (ROOT / "docs" / "files.md").read_text()
-    rows = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        found = re.fullmatch(r"`(\w+)`", cells[0])
-        if found and found[1] in OPERATIONS and len(cells) == 5:
-            rows[found[1]] = [re.findall(r"`(\w+)`", cell) for cell in cells[2:4]]
-    for kind, operation in OPERATIONS.items():
-        if kind == "call":
-            continue
-        assert kind in rows, f"docs/files.md has no row for {kind}"
-        for number, role in enumerate(("constant", "setting")):
-            names = [f.metadata[role] for f in fields(operation) if role in f.metadata]
-            names = [name for name in names if name != "module"]
-            assert rows[kind][number] == names, f"docs/files.md: {role}s of {kind}"
-    assert set(rows) == set(OPERATIONS) - {"call"}
-
-
-def test_the_documentation_lists_every_limit() -> None:
-    text = (ROOT / "docs" / "files.md").read_text()
-    powers = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-    rows = {
-        "operations": f"{limits.OPERATIONS_LIMIT:,}",
-        "elements of one value of a sample, its padding included": limits.VALUE_LIMIT,
-        "elements that a sample needs at a time": limits.SAMPLE_LIMIT,
-        "elements of a window of a pooling": limits.WINDOW_LIMIT,
-        "places along an axis of `upsample`, and of `pad` with a mode": limits.PLACES_LIMIT[
-            layer.Upsample
-        ],
-        "places along an axis of `adaptive_avg_pool` and `adaptive_max_pool`": limits.PLACES_LIMIT[
-            layer.AdaptiveAvgPool
-        ],
-        "elements of all windows of a `conv`, in numpy alone": cln.WINDOWS_LIMIT,
-    }
-    for name, limit in rows.items():
-        shown = (
-            limit if isinstance(limit, str) else "2" + str(limit.bit_length() - 1).translate(powers)
-        )
-        assert f"| {name} | {shown} |" in text
