@@ -1,7 +1,6 @@
 """Print a markdown table: a folded LeNetCL in ONNX Runtime and in torch, and the nodes of its graph.
 
-Times are medians of :func:`conformallayers.compare`, in turns, on the same number of threads. Run it with
-``python benchmarks/onnx_runtime.py`` on a machine that does nothing else.
+Times are medians of calls in turns, on the same number of threads. Run it with ``python benchmarks/onnx_runtime.py`` on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import onnx
 import torch
 
 import conformallayers as cl
+from conformallayers.testing.checks import reference, relative_error
+from conformallayers.utils.timing import interleave
 
 SHAPE = (3, 32, 32)
-ENGINE = "onnxruntime"
 
 
 def row(strategy: str, batch: int, executions: int, path: Path) -> str:
@@ -27,11 +27,14 @@ def row(strategy: str, batch: int, executions: int, path: Path) -> str:
     cl.export_onnx(folded, path)
     nodes, size = len(onnx.load(path).graph.node), path.stat().st_size / 2**20
     x = torch.rand(batch, *SHAPE)
-    result = cl.compare(model, folded, x, engines=[ENGINE], executions=executions)
-    eager, ort = (result.milliseconds[name] for name in ("folded", ENGINE))
+    session = cl.Session(folded, engine="onnxruntime")
+    runs = {"torch": torch.inference_mode()(lambda: folded(x)), "ort": lambda: session(x)}
+    times = interleave(runs, executions)
+    eager, ort = (1e3 * times[name].median for name in ("torch", "ort"))
+    error = relative_error(session(x), reference(model, x))
     return (
         f"| {strategy} | {nodes} | {size:.2f} | {batch} | {eager:.3f} | {ort:.3f} "
-        f"| {eager / ort:.2f} | {result.errors[ENGINE]:.1e} |"
+        f"| {eager / ort:.2f} | {error:.1e} |"
     )
 
 

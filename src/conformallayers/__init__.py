@@ -44,8 +44,7 @@ _NAMES = {
     "recipe.c.files": ("CExport",),
     "recipe.c.export": ("export_c",),
     "recipe.onnx.export": ("export_onnx",),
-    "session.session": ("Session",),
-    "session.compare": ("compare",),
+    "session": ("Session",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _SUBMODULES = ("functional", "networks", "testing", "zoo")
@@ -107,8 +106,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .recipe.onnx.export import export_onnx as export_onnx
     from .registry.registry import register_homogeneous as register_homogeneous
     from .registry.registry import register_linear as register_linear
-    from .session.compare import compare as compare
-    from .session.session import Session as Session
+    from .session import Session as Session
     from .testing import fold_error as fold_error
 
 

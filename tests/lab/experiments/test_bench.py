@@ -69,14 +69,14 @@ def test_table_has_units(tmp_path: Path) -> None:
 
 def test_speed_up_is_that_of_the_fastest_fold() -> None:
     times = {"eager": [2.0], "onnx": [1.0], "against": [0.8], "layers": [3.0], "folded": [0.5]}
-    times |= {"session-c": [0.4], "tolerance": [0.1]}
+    times |= {"session-numpy": [0.4], "tolerance": [0.1]}
     row = {"network": "a b.safetensors", "batch": 1, "strategy": "conv", "error": None}
     accuracy = {"relu": 0.7, "fold": 0.75}
     header, (line,) = bench.cells([{**row, "times": times, "accuracy": accuracy}])
     assert header[-6:] == [
         *("strategy", "fastest fold", "fastest other", "speed-up", "error", "accuracy")
     ]
-    assert line[-6:] == ["conv", "session-c", "against", "2.00", "", "75.00 %, ReLU 70.00 %"]
+    assert line[-6:] == ["conv", "session-numpy", "against", "2.00", "", "75.00 %, ReLU 70.00 %"]
     plain = {**row, "times": {"eager": [1.0]}, "accuracy": None, "strategy": ""}
     assert bench.cells([plain])[1][0][2:] == ["1.000", "", "", "eager", "", "", "not known"]
 

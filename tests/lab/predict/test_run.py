@@ -50,7 +50,7 @@ def rows_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-@pytest.mark.parametrize("engine", ["torch", "numpy", "onnxruntime", "c"])
+@pytest.mark.parametrize("engine", ["torch", "numpy", "onnxruntime"])
 def test_rows_hold_softmax_and_scores(
     engine: str, grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -528,7 +528,7 @@ def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (["--batch", 0], "--batch: expected a value greater than 0, got 0"),
         (
             ["--engine", "jax"],
-            "--engine: expected one of auto, torch, numpy, onnxruntime, c, got 'jax'",
+            "--engine: expected one of auto, torch, numpy, onnxruntime, got 'jax'",
         ),
         (["--workers", 2], "--workers: expected --ray beside it, got none"),
         (["--address", "auto"], "--address: expected --ray beside it"),

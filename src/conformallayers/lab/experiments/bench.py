@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from ...errors import ConformalError
 from ...folding.fold import fold
 from ...folding.folded import Folded
-from ...session.compare import FOLDED, LAYERS
-from ...session.session import ENGINES
+from ...session import ENGINES
 from ...testing import fold_error
 from ...utils.files import replace_file, write_json
 from ...utils.quiet import ignored_warnings
@@ -32,6 +31,8 @@ from ..report import figures
 from ..training.runs import commit
 from .engines import (
     AGAINST,
+    FOLDED,
+    LAYERS,
     TOLERANCE,
     OnnxFile,
     fastest,

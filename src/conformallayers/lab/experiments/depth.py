@@ -13,12 +13,12 @@ from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
-from ...session.compare import run_module
 from ...testing import fold_error
 from ...utils.timing import interleave
 from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
+from .engines import run_module
 from .options import DepthOptions
 from .records import Measurements, Row
 

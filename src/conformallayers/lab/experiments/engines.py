@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from ...errors import ConformalError, cause_line, missing_extra, refusal
 from ...folding.folded import Folded
+from ...nn.container import layer_by_layer
 from ...recipe.onnx.export import inference_session
-from ...session.compare import FOLDED, LAYERS, run_module
-from ...session.session import Session
+from ...session import Session
 from ...utils.quiet import ignored_warnings
 
+LAYERS, FOLDED = "layers", "folded"  # the engines of a model and of its fold in torch
 TOLERANCE = "tolerance"  # the engine of a fold with a tolerance
 AGAINST = "against"  # the engine of an ONNX file
 SESSION = "session-"  # followed by the engine of a session
-SESSIONS = ("onnxruntime", "c")  # unless others are named
+SESSIONS = ("onnxruntime",)  # unless others are named
 _ONNX_DTYPES = {
     "tensor(float)": torch.float32,
     "tensor(double)": torch.float64,
@@ -36,8 +37,8 @@ def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
     """Return the fastest engine of the exact fold, and of the ReLU network or the ONNX file; None if there is none.
 
     Examples:
-        >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-c": 0.4, "tolerance": 0.3})
-        ('session-c', 'onnx')
+        >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-numpy": 0.4, "tolerance": 0.3})
+        ('session-numpy', 'onnx')
     """
     order = sorted(times, key=lambda name: times[name])
     folds = [name for name in order if name == FOLDED or name.startswith(SESSION)]
@@ -131,6 +132,13 @@ def open_sessions(
         except ConformalError as error:
             notes[SESSION + name] = skipped(error)
     return sessions, notes
+
+
+def run_module(model: nn.Module, x: Tensor) -> Tensor:
+    """Run a model for a timing; a ConformalLayers that is not folded runs layer by layer."""
+    with torch.inference_mode(), layer_by_layer():
+        y: Tensor = model(x)
+    return y
 
 
 def fold_engines(

@@ -187,7 +187,7 @@ class BenchOptions:
         depths: Depths of DkNet, zero-padded and circular.
         executions: Timed calls of each engine, three per turn.
         tolerance: Also fold with this relative error of the denominator, for pixels in [0, 1].
-        sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy, c; onnxruntime and c if none is given.
+        sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy; onnxruntime if none is given.
         input_shape: Shape of one sample, such as 3 64 64, for a model file that does not tell it.
         against: ONNX file to time beside every network, in ONNX Runtime.
         threads: Threads of every engine but C, which has one; all cores if not given.

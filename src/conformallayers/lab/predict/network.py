@@ -23,7 +23,7 @@ from ..training.saved_models import (
 from .arrays import Array
 from .options import PredictOptions
 
-ENGINES = ("auto", "torch", "numpy", "onnxruntime", "c")
+ENGINES = ("auto", "torch", "numpy", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _open_torch(
 
     network: Callable[[torch.Tensor], torch.Tensor] = module
     if engine != "torch":
-        from ...session.session import Session
+        from ...session import Session
 
         network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ class PredictOptions:
         batch: Images to read and run at a time.
         resize: Scale images of another size; otherwise they count as broken. A network of the zoo, or one that was trained on a folder of pictures, always scales.
         labels: Text file with the name of each class, one per line; those of the model if not given.
-        engine: torch, numpy (imports no torch), onnxruntime, c, or auto: torch if it is installed, else numpy. numpy takes folds only; the others fold what is not folded.
+        engine: torch, numpy (imports no torch), onnxruntime, or auto: torch if it is installed, else numpy. numpy takes folds only; the others fold what is not folded.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
         ray: Share the work among processes with Ray.
         workers: Processes of Ray; 2 if not given.

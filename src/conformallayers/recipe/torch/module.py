@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import refusal
-from ...functional import is_plain, transformed
+from ...functional import transformed
 from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
@@ -21,7 +21,6 @@ from ..operation import Shape
 from ..point_operations import Advance, Grow
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RULES, RUN
-from .single import SINGLE, OutsideLimits, runs_single
 
 Self = TypeVar("Self", bound="Constants")
 
@@ -81,7 +80,6 @@ class RecipeModule(nn.Module):
             for name in op.inputs[:1]
         }
         shapes = recipe.shapes()
-        self._single = runs_single(recipe, shapes)
         self.chunk_size: int | None = None
         if recipe.by_sample:
             per_sample = max(4, dtype.itemsize) * recipe.peak_elements(shapes)
@@ -113,29 +111,9 @@ class RecipeModule(nn.Module):
         return in_chunks(self._run, x, self.chunk_size)
 
     def _run(self, x: Tensor) -> Tensor:
-        known = self._single and not torch.compiler.is_compiling()  # else the batch has no number
-        if known and x.shape[0] == 1 and is_plain(x):
-            try:
-                return self._run_single(x)
-            except OutsideLimits:
-                pass  # it runs as a batch, which is normalised
         values = self.evaluate({INPUT: x})
         result: Tensor = values[self._bare.output]
         return result.contiguous() if result.dim() == 4 and not transformed() else result
-
-    def _run_single(self, x: Tensor) -> Tensor:
-        values: dict[str, Any] = {INPUT: x}
-        for operation, dropped in self._steps:
-            inputs = [values[name] for name in operation.inputs]
-            result = SINGLE[type(operation)](operation, self, *inputs)
-            if len(operation.outputs) == 1:
-                values[operation.outputs[0]] = result
-            else:
-                values.update(zip(operation.outputs, result, strict=True))
-            for name in dropped:
-                del values[name]
-        y: Tensor = values[self._bare.output]
-        return y.contiguous()
 
     def evaluate(
         self, values: dict[str, Any], keep: bool = False, operations: slice = slice(None)

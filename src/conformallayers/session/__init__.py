@@ -1,1 +1,0 @@
-"""Run a fold in the engine that is fastest for it."""
