@@ -42,14 +42,14 @@ quick: lint
 test: $(READY)
 	$(MAKE) --no-print-directory -j 2 lint package
 	$(MAKE) --no-print-directory -j 2 types unit
-	$(BIN)/python -m conformallayers.testing.soak --minutes 1 --jobs 2
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes 1 --jobs 2
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q -n 2
 
 MINUTES ?= 120
 soak: $(READY)
-	$(BIN)/python -m conformallayers.testing.soak --minutes $(MINUTES) --jobs 2
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(MINUTES) --jobs 2
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -n 2 -m 'not browser'

@@ -13,7 +13,7 @@ import onnx
 import torch
 
 import conformallayers as cl
-from conformallayers.testing.checks import reference, relative_error
+from conformallayers.testing import reference, relative_error
 from conformallayers.utils.timing import interleave
 
 SHAPE = (3, 32, 32)

@@ -23,8 +23,8 @@ from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.recipe import Recipe
 from conformallayers.recipe.torch.module import RecipeModule
 from conformallayers.testing import relative_error
-from conformallayers.testing.recipes import RECIPE_CASES
 from conformallayers.zoo import load
+from recipe_cases import RECIPE_CASES
 
 COMPILER = shutil.which("cc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler")

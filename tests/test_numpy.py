@@ -15,8 +15,8 @@ from torch import nn
 
 import conformallayers as cl
 import conformallayers.numpy as cln
+from cases import LINEAR_CASES, Case
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.testing.cases import LINEAR_CASES, Case
 from nets import DTYPES, NETS, SHAPE, folds, net
 from oracle import randomise, relative_error
 from support import samples

@@ -90,7 +90,6 @@ ORDER = (
     "folding.files",
     "session",
     "zoo",
-    "testing.soak",
     "lab",
     "cli",
     "__main__",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe.recipe import OPERATIONS, Recipe
-from conformallayers.testing.recipes import RECIPE_CASES
+from recipe_cases import RECIPE_CASES
 
 FOLDER = Path(__file__).parent / "golden"
 SHAPE = 1, 6, 6

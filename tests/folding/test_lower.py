@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from cases import LINEAR_CASES, Case
 from conformallayers.folding.lower import LOWER, Lowering, by_axis, by_sample, find_lowering
 from conformallayers.nn.extra_layers import ChannelScale
 from conformallayers.nn.homogeneous import Channels
 from conformallayers.recipe.layer_operations import Call
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.testing import LINEAR_CASES
-from conformallayers.testing.cases import Case
 from oracle import randomise, relative_error
 from support import samples
 

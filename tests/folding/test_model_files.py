@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import conformallayers as cl
+from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.folding.model_files import COMPOSITES
-from conformallayers.testing.cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.utils.fingerprint import fingerprint
 from nets import NETS, SHAPE, net
 from stored import JUNK, StoredFile, places, refused

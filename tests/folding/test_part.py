@@ -10,7 +10,7 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.testing.oracle import oracle
+from oracle import oracle
 
 SHAPE = (2, 20, 20)
 

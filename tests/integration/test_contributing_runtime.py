@@ -15,8 +15,8 @@ from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.operation import Operation, Runtime
 from conformallayers.recipe.recipe import INPUT, Recipe
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.testing.recipes import RECIPE_CASES
 from oracle import relative_error
+from recipe_cases import RECIPE_CASES
 from support import assert_says, samples
 
 Numbers = list[float]

@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import conformallayers as cl
+from cases import ALPHAS
 from conformallayers.folding.strategies import STRATEGIES
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, both_forms, folds, samples
@@ -90,7 +91,7 @@ def random_stack(style: str, seed: int) -> tuple[cl.ConformalLayers, tuple[int, 
                 shape = list(layer(torch.zeros(1, *shape)).shape[1:])
             modules.append(layer)
         if position < depth:
-            alpha = draw.choice(cl.testing.ALPHAS)
+            alpha = draw.choice(ALPHAS)
             projective = form == "projective" or (form == "mixed" and draw.random() < 0.5)
             modules.append(cl.ReSPro(alpha, projective=projective))
     if draw.random() < 0.3:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import conformallayers as cl
+from cases import ALPHAS
 from conformallayers.recipe.point_operations import Divide, SumSquares
-from conformallayers.testing.cases import ALPHAS
 from oracle import exact, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, chain_of, folds, operations, samples
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import conformallayers as cl
-from conformallayers.testing.cases import ALPHAS
+from cases import ALPHAS
 from oracle import exact, gradient_error, oracle, randomise, relative_error
 from support import DTYPES, TOLERANCES, samples
 

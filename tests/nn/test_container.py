@@ -21,6 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
+from cases import ALPHAS
 from conformallayers.nn import container
 from conformallayers.recipe.torch.module import RecipeModule
 from nets import POOLED_SHAPE, SHAPE, circular_net, conv_stack, pooled_net
@@ -93,7 +94,7 @@ def test_state_dict_is_that_of_the_plain_twin(x: Tensor) -> None:
     assert relative_error(model(x), exact_output(model, x)) <= 5e-6
 
 
-@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_strict_round_trip_through_a_file(alpha: str | float | None, x: Tensor) -> None:
     model, other = pooled_net(alpha), pooled_net(alpha)
     model(x)  # gives a spectral activation its norm
@@ -121,13 +122,13 @@ def test_load_by_assignment_from_meta(x: Tensor) -> None:
 
 
 def test_to_meta(x: Tensor) -> None:
-    for alpha in cl.testing.ALPHAS:
+    for alpha in ALPHAS:
         assert pooled_net(alpha).to("meta")(x.to("meta")).is_meta
     for folded in folds(pooled_net(), POOLED_SHAPE).values():
         assert folded.to("meta")(x.to("meta")).shape == (5, 4)
 
 
-@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_copies(alpha: str | float | None, x: Tensor) -> None:
     model = pooled_net(alpha)
     model(x)
@@ -202,7 +203,7 @@ def test_functional_call(x: Tensor) -> None:
             assert relative_error(model(x), exact_output(model, x)) <= 5e-6
 
 
-@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_gradients_of_each_sample(alpha: str | float | None, x: Tensor) -> None:
     model = pooled_net(alpha).double().eval()
     x = x.double()
@@ -381,7 +382,7 @@ def test_shared_memory() -> None:
         assert relative_error(model.eval()(x), wanted) <= 5e-6
 
 
-@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_equal_seeds_equal_runs(alpha: str | float | None) -> None:
     torch.use_deterministic_algorithms(True)
     try:

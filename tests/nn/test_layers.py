@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
+from cases import LINEAR_CASES
 
 SPATIAL = [f"{kind}{n}d" for kind in ("Conv", "ConvTranspose") for n in (1, 2, 3)]
 POOLS = [f"{kind}{n}d" for kind in ("AvgPool", "AdaptiveAvgPool") for n in (1, 2, 3)]
@@ -106,7 +107,7 @@ def test_factory_keywords_and_skip_init(build: Callable[..., nn.Module]) -> None
 
 
 def test_repr_takes_one_line_and_equals_that_of_torch() -> None:
-    for case in cl.testing.LINEAR_CASES:
+    for case in LINEAR_CASES:
         layer = case.build()
         if type(layer) in (cl.Residual, cl.Parallel, cl.Split):
             continue  # they show what they hold, as nn.Sequential does

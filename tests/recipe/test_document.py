@@ -18,8 +18,8 @@ from conformallayers.folding.folded import Folded
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.document import describe, read_recipe
 from conformallayers.recipe.recipe import OPERATIONS
-from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from oracle import relative_error
+from recipe_cases import RECIPE_CASES, RecipeCase
 from stored import JUNK, places
 from support import samples
 

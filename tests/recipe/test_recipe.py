@@ -10,7 +10,7 @@ import pytest
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.testing.recipes import RECIPE_CASES
+from recipe_cases import RECIPE_CASES
 
 RECIPES = [case.build() for case in RECIPE_CASES]  # a recipe prints itself where a test fails
 

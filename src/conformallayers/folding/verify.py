@@ -16,7 +16,7 @@ from ..recipe.operation import Operation
 from ..recipe.point_operations import Advance, Normalize, Rebase
 from ..recipe.recipe import Recipe
 from ..scaling import Scaling
-from ..testing.checks import fold_error
+from ..testing import fold_error
 from ..utils.html import Block, Printed, Table
 from .certificate import ErrorBudget, holds, rounding_budget
 from .explicit import Run, StageOperations, Values, forms_of_energies, in_float64, spans_of

@@ -26,7 +26,6 @@ from conformallayers.recipe.c.simplify import simplified
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.testing import relative_error
-from conformallayers.testing.recipes import RECIPE_CASES
 from programs import (
     COMPILER,
     FLAGS,
@@ -39,6 +38,7 @@ from programs import (
     needs_compiler,
     run_program,
 )
+from recipe_cases import RECIPE_CASES
 
 
 def has(recipe: Recipe) -> bool:

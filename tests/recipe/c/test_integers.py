@@ -12,7 +12,7 @@ from torch import nn
 import conformallayers as cl
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe.c.text import functions
-from conformallayers.testing.integer_recipes import integer_builders
+from integer_cases import integer_builders
 from programs import COMPILER, FLAGS, SANITIZED, export, hard, needs_compiler, run_program
 from whole_numbers import same, torch_numbers
 

@@ -10,7 +10,7 @@ import pytest
 from conformallayers.recipe.c.export import WRITE, write
 from conformallayers.recipe.c.memory import Buffer, arrange
 from conformallayers.recipe.c.simplify import simplified
-from conformallayers.testing.recipes import RECIPE_CASES
+from recipe_cases import RECIPE_CASES
 
 
 def overlap(a: Buffer, b: Buffer) -> bool:

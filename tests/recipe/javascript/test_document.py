@@ -24,11 +24,11 @@ from conformallayers.recipe.integer_operations import Dequantize, Quantize
 from conformallayers.recipe.javascript.document import _LACKS, WRITE, javascript_document
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.testing.recipes import RECIPE_CASES
 from nets import NETS, folds
 from node import document_of, needs_node, outputs, run_node
 from oracle import randomise, relative_error
 from programs import Fold
+from recipe_cases import RECIPE_CASES
 from support import assert_says
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}

@@ -22,8 +22,8 @@ from conformallayers.recipe.numpy.network import RUN, Network
 from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from oracle import relative_error
+from recipe_cases import RECIPE_CASES, RecipeCase
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}
 BY_NAME = {case.name: case for case in RECIPE_CASES}

@@ -12,8 +12,8 @@ from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx.coordinates import is_direct
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.testing.recipes import RECIPE_CASES
 from onnx_support import error, node_kinds
+from recipe_cases import RECIPE_CASES
 from support import samples
 
 NARROW, WIDE = np.dtype(np.float32), np.dtype(np.float64)

@@ -22,9 +22,9 @@ from conformallayers.recipe.onnx import export as exporter
 from conformallayers.recipe.onnx.export import export_onnx, onnx_model
 from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from onnx_support import LIMITS, Network, both_dtypes, runtime, session, single
 from oracle import relative_error
+from recipe_cases import RECIPE_CASES, RecipeCase
 from support import samples
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")

@@ -15,8 +15,8 @@ from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx.export import onnx_model
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
-from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
+from recipe_cases import RECIPE_CASES, RecipeCase
 from support import samples
 
 POINT_CASES = [

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from cases import ALPHAS
 from conformallayers.networks import LeNetCL
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.recipe import INPUT, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
-from conformallayers.testing.recipes import RECIPE_CASES, RecipeCase
 from nets import SHAPE, circular_net, conv_stack
 from oracle import exact_output, relative_error
+from recipe_cases import RECIPE_CASES, RecipeCase
 from support import DTYPES, assert_says, folds, samples
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -194,7 +195,7 @@ def inputs(batch: int = 5, seed: int = 0) -> Tensor:
     return samples(SHAPE, torch.float32, batch, seed).abs()
 
 
-@pytest.mark.parametrize("alpha", cl.testing.ALPHAS)
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_autocast_to_bfloat16(alpha: str | float | None) -> None:
     model, x = circular_net(alpha), inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import refusal, shape_text
 from ...folding.certificate import Certificate
-from ...testing import relative_error
+from ...utils.comparison import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
 from .. import integer_operations as integer

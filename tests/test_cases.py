@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
+from cases import ALPHAS, LINEAR_CASES, Case
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Composite
 from conformallayers.registry.registry import _SPECS
 from conformallayers.registry.torch_layers import BATCH_NORMS
-from conformallayers.testing.cases import ALPHAS, LINEAR_CASES, Case
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
 

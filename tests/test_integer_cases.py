@@ -9,7 +9,7 @@ import torch
 
 from conformallayers.folding.folded import Folded
 from conformallayers.recipe.integer_operations import KINDS
-from conformallayers.testing.integer_recipes import integer_builders
+from integer_cases import integer_builders
 from programs import hard
 from whole_numbers import assert_same_everywhere, same, torch_numbers, whole_values
 

@@ -14,17 +14,17 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from ... import numpy as numpy_runtime
-from ...errors import ConformalError
-from ...folding.files import load, save
-from ...folding.fold import fold
-from ...folding.folded import Folded
-from ...folding.strategies import STRATEGIES
-from ...recipe.c.export import export_c
-from ...recipe.onnx.export import LIMITS, open_session
-from .case import Case
-from .generator import Generator, samples
-from .reference import Reference
+from conformallayers import numpy as numpy_runtime
+from conformallayers.errors import ConformalError
+from conformallayers.folding.files import load, save
+from conformallayers.folding.fold import fold
+from conformallayers.folding.folded import Folded
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe.c.export import export_c
+from conformallayers.recipe.onnx.export import LIMITS, open_session
+from soak.case import Case
+from soak.generator import Generator, samples
+from soak.reference import Reference
 
 Run = Callable[[Tensor], Tensor]
 COMPILER = shutil.which("cc")

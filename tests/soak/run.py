@@ -11,14 +11,13 @@ from multiprocessing import get_context
 
 import torch
 
-from . import certificates, files, integers, nets, runtimes, stale
-from .case import Case
+from soak import files, integers, nets, runtimes, stale
+from soak.case import Case
 
 ATTACKS: dict[str, Callable[[Case], None]] = {
     "nets": nets.attack,
     "files": files.attack,
     "stale": stale.attack,
-    "certificates": certificates.attack,
     "runtimes": runtimes.attack,
     "integers": integers.attack,
 }

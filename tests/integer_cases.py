@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..recipe import integer_operations as integer
-from ..recipe import layer_operations as layer
-from ..recipe.operation import Shape
-from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
+from conformallayers.recipe import integer_operations as integer
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe.operation import Shape
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
 def _whole(builder: RecipeBuilder, name: str, *shape: int, most: int = 127) -> str:

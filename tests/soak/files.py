@@ -1,7 +1,7 @@
 """Attack files: mutants with a right checksum, and damaged ones.
 
-A mutant must be refused with a ConformalError, or run: with the same numbers in torch and in numpy, and
-for a model with the same numbers folded and layer by layer. A damaged file must be refused.
+A mutant must be refused with a ConformalError, or give the same numbers in torch and in numpy. A damaged
+file must be refused.
 """
 
 from __future__ import annotations
@@ -17,23 +17,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ... import numpy as numpy_runtime
-from ...errors import ConformalError
-from ...folding.files import load, save
-from ...folding.fold import fold
-from ...folding.folded import Folded
-from ...folding.part import TOLERANCES
-from ...folding.strategies import STRATEGIES
-from ...nn.container import layer_by_layer
-from ...nn.traced import Traced
-from ...recipe.archive import checksum
-from ...recipe.layer_operations import Elementwise
-from ...recipe.recipe import INPUT
-from ...recipe.torch.points import RUN
-from .case import Case, limited_memory, place_of
-from .generator import Generator
+from conformallayers import numpy as numpy_runtime
+from conformallayers.errors import ConformalError
+from conformallayers.folding.files import load, save
+from conformallayers.folding.fold import fold
+from conformallayers.folding.part import TOLERANCES
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe.archive import checksum
+from soak.case import Case, limited_memory
+from soak.generator import Generator
 
 MUTANTS = 20  # of one file
 SECONDS = 30  # of CPU that a mutant may take
@@ -45,20 +39,17 @@ _TYPES = {"F64": "<d", "F32": "<f", "F16": "<e", "I32": "<i"}
 
 
 def attack(case: Case) -> None:
-    """Save a random network or its fold and load mutants of the file."""
+    """Save the fold of a random network and load mutants of the file."""
     model, shape = Generator(case.rng, portable=True).network()
     model = model.to(case.rng.choice((torch.float32, torch.float64)))
-    saved: nn.Module = model
-    traced = any(isinstance(module, Traced) for module in model.modules())  # no file describes it
-    if traced or case.rng.random() < 0.8:
-        try:
-            saved = fold(model, shape, strategy=case.rng.choice(("auto", *STRATEGIES)))
-        except ConformalError:
-            saved = fold(model, shape)
-    case.subject = f"{type(saved).__name__} {shape} {model}"
+    try:
+        folded = fold(model, shape, strategy=case.rng.choice(("auto", *STRATEGIES)))
+    except ConformalError:
+        folded = fold(model, shape)
+    case.subject = f"{shape} {model}"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "net.safetensors"
-        save(saved, path)
+        save(folded, path)
         content = path.read_bytes()
         for _ in range(MUTANTS):
             if case.rng.random() < 0.15:
@@ -67,7 +58,7 @@ def attack(case: Case) -> None:
             else:
                 text, mutant = _mutant(case.rng, content)
                 path.write_bytes(mutant)
-                _check_mutant(case, text, path, shape, isinstance(saved, Folded))
+                _check_mutant(case, text, path)
 
 
 def _check_damaged(case: Case, path: Path) -> None:
@@ -80,13 +71,13 @@ def _check_damaged(case: Case, path: Path) -> None:
         case.find(f"{read.__module__}.load takes a file with a wrong checksum")
 
 
-def _check_mutant(case: Case, text: str, path: Path, shape: tuple[int, ...], folded: bool) -> None:
+def _check_mutant(case: Case, text: str, path: Path) -> None:
     """Load and run a mutant in two ways and compare them; a third result shows its condition."""
     case.counts["mutants"] += 1
     begun = time.process_time()
     try:
         with limited_memory(MEMORY):
-            results = _run_fold(path) if folded else _run_model(path, shape)
+            results = _run(path)
     except ConformalError:
         case.counts["mutants refused"] += 1
         return
@@ -102,40 +93,12 @@ def _check_mutant(case: Case, text: str, path: Path, shape: tuple[int, ...], fol
         case.find(f"{text}: {fault}")
 
 
-def _run_fold(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+def _run(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     network: Any = load(path)
     arrays = numpy_runtime.load(path)
     x = torch.randn(3, *network.input_shape, dtype=torch.float64).to(network.dtype)
     with torch.no_grad():
-        return network(x), torch.from_numpy(arrays(x.double().numpy())), _run_shaken(network, x)
-
-
-def _run_shaken(network: Folded, x: Tensor) -> Tensor:
-    """Run a fold with a shaken input, and with other digits where torch loses them in GELU."""
-    values = {INPUT: _shaken(x)}
-    for operation in network.recipe.operations:
-        RUN.step(operation, network, values)
-        if isinstance(operation, Elementwise) and operation.function == "gelu":
-            (source,), (name,) = operation.inputs, operation.outputs
-            # 1 + erf(x/√2) is rounded, and x/2 times that is the value.
-            values[name] = values[name] + torch.finfo(x.dtype).eps * values[source] / 2
-    return values[network.recipe.output]
-
-
-def _run_model(path: Path, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    model = load(path).eval()
-    held = (tensor.dtype for tensor in model.state_dict().values() if tensor.is_floating_point())
-    x = torch.randn(3, *shape, dtype=torch.float64).to(next(held, torch.float32))
-    try:
-        with torch.no_grad():
-            with layer_by_layer():
-                expected = model(x)
-            return model(x), expected, model(_shaken(x))
-    except (RuntimeError, IndexError) as error:
-        # Layers around a ConformalLayers that do not fit together are torch's to refuse.
-        if place_of(error).startswith("testing/"):
-            raise ConformalError(str(error)) from error
-        raise
+        return network(x), torch.from_numpy(arrays(x.double().numpy())), network(_shaken(x))
 
 
 def _shaken(x: Tensor) -> Tensor:

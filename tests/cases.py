@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
-from ..nn import extra_layers, homogeneous, layers
-from ..nn.branches import Parallel, Residual
-from ..nn.homogeneous import Split
+from conformallayers.nn import extra_layers, homogeneous, layers
+from conformallayers.nn.branches import Parallel, Residual
+from conformallayers.nn.homogeneous import Split
 
 ALPHAS: tuple[str | float | None, ...] = (None, "young", "spectral", "learned", 2.5)
 

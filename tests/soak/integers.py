@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import ConformalError
-from ...folding.fold import fold
-from ...folding.quantize import quantize
-from ...folding.strategies import STRATEGIES
-from ...recipe import integer_operations
-from ...recipe.integer_operations import keeps_integers
-from ...recipe.layer_operations import AddConstant
-from ...recipe.operation import Operation
-from .case import Case
-from .generator import Generator, samples
-from .runtimes import outputs
+from conformallayers.errors import ConformalError
+from conformallayers.folding.fold import fold
+from conformallayers.folding.quantize import quantize
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.recipe import integer_operations
+from conformallayers.recipe.integer_operations import keeps_integers
+from conformallayers.recipe.layer_operations import AddConstant
+from conformallayers.recipe.operation import Operation
+from soak.case import Case
+from soak.generator import Generator, samples
+from soak.runtimes import outputs
 
 _LIMIT = 1e-5  # of functions of floats, of the largest output
 

@@ -1,4 +1,4 @@
-"""Fold errors as numbers and as asserts; the library's own tests use the same functions.
+"""Checks for users: how far a fold is from its layers, as a number and as an assert.
 
 Tolerances come from one table per dtype and are relative to the norm of each output sample.
 """
@@ -11,12 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import checked_shape, refusal
-from ..folding.fold import fold
-from ..folding.folded import Folded
-from ..folding.part import TOLERANCES
-from ..nn.container import layer_by_layer
-from ..registry.registry import find_spec
+from .errors import checked_shape, refusal
+from .folding.fold import fold
+from .folding.folded import Folded
+from .folding.part import TOLERANCES
+from .nn.container import layer_by_layer
+from .registry.registry import find_spec
+from .utils.comparison import relative_error
+
+__all__ = [
+    "TOLERANCES",
+    "assert_folds",
+    "assert_homogeneous",
+    "assert_linear",
+    "fold_error",
+    "reference",
+    "relative_error",
+]
 
 
 def reference(model: nn.Module, x: Tensor) -> Tensor:
@@ -25,22 +36,6 @@ def reference(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad(), layer_by_layer():
         result: Tensor = exact(x.double())
     return result
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest ``‖actual − expected‖ / ‖expected‖`` over the samples.
-
-    Where ``expected`` is 0, the error is 0 if ``actual`` is 0 as well, and infinite otherwise.
-    """
-    if actual.shape != expected.shape:
-        raise refusal("relative_error", f"{tuple(expected.shape)}", f"{tuple(actual.shape)}", "")
-    if not len(expected):
-        return 0.0
-    expected = expected.double().flatten(1)
-    difference = torch.linalg.vector_norm(actual.double().flatten(1) - expected, dim=1)
-    size = torch.linalg.vector_norm(expected, dim=1)
-    error = torch.where(difference == 0, torch.zeros_like(size), difference / size)
-    return float(error.detach().max())
 
 
 def fold_error(model: nn.Module, folded: Folded, x: Tensor) -> float:

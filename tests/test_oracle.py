@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.testing.oracle import Run, bound_of, oracle, run_conformal
+from oracle import Run, bound_of, oracle, run_conformal
 
 
 def matrix(module: nn.Module, shape: tuple[int, ...]) -> Tensor:
@@ -51,7 +51,7 @@ def test_an_activation_without_a_step_is_named() -> None:
     class Other(cl.RadialActivation):
         rule = cl.Gnomonic.rule
 
-    with pytest.raises(TypeError, match=r"testing/oracle\.py has no step of Other"):
+    with pytest.raises(TypeError, match=r"tests/oracle\.py has no step of Other"):
         oracle(cl.ConformalLayers(cl.Linear(2, 2), Other(1.0)), torch.ones(1, 2))
 
 

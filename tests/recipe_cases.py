@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..recipe import layer_operations as layer
-from ..recipe import point_operations as point
-from ..recipe.operation import Operation, Shape
-from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
-from .integer_recipes import integer_builders
+from conformallayers.recipe import layer_operations as layer
+from conformallayers.recipe import point_operations as point
+from conformallayers.recipe.operation import Operation, Shape
+from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from integer_cases import integer_builders
 
 _SPATIAL: dict[int, Shape] = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # by the number of axes
 

@@ -7,14 +7,14 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConformalError
-from ...folding.fold import fold
-from ...folding.strategies import STRATEGIES
-from ...nn.container import layer_by_layer
-from ...recipe import point_operations as point
-from .case import Case
-from .generator import Generator, Shape, samples
-from .reference import Reference, noise_of
+from conformallayers.errors import ConformalError
+from conformallayers.folding.fold import fold
+from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.nn.container import layer_by_layer
+from conformallayers.recipe import point_operations as point
+from soak.case import Case
+from soak.generator import Generator, Shape, samples
+from soak.reference import Reference, noise_of
 
 
 def attack(case: Case) -> None:

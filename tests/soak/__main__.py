@@ -1,4 +1,4 @@
-"""python -m conformallayers.testing.soak --minutes N --seed S [--only KIND] [--case K] [--jobs J]."""
+"""PYTHONPATH=tests python -m soak --minutes N --seed S [--only KIND] [--case K] [--jobs J]."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import argparse
 import os
 from datetime import UTC, datetime
 
-from ...utils.text import table
-from . import runtimes
-from .case import Case
-from .run import ATTACKS, run, soak, soak_in_processes
+from conformallayers.utils.text import table
+from soak import runtimes
+from soak.case import Case
+from soak.run import ATTACKS, run, soak, soak_in_processes
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,9 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     today = int(datetime.now(UTC).strftime("%Y%m%d"))
-    parser = argparse.ArgumentParser(
-        prog="python -m conformallayers.testing.soak", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=today, help="the day, unless given")
     parser.add_argument("--only", choices=sorted(ATTACKS), help="one kind of attack")
