@@ -31,9 +31,9 @@ def demo(*, out: Path = Path("demo"), epochs: PositiveInt = 20, seed: NonNegativ
         epochs: Passes over the training images.
         seed: Seed of the weights and the order of the images.
     """
-    from ..lab.experiments.demo import DemoConfig, run_demo
+    from ..lab.experiments.demo import run_demo
 
-    run_demo(out, DemoConfig(epochs=epochs, seed=seed))
+    run_demo(out, epochs=epochs, seed=seed)
 
 
 def bench(networks: tuple[str, ...] = (), *, options: Flat[BenchOptions] = None) -> None:
@@ -144,10 +144,10 @@ def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptio
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
-        run: Run folder, checkpoint, or a name of the zoo.
+        run: Run folder or checkpoint.
         dataset: Data set whose test images are used; the one it was trained on if not given.
     """
-    from ..lab.experiments.inspect_runs import run_inspect
+    from ..lab.experiments.inspect_run import run_inspect
 
     run_inspect(run, dataset, **given(options))
 

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conformallayers as cl
-from conformallayers.lab.experiments import batchsize, inference
+from conformallayers.lab.experiments import batchsize
 from conformallayers.lab.experiments.batchsize import run_batches
 
 
 def grows(path: str, batch: int, **options: Any) -> dict[str, Any]:
     """A machine that needs a megabyte for each image and 100 for those of the ReLU network."""
-    each = 100 if path == inference.RELU else 1
+    each = 100 if path == batchsize.RELU else 1
     if each * batch > 20_000:
         return {"path": path, "batch": batch, "failed": "MemoryError"}
     times = {"median": float(batch), "low": float(batch), "high": float(batch)}
@@ -37,9 +37,9 @@ def test_batches_fill_the_table_and_the_budget(
     sizes: dict[str, list[int]] = {}
     for row in record["rows"]:
         sizes.setdefault(row["path"], []).append(row["batch"])
-    assert list(sizes) == [inference.RELU, inference.LAYERS, inference.FOLDED + "layers"]
-    assert sizes[inference.RELU] == [1, 2, 4, 8, 16, 32]  # 64 images would be over 6 of 10 GB
-    assert sizes[inference.LAYERS][-1] == 4096
+    assert list(sizes) == [batchsize.RELU, batchsize.LAYERS, batchsize.FOLDED + "layers"]
+    assert sizes[batchsize.RELU] == [1, 2, 4, 8, 16, 32]  # 64 images would be over 6 of 10 GB
+    assert sizes[batchsize.LAYERS][-1] == 4096
     assert [row["largest_batch"] for row in record["limits"]] == [10, 1000, 1000]
     names = {"batches.json", "batches.csv", "figure.png", "figure.svg"}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -68,3 +68,13 @@ def test_bisection_ends_beside_the_budget(limit: int, first: int) -> None:
 def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(cl.ConformalError, match="--memory: expected a size such as 4GiB"):
         run_batches(memory=text)
+
+
+@pytest.mark.slow
+def test_process_of_its_own_weighs_the_batch_alone() -> None:
+    row = batchsize.measure_alone(batchsize.LAYERS, 200, executions=2, seconds=9.0, threads=1)
+    assert row["executions"] == 2
+    # The batch has 2.3 MiB, the output of the first convolution 22 MiB; torch itself 200 and more.
+    assert 20 * 2**20 < row["peak_bytes"] < 100 * 2**20
+    failed = batchsize.measure_alone(batchsize.FOLDED + "magic", 1, executions=1, seconds=1.0)
+    assert "magic" in failed["failed"]

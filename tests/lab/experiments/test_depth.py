@@ -43,40 +43,31 @@ def test_depths_are_written_one_by_one_and_kept(
     names = {"times.json", "times.csv", "figure.png", "figure.svg"}
     assert {path.name for path in tmp_path.iterdir()} == names
     record = json.loads((tmp_path / "times.json").read_text())
-    assert [row["depth"] for row in record["rows"]] == [1, 2]
-    assert set(record["rows"][0]["milliseconds"]) == {depth.RELU, depth.LAYERS, depth.FOLDED}
+    assert [row["depth"] for row in record["rows"]] == [2, 1]
     for row in record["rows"]:
+        assert set(row["milliseconds"]) == {depth.RELU, depth.LAYERS, depth.FOLDED}
         assert row["fold_error"] < cl.testing.TOLERANCES[torch.float32]
         for times in row["milliseconds"].values():
             assert 0 < times["low"] <= times["median"] <= times["high"]
     first, _, second = record["command"].partition(" && ")  # together they give these rows
-    assert (
-        first
-        == "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers --depths 2"
-    )
-    assert second == first.removesuffix("2") + "1 2 3 --resume"
+    words = "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers"
+    assert (first, second) == (f"{words} --depths 2", f"{words} --depths 1 2 3")
     assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
-    kept = run_depth(depths=[1, 2], resume=True, **options)
-    again = run_depth(depths=[1, 2], resume=True, **options)
-    assert kept == again
     header, *lines = (tmp_path / "times.csv").read_text().splitlines()
     assert "milliseconds DkNet median" in header
     assert len(lines) == 2
+    assert run_depth(depths=[1, 2], resume=True, **options)["rows"] == record["rows"]
+
+
+def test_records_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    for text in ("[]", '{"rows": []}'):
+        path.write_text(text)
+        with pytest.raises(cl.ConformalError, match=r"expected a record.*, got another file"):
+            run_depth(resume=True, out=tmp_path)
+    path.write_text(json.dumps({"rows": [], "options": {"batch": 2}}))
     with pytest.raises(cl.ConformalError, match="--resume, --batch: expected 2 as before, got 3"):
-        run_depth(resume=True, **{**options, "batch": 3})
-    with pytest.raises(cl.ConformalError, match="--resume, --threads: expected None as before"):
-        run_depth(resume=True, threads=1, **options)
-    with pytest.raises(
-        cl.ConformalError, match="experiment 3 --depths: expected a value greater than 0"
-    ):
-        run_depth(depths=[0], **options)
-
-
-@pytest.mark.parametrize("text", ["[]", '{"rows": []}', '{"options": null, "rows": []}'])
-def test_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "times.json").write_text(text)
-    with pytest.raises(cl.ConformalError, match=r"expected a record.*, got another file"):
-        run_depth(resume=True, out=tmp_path)
+        run_depth(resume=True, batch=3, out=tmp_path)
 
 
 def test_nothing_is_measured_where_nothing_can_be_written(
@@ -85,8 +76,8 @@ def test_nothing_is_measured_where_nothing_can_be_written(
     (tmp_path / "file").write_text("")
     measured: list[int] = []
     monkeypatch.setattr(depth, "measure", lambda k, options: measured.append(k))
-    with pytest.raises(NotADirectoryError):
-        run_depth(depths=[1], out=tmp_path / "file" / "deep")
     with pytest.raises(cl.ConformalError, match="experiment 3 --out: expected a folder, got the"):
         run_depth(depths=[1], out=tmp_path / "file")
+    with pytest.raises(cl.ConformalError, match="experiment 3 --depths: expected a value great"):
+        run_depth(depths=[0], out=tmp_path)
     assert measured == []

@@ -18,7 +18,7 @@ pytest.importorskip("pydantic")
 import conformallayers as cl
 from conformallayers.lab.experiments import batchsize, coordinates, depth, paper
 from conformallayers.lab.experiments.accuracy import config_of, file_name
-from conformallayers.lab.experiments.inference import LAYERS, RELU
+from conformallayers.lab.experiments.batchsize import LAYERS, RELU
 from conformallayers.lab.experiments.space import fitting_space
 from conformallayers.lab.report import figures
 from conformallayers.lab.report.report import template_environment, write_report

@@ -13,7 +13,6 @@ import torch
 import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.experiments.inspect_runs import run_inspect
 from conformallayers.lab.training import checkpoint
 from conformallayers.lab.training.train import train
 from conformallayers.recipe import archive
@@ -62,8 +61,6 @@ def test_other_files_and_checkpoints_are_told_apart(run: Path, tmp_path: Path) -
     cl.save(cl.networks.LeNetCL(), path)
     with pytest.raises(cl.ConformalError, match=r"a training checkpoint, got a file of cl\.save"):
         checkpoint.load(path)
-    with pytest.raises(cl.ConformalError, match="a known data set, got a model without the name"):
-        run_inspect(path)
     with pytest.raises(cl.ConformalError, match=r"a file of cl\.save, got a training checkpoint"):
         cl.load(run / NAME)
     with pytest.raises(cl.ConformalError, match="a folded network, got a training checkpoint"):

@@ -1,30 +1,108 @@
-"""Experiment 4: time and memory of inference against batch size, for D3ModNet and D3ModNetCL."""
+"""Experiment 4: time and memory of inference against batch size, for D3ModNet and D3ModNetCL.
+
+``python -m conformallayers.lab.experiments.batchsize`` reads options as JSON, measures one path at one batch size
+in this process, and prints the row.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
+from torch import nn
 
 from ... import networks
 from ...folding.fold import fold
 from ...folding.strategies import STRATEGIES
-from ...utils.memory import available, parse_size
+from ...nn.container import layer_by_layer
+from ...utils.memory import available, parse_size, peak, settle
 from ...utils.text import size
+from ...utils.timing import Timing, call_seconds
 from ..checks import require_choice, require_positive
 from ..report import figures
 from ..settings import torch_settings
-from .inference import FOLDED, LAYERS, RELU, measure_alone
 from .options import BatchOptions
 from .records import Measurements, Row
 
+RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
+FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
 NAME = "batches"
 _MOST = 2**20  # images per batch
 _SHARE = 0.6  # fraction of the available memory that a batch may take
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
 _FIRST = 256  # batch size at which the search for the largest batch starts
+
+
+def measure_alone(path: str, batch: int, **options: Any) -> Row:
+    """Return the row of :func:`measure_here` from a new process; ``failed`` has the reason of a failure."""
+    wanted = json.dumps({"path": path, "batch": batch, **options})
+    command = [sys.executable, "-m", "conformallayers.lab.experiments.batchsize", wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        row: Row = json.loads(done.stdout.splitlines()[-1])
+        return row
+    lines = done.stderr.strip().splitlines()
+    reason = lines[-1] if lines else f"the process ended with {done.returncode}"
+    return {"path": path, "batch": batch, "failed": reason[:200]}
+
+
+def measure_here(
+    path: str,
+    batch: int,
+    *,
+    executions: int,
+    seconds: float,
+    seed: int = 0,
+    threads: int | None = None,
+) -> Row:
+    """Return time and memory of a path in this process.
+
+    The memory is the peak growth of the process after imports, network, fold and one warm-up
+    image: the batch, the activations between the layers, and the scores.
+
+    Args:
+        path: RELU, LAYERS, or FOLDED and a strategy.
+        batch: number of images.
+        executions: timed calls.
+        seconds: time limit; slow paths are called less often, but at least once.
+        seed: of weights and images.
+        threads: of torch; None keeps the current number.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    model = _network(path)
+    with torch.inference_mode(), layer_by_layer():
+        model(torch.rand(1, *networks.IMAGE_SHAPE))
+        before = settle()
+        x = torch.rand(batch, *networks.IMAGE_SHAPE)
+        model(x)
+        times: list[float] = []
+        while len(times) < executions and (not times or sum(times) < seconds):
+            times.append(call_seconds(lambda: model(x)))
+        grown = peak() - before
+    return {
+        "path": path,
+        "batch": batch,
+        "milliseconds": Timing.of(times).milliseconds,
+        "executions": len(times),
+        "peak_bytes": grown,
+    }
+
+
+def _network(path: str) -> nn.Module:
+    if path == RELU:
+        return networks.D3ModNet().eval()
+    model = networks.D3ModNetCL().eval()
+    if path == LAYERS:
+        return model
+    return fold(model, networks.IMAGE_SHAPE, strategy=path.removeprefix(FOLDED))
 
 
 def run_batches(
@@ -52,7 +130,6 @@ def run_batches(
         key=("path", "batch"),
         line=_line,
         say=say,
-        lists=("limits",),
     )
 
     def row(path: str, batch: int) -> Row:
@@ -61,7 +138,7 @@ def run_batches(
         )
 
     def draw(rows: list[Row]) -> None:
-        figures.save(batch_figure(rows, measurements.lists["limits"]), chosen.out, "figure")
+        figures.save(batch_figure(rows, measurements.limits), chosen.out, "figure")
 
     paths = (RELU, LAYERS, *_folded(chosen.strategies, chosen.seed))
     with measurements.drawing(draw):
@@ -79,7 +156,7 @@ def _find_limit(
     path: str, budget: int, measurements: Measurements, measure: Callable[..., Row]
 ) -> None:
     """Record the largest batch of a path that fits into a memory budget."""
-    limits = measurements.lists["limits"]
+    limits = measurements.limits
     if any(row["path"] == path and row["budget_bytes"] == budget for row in limits):
         return
     tried: dict[int, int | None] = {
@@ -187,3 +264,7 @@ def _line(row: Row) -> str:
         return f"{row['path']}, batch {row['batch']}: {row['failed']}"
     time, grown = row["milliseconds"]["median"], size(row["peak_bytes"])
     return f"{row['path']}, batch {row['batch']}: {time:.2f} ms, {grown}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_here(**json.loads(sys.argv[1]))))

@@ -3,128 +3,190 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from ... import networks
 from ...errors import ConformalError
 from ...folding.fold import fold
 from ...folding.folded import Folded
-from ...session import ENGINES
+from ...networks.stages import PRESETS
+from ...session import ENGINES, Session
 from ...testing import fold_error
-from ...utils.files import replace_file, write_json
+from ...utils.files import replace_file
 from ...utils.quiet import ignored_warnings
 from ...utils.text import markdown
 from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
-from ..checks import command_line, make_folder, require_choice, require_positive
+from ..checks import require_choice, require_positive
 from ..report import figures
-from ..training.runs import commit
-from .engines import (
-    AGAINST,
-    FOLDED,
-    LAYERS,
-    TOLERANCE,
-    OnnxFile,
-    fastest,
-    fold_engines,
-    open_sessions,
-    relu_engines,
-    skipped,
-)
+from ..settings import torch_settings
+from ..training.saved_models import fold_model, load_model
+from .deployed import merged
+from .engines import Engine, relu_engines, run_module, skipped
 from .options import BenchOptions
-from .records import Row, earlier_record, provenance
-from .subjects import FOLD, RELU, Subject, chosen_subjects
+from .records import Measurements, Row
 
+NAME = "bench"
+LAYERS, FOLDED, SESSION = "layers", "folded", "session-"  # the engine of a session follows
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
-_NOTE = """Times are medians in milliseconds (ms) per batch. The speed-up is the time of the fastest other over that
-of the fastest fold without a tolerance. Accuracies are those of the recipe of experiment 5 on
-CIFAR-10, for files those of their notes.
-
-"""
+_NOTE = "Median times in milliseconds (ms) per batch. The speed-up is the time of the fastest other over that of the fastest fold.\n\n"
+Build = Callable[[], nn.Module]
 
 
-def measure(subject: Subject, options: BenchOptions, against: OnnxFile | None = None) -> list[Row]:
-    """Time one network at several batch sizes; it has random weights unless it comes from a file.
+@dataclass(frozen=True)
+class Subject:
+    """A network to measure: builders of the conformal network and its ReLU counterpart, or the fold of a file."""
 
-    The times of a row are milliseconds per batch: the median and the quartiles.
+    conformal: Build | None = None
+    relu: Build | None = None
+    folded: Folded | None = None
+
+
+def run_bench(
+    names: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
+) -> Row:
+    """Measure networks and write bench.json, bench.csv, bench.md and the figure.
+
+    Args:
+        names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, of the zoo, and paths of folds
+            and training runs; all networks if empty.
+        say: receives the table of each row.
+        **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
     """
+    chosen = BenchOptions(**options)
+    require_positive("bench", chosen, "batch", "depths", "executions", "threads")
+    for engine in chosen.sessions:
+        require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")
+    subjects = chosen_subjects(names, chosen.depths)
+    measurements = Measurements(
+        ("bench", *names),
+        chosen,
+        settings=(),
+        selection=("batch", "depths", "executions", "sessions", "threads"),
+        name=NAME,
+        key=("network", "batch"),
+        line=lambda row: markdown(*cells([row])),
+        say=say,
+    )
+
+    def summarise(rows: list[Row]) -> None:
+        ordered = sorted(rows, key=_order)
+        replace_file(chosen.out / "bench.md", [f"{_NOTE}{markdown(*cells(ordered))}".encode()])
+        speedup_figure(ordered, chosen.out)
+
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    # Exporters warn of their own deprecations.
+    with ignored_warnings(), torch_settings(chosen.threads), measurements.drawing(summarise):
+        for name, subject in subjects.items():
+            for row in measure(name, subject, chosen):
+                measurements.add(row)
+    return measurements.record
+
+
+def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Subject]:
+    """Return networks, files and networks of the zoo by their names; all networks if there are none."""
+    known = {
+        "Base": Subject(networks.BaseReSProNet, networks.BaseReLUNet),
+        "LeNet": Subject(networks.LeNetCL, networks.LeNet),
+        "D3ModNet": Subject(networks.D3ModNetCL, networks.D3ModNet),
+    }
+    for k in depths:
+        known[f"DkNet {k}"] = Subject(partial(networks.DkNetCL, k), partial(networks.DkNet, k))
+    for preset in PRESETS:
+        twin = partial(lambda preset: merged(networks.StageReLUNet(preset)), preset)
+        known[f"StageNet-{preset}"] = Subject(partial(networks.StageNet, preset), twin)
+    known["ResNet8"] = Subject(relu=lambda: merged(networks.ResNet8()))
+    choices = (*known, *sorted(network_files()))
+    found = {}
+    for name in names or known:
+        if name not in known and not Path(name).exists():
+            require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
+        found[name] = known.get(name) or _from_file(name)
+    return found
+
+
+def _from_file(name: str) -> Subject:
+    loaded = load_model(name, "bench")
+    folded = isinstance(loaded.module, Folded)
+    return Subject(folded=loaded.module if folded else fold_model(loaded, "bench"))
+
+
+def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
+    """Time one network at several batch sizes; it has random weights unless it comes from a file."""
     torch.manual_seed(0)
     relu = None if subject.relu is None else subject.relu().eval()
     conformal = None if subject.conformal is None else subject.conformal().eval()
-    folded, loose, reasons = _folds(subject, conformal, options.tolerance)
-    sessions, unopened = ({}, {}) if folded is None else open_sessions(folded, options.sessions)
-    named = {LAYERS: conformal, FOLDED: folded, TOLERANCE: loose}
-    modules = {name: module for name, module in named.items() if module is not None}
+    folded = subject.folded
+    if conformal is not None:
+        folded = fold(conformal, networks.IMAGE_SHAPE)
+    sessions, unopened = {}, {}
+    for engine in options.sessions if folded is not None else ():
+        try:
+            sessions[SESSION + engine] = Session(folded, engine=engine)
+        except ConformalError as error:
+            unopened[SESSION + engine] = skipped(error)
     rows = []
     for batch in options.batch:
-        x = _images(batch, subject, folded or relu)
+        shape = networks.IMAGE_SHAPE if folded is None else folded.input_shape
+        x = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(batch))
+        x = x if folded is None else x.to(folded.dtype)
         engines, notes = ({}, {}) if relu is None else relu_engines(relu, x)
-        if against is not None:
-            engines[AGAINST] = against.engine(x)
-        engines |= fold_engines(modules, sessions, x)
-        seconds = interleave(engines, options.executions, budget=_BUDGET)
+        engines |= _fold_engines({LAYERS: conformal, FOLDED: folded}, sessions, x)
+        times = interleave(engines, options.executions, budget=_BUDGET)
         error = None
         if conformal is not None and folded is not None:
             error = fold_error(conformal, folded, x[:8])
         rows.append(
             {
-                "network": subject.name,
+                "network": name,
                 "batch": batch,
                 "strategy": "" if folded is None else folded.strategy,
                 "error": error,
-                "accuracy": None if subject.accuracy is None else dict(subject.accuracy),
-                "times": {key: list(found.milliseconds.values()) for key, found in seconds.items()},
-                "notes": notes | reasons | unopened,
-                # With --keep a file holds rows of several runs.
-                "command": _command([subject.name], options, batch=(batch,), keep=False),
-                "commit": commit(),
+                "times": {key: list(found.milliseconds.values()) for key, found in times.items()},
+                "notes": notes | unopened,
             }
         )
     return rows
 
 
-def _folds(
-    subject: Subject, conformal: nn.Module | None, tolerance: float | None
-) -> tuple[Folded | None, Folded | None, dict[str, str]]:
-    """Return the exact fold, the fold with a tolerance, and why there is none."""
-    if conformal is None:
-        wanted = tolerance is not None and subject.folded is not None
-        reason = "skipped: the file of a fold has no layers that could be folded again"
-        return subject.folded, None, {TOLERANCE: reason} if wanted else {}
-    folded = fold(conformal, subject.shape)
-    if tolerance is None:
-        return folded, None, {}
-    white = math.sqrt(math.prod(subject.shape))  # the norm of a white image
-    try:
-        return folded, fold(conformal, subject.shape, tolerance=tolerance, max_norm=white), {}
-    except ConformalError as error:  # such as of homogeneous maps
-        return folded, None, {TOLERANCE: skipped(error)}
+def _fold_engines(
+    modules: Mapping[str, nn.Module | None], sessions: Mapping[str, Session], x: torch.Tensor
+) -> dict[str, Engine]:
+    engines: dict[str, Engine] = {
+        key: partial(run_module, one, x) for key, one in modules.items() if one is not None
+    }
+    # Arrays, as ONNX Runtime gets for the plain network.
+    return engines | {key: partial(session, x.numpy()) for key, session in sessions.items()}
 
 
-def _images(batch: int, subject: Subject, network: nn.Module | None) -> Tensor:
-    """Return random images in the dtype of a network."""
-    tensors = [] if network is None else [*network.parameters(), *network.buffers()]
-    dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    dtype = network.dtype if isinstance(network, Folded) else next(iter(dtypes), torch.float32)
-    x = torch.rand(batch, *subject.shape, generator=torch.Generator().manual_seed(batch))
-    return x.to(dtype)
+def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
+    """Return the fastest engine of the fold, and of the ReLU network; None if there is none.
+
+    Examples:
+        >>> fastest({"eager": 2.0, "onnx": 1.0, "folded": 0.5, "session-onnxruntime": 0.4})
+        ('session-onnxruntime', 'onnx')
+    """
+    order = sorted(times, key=lambda name: times[name])
+    folds = [name for name in order if name == FOLDED or name.startswith(SESSION)]
+    others = [name for name in order if name not in (*folds, LAYERS)]
+    return next(iter(folds), None), next(iter(others), None)
 
 
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the header and the lines of the table."""
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     header = ["network", "batch", *(f"{name} (ms)" for name in names)]
-    header += ["strategy", "fastest fold", "fastest other", "speed-up", "error", "accuracy"]
+    header += ["strategy", "fastest fold", "fastest other", "speed-up", "error"]
     lines = []
     for row in rows:
         medians = {name: times[0] for name, times in row["times"].items()}
@@ -133,111 +195,37 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         line += [f"{medians[name]:.3f}" if name in medians else "" for name in names]
         line += [row["strategy"], ours or "", other or ""]
         line.append(f"{medians[other] / medians[ours]:.2f}" if ours and other else "")
-        line.append("" if row["error"] is None else f"{row['error']:.1e}")
-        lines.append([*line, _accuracy(row)])
+        lines.append([*line, "" if row["error"] is None else f"{row['error']:.1e}"])
     return header, lines
 
 
-def _accuracy(row: Row) -> str:
-    """Return the accuracies of the fold and the ReLU network; earlier records have none."""
-    if "accuracy" not in row:
-        return ""
-    known = row["accuracy"]
-    if known is None:
-        return "not known"
-    shares = [f"{100 * known[FOLD]:.2f} %"] if FOLD in known else []
-    shares += [f"ReLU {100 * known[RELU]:.2f} %"] if RELU in known else []
-    return ", ".join(shares) or "untrained"
+def _order(row: Row) -> tuple[str, int, int]:
+    """Return the sort key of a row: network, depth, batch size."""
+    deep = re.fullmatch(r"(DkNet) (\d+)", row["network"])
+    name, depth = (row["network"], 0) if deep is None else (deep[1], int(deep[2]))
+    return name, depth, row["batch"]
 
 
-def _command(names: Sequence[str], options: BenchOptions, **changed: Any) -> str:
-    """Return a command line, without the folders."""
-    return command_line(["bench", *names], _shown(options) | changed)
-
-
-def _shown(options: BenchOptions) -> dict[str, Any]:
-    shown = {key: value for key, value in vars(options).items() if key not in ("out", "results")}
-    return shown | {"against": None if options.against is None else str(options.against)}
-
-
-def save(rows: Sequence[Row], names: Sequence[str], options: BenchOptions) -> None:
-    """Write bench.json and bench.md."""
-    source = {**provenance(_command(names, options)), "options": _shown(options)}
-    write_json(options.out / "bench.json", {**source, "rows": rows})
-    replace_file(options.out / "bench.md", [f"{_NOTE}{markdown(*cells(rows))}".encode()])
-
-
-def run_bench(names: Sequence[str] = (), **options: Any) -> list[Row]:
-    """Measure networks and write bench.json, bench.md and the figure.
-
-    Args:
-        names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, and paths of folds, models and
-            training runs; all networks if empty.
-        **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
-    """
-    chosen = BenchOptions(**options)
-    shipped = network_files()
-    if chosen.out == BenchOptions.out and any(n in shipped or os.path.exists(n) for n in names):
-        chosen = replace(chosen, out=Path("bench"))  # not among the results of the networks
-    require_positive("bench", chosen, "batch", "depths", "executions", "threads")
-    for engine in chosen.sessions:
-        require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")
-    if chosen.threads is not None:
-        torch.set_num_threads(chosen.threads)
-    subjects = chosen_subjects(names, chosen.depths, chosen.results, chosen.input_shape)
-    against = None if chosen.against is None else OnnxFile.open(chosen.against)
-    for subject in subjects:
-        if against is not None:
-            against.check(subject.name, subject.shape, chosen.batch)
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    make_folder("bench --out", chosen.out)
-    before = earlier_record(chosen.out / "bench.json", {}, chosen.keep, "bench --keep")
-    rows: list[Row] = before.get("rows", [])
-    with ignored_warnings():  # exporters warn of their own deprecations
-        for subject in subjects:
-            found = measure(subject, chosen, against)
-            print(markdown(*cells(found)), flush=True)
-            again = [_order(row) for row in found]
-            rows = [row for row in rows if _order(row) not in again] + found
-            rows.sort(key=_order)
-            save(rows, names, chosen)  # after every network, so that a stop loses only one
-    speedup_figure(rows, chosen.out)
-    return rows
-
-
-def _order(row: Row) -> tuple[str, bool, int, int]:
-    """Return the sort key of a row: network, padding mode, depth, batch size."""
-    deep = re.fullmatch(r"(DkNet) (\d+)( circular)?", row["network"])
-    if deep is None:
-        return row["network"], False, 0, row["batch"]
-    return deep[1], deep[3] is not None, int(deep[2]), row["batch"]
-
-
-_ENGINES = {  # as figures name them
+_LABELS = {  # of figures
     "eager": "PyTorch, ReLU",
     "compile": "torch.compile, ReLU",
     "onnx": "ONNX Runtime, ReLU",
     "openvino": "OpenVINO, ReLU",
     LAYERS: "layer by layer",
-    TOLERANCE: "folded, with a tolerance",
 }
 
 
-def speedup_figure(rows: list[Row], folder: Path) -> None:
-    """Plot the time per batch against depth, one line per engine.
-
-    The batch size is the one with the most depths; there is no figure of a single depth.
-    """
-    deep = [row for row in rows if _order(row)[:2] == ("DkNet", False)]
+def speedup_figure(rows: Sequence[Row], folder: Path) -> None:
+    """Plot the time per batch of DkNet against depth, one line per engine, for the batch size with the most depths."""
+    deep = [row for row in rows if _order(row)[0] == "DkNet"]
     counts = Counter(row["batch"] for row in deep)
     batch, depth_count = counts.most_common(1)[0] if counts else (0, 0)
     if depth_count < 2:
         return
-    chosen = {_order(row)[2]: row["times"] for row in deep if row["batch"] == batch}
+    chosen = {_order(row)[1]: row["times"] for row in deep if row["batch"] == batch}
     engines = dict.fromkeys(name for times in chosen.values() for name in times)
     styles = {}
     for name, colour in zip(engines, cycle(figures.COLOURS), strict=False):
-        line = {"linewidth": 2.5} if name in (FOLDED, TOLERANCE) else {"linestyle": "--"}
-        shown = {"marker": "o", "color": colour, "label": _ENGINES.get(name, name)}
-        styles[name] = {"linewidth": 1, **shown, **line}
-    figures.save(figures.depth_figure(chosen, batch, styles), folder, "bench")
+        line = {"linewidth": 2.5} if name == FOLDED else {"linewidth": 1, "linestyle": "--"}
+        styles[name] = {"marker": "o", "color": colour, "label": _LABELS.get(name, name), **line}
+    figures.save(figures.depth_figure(chosen, batch, styles), folder, NAME)

@@ -37,7 +37,6 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
         **options: fields of :class:`conformallayers.lab.experiments.options.DepthOptions`.
     """
     chosen = DepthOptions(**options)
-    depths = tuple(chosen.depths) or DEPTHS
     require_positive("experiment 3", chosen, "depths", "batch", "executions")
     measurements = Measurements(
         ("experiment", "3"),
@@ -48,14 +47,13 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
         key=("depth",),
         line=_line,
         say=say,
-        sort=True,
     )
 
     def draw(rows: list[Row]) -> None:
         figures.save(depth_figure(rows, chosen.batch), chosen.out, "figure")
 
     with torch_settings(chosen.threads), measurements.drawing(draw):
-        for depth in depths:
+        for depth in chosen.depths or DEPTHS:
             measurements.row(depth, partial(measure, depth, chosen))
     return measurements.record
 
@@ -89,7 +87,7 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
     }
     times = {
         row["depth"]: {name: [*found.values()] for name, found in row["milliseconds"].items()}
-        for row in rows
+        for row in sorted(rows, key=lambda row: int(row["depth"]))
     }
     return figures.depth_figure(times, batch, styles)
 

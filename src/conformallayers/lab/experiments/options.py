@@ -184,29 +184,21 @@ class BenchOptions:
 
     Args:
         batch: Batch sizes.
-        depths: Depths of DkNet, zero-padded and circular.
+        depths: Depths of DkNet.
         executions: Timed calls of each engine, three per turn.
-        tolerance: Also fold with this relative error of the denominator, for pixels in [0, 1].
-        sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy; onnxruntime if none is given.
-        input_shape: Shape of one sample, such as 3 64 64, for a model file that does not tell it.
-        against: ONNX file to time beside every network, in ONNX Runtime.
-        threads: Threads of every engine but C, which has one; all cores if not given.
-        results: Folder of the results of the experiments, which have the accuracies.
-        out: Folder for bench.json and bench.md, and bench.png of several depths; bench if not given where a file is named.
-        keep: Keep the rows of an earlier run that this run does not measure.
+        sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy.
+        threads: Threads of every engine; all cores if not given.
+        out: Folder for bench.json, bench.csv, bench.md, and bench.png of several depths.
+        resume: Keep the rows of an earlier run that this run does not measure again.
     """
 
     batch: tuple[int, ...] = (64,)
     depths: tuple[int, ...] = (1, 3, 9, 13, 30)
     executions: int = 45
-    tolerance: float | None = 1e-3
-    sessions: tuple[str, ...] = ()
-    input_shape: tuple[int, ...] = ()
-    against: Path | None = None
+    sessions: tuple[str, ...] = ("onnxruntime",)
     threads: int | None = None
-    results: Path = Path("results")
     out: Path = Path("results/benchmarks")
-    keep: bool = False
+    resume: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,15 +246,13 @@ class InspectOptions(DataOptions):
     """Options of the inspection of a trained network.
 
     Args:
-        samples: Number of test images; 1000 if not given, or all if there are fewer.
+        samples: Number of test images, the first ones.
         out: Folder for inspect.json and figures; results/inspect/RUN if not given.
-        resume: Keep a finished folder, if the checkpoint and the options are the same.
         threads: Threads of torch; its own default if not given.
     """
 
-    samples: int | None = None
+    samples: int = 1000
     out: Path | None = None
-    resume: bool = False
     threads: int | None = None
 
 

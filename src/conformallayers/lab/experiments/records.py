@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -17,7 +16,7 @@ import torch
 
 from ...errors import refusal
 from ...utils.files import write_csv, write_json
-from ..checks import command_line, make_folder, require_folder, require_same
+from ..checks import command_line, make_folder, require_same
 from ..training.runs import commit
 
 Row = dict[str, Any]
@@ -25,13 +24,6 @@ Row = dict[str, Any]
 
 def provenance(command: str, before: Row | None = None) -> Row:
     """Return the command, the commit and the machine; those of a resumed record come first."""
-    commits = commit() or "unknown"
-    if before:
-        commands = before["command"].split(" && ")
-        if command not in commands:
-            commands.append(f"{command} --resume")
-        command = " && ".join(dict.fromkeys(commands))
-        commits = ", ".join(dict.fromkeys([*(before["commit"] or "unknown").split(", "), commits]))
     machine = {
         "processor": platform.machine(),
         "cores": os.cpu_count(),
@@ -39,7 +31,12 @@ def provenance(command: str, before: Row | None = None) -> Row:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
-    return {"command": command, "commit": commits, "machine": machine}
+    now = {"command": (command, " && "), "commit": (commit() or "unknown", ", ")}
+    found: Row = {}
+    for key, (text, separator) in now.items():
+        earlier = ((before or {}).get(key) or text).split(separator)
+        found[key] = separator.join(dict.fromkeys([*earlier, text]))
+    return {**found, "machine": machine}
 
 
 def mean_and_spread(shares: Sequence[float]) -> str:
@@ -86,21 +83,6 @@ def read_rows(path: Path, where: str) -> list[Row]:
     return list(read_record(path, where, "rows")["rows"]) if path.exists() else []
 
 
-def earlier_record(
-    path: Path, options: Mapping[str, Any], resume: bool, where: str = "--resume"
-) -> Row:
-    """Return the record to resume, empty if there is none; refuse one with other options."""
-    if not resume or not path.exists():
-        return {}
-    remedy = f"Give the same options, or start again without {where.split()[-1]}."
-    record = read_record(path, where, "options", remedy=remedy)
-    if not isinstance(record["options"], dict):
-        raise refusal(f"{where}, {path}", "a record with options", "another file", remedy)
-    # The options as JSON gives them back: tuples are lists there.
-    require_same(f"{where},", record["options"], json.loads(json.dumps(dict(options))), remedy)
-    return record
-
-
 def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> None:
     """Write the record as NAME.json, and its rows, flattened, as NAME.csv."""
     write_json(folder / f"{name}.json", record)
@@ -110,33 +92,13 @@ def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> N
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
     found: Row = {}
     for key, value in row.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key} ")
-        else:
-            found[prefix + key] = value
+        nested = isinstance(value, Mapping)
+        found |= _flat(value, f"{prefix}{key} ") if nested else {prefix + key: value}
     return found
 
 
-@contextmanager
-def staged_folder(out: Path, where: str) -> Iterator[Path]:
-    """Yield a temporary folder beside ``out``, and move its files there at the end, JSON last.
-
-    An interrupted command leaves ``out`` unchanged.
-    """
-    require_folder(where, out)
-    parent = out.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=parent) as folder:
-        yield Path(folder)
-        out.mkdir(exist_ok=True)
-        for path in sorted(Path(folder).iterdir(), key=lambda path: path.suffix == ".json"):
-            os.replace(path, out / path.name)
-
-
 class Measurements:
-    """A resumable table: keep the rows on disk, measure missing ones, write after every new row.
-
-    Writes NAME.json with the rows and their provenance, NAME.csv with the rows.
+    """A resumable table, written as NAME.json and NAME.csv after every new row.
 
     Args:
         words: the command, such as ``("experiment", "3")``.
@@ -147,8 +109,6 @@ class Measurements:
         key: names of the fields that identify a row.
         line: formats the line that reports a new row.
         say: prints a line.
-        sort: keep the rows sorted by their keys.
-        lists: names of further lists of rows in the record.
     """
 
     def __init__(
@@ -162,26 +122,36 @@ class Measurements:
         key: Sequence[str],
         line: Callable[[Row], str],
         say: Callable[[str], object],
-        sort: bool = False,
-        lists: Sequence[str] = (),
     ) -> None:
-        self._out, self._name, self._line, self._sort = options.out, name, line, sort
+        self._out, self._name, self._line, self.say = options.out, name, line, say
         self._where = f"{' '.join(words)} --out"
-        self.say, self.settings = say, {name: getattr(options, name) for name in settings}
-        before = earlier_record(options.out / f"{name}.json", self.settings, options.resume)
         self._key = itemgetter(*key)
+        self.settings = {name: getattr(options, name) for name in settings}
+        before = self._earlier(options.out / f"{name}.json") if options.resume else {}
         self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
-        self.lists: dict[str, list[Row]] = {name: before.get(name, []) for name in lists}
+        self.limits: list[Row] = before.get("limits", [])
         shown = {name: getattr(options, name) for name in (*settings, *selection)}
         self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
         self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
         if options.threads is not None:
             self._source["machine"]["threads"] = options.threads
 
+    def _earlier(self, path: Path) -> Row:
+        """Return the record to resume, empty if there is none; refuse one with other options."""
+        if not path.exists():
+            return {}
+        remedy = "Give the same options, or start again without --resume."
+        record = read_record(path, "--resume", "options", "rows", remedy=remedy)
+        # The options as JSON gives them back: tuples are lists there.
+        options = json.loads(json.dumps(self.settings))
+        require_same("--resume,", record["options"] or {}, options, remedy)
+        return record
+
     @property
     def record(self) -> Row:
         """The contents of the JSON file."""
-        return {**self._source, "rows": list(self.rows.values()), **self.lists}
+        found = {**self._source, "rows": list(self.rows.values())}
+        return {**found, "limits": self.limits} if self.limits else found
 
     def row(self, key: Hashable, measure: Callable[[], Row]) -> Row:
         """Return the row of a key, measured now if it is missing."""
@@ -192,8 +162,6 @@ class Measurements:
     def add(self, row: Row) -> None:
         """Add a row, or replace the one with the same key; report and write it."""
         self.rows[self._key(row)] = row
-        if self._sort:
-            self.rows = dict(sorted(self.rows.items()))
         self.say(self._line(row))
         self.write()
 

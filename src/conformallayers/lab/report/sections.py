@@ -83,7 +83,8 @@ def batch_section(record: Record, folder: Path) -> Context:
         each = [f"{time:.2f}", f"{1e3 * time / row['batch']:.1f}", size(max(0, row["peak_bytes"]))]
         lines.append([row["path"], row["batch"], *each])
     limits = [
-        [row["path"], row["largest_batch"], size(row["budget_bytes"])] for row in record["limits"]
+        [row["path"], row["largest_batch"], size(row["budget_bytes"])]
+        for row in record.get("limits", [])
     ]
     return {"lines": lines, "failed": failed, "limits": limits, **_source(record, folder)}
 

@@ -1,0 +1,78 @@
+"""The inspection of a run: its record and its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import conformallayers as cl
+from conformallayers.lab.experiments.inspect_run import inspection_figures
+from conformallayers.lab.training.train import train
+from oracle import randomise
+from support import run_command, samples
+
+FIGURES = {"spectrum", "terms", "receptive-field", "eigenimages", "templates"}
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    options = {"epochs": 1, "batch_size": 64, "learning_rate": 0.01}
+    return train("LeNetCL", "digits", out=out, console=Console(quiet=True), **options).folder
+
+
+@pytest.mark.slow  # the eigenvalues of a form of 3072 rows
+def test_command_writes_a_record_and_figures(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "seen"
+    assert run_command("inspect", run_folder, "--samples", 450, "--out", out) == 0
+    files = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
+    assert {path.name for path in out.iterdir()} == files | {"inspect.json"}
+    record = json.loads((out / "inspect.json").read_text())
+    assert record["command"].startswith(f"conformallayers inspect {run_folder} --dataset digits")
+    (part,) = record["parts"]
+    assert sum(term["share"]["mean"] for term in part["terms"]) == pytest.approx(1)
+    assert len(part["template_norms"]) == 120
+    (form,) = part["forms"]
+    assert sum(form["falloff"]) == pytest.approx(1, abs=1e-4)
+    assert sum(form["eigenvalues"]) == pytest.approx(form["trace"], rel=1e-4)
+    assert len(form["eigenvalues"]) == 3072
+
+
+def test_wrong_arguments_are_refused_in_one_line(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, fold = tmp_path / "file", tmp_path / "fold.safetensors"
+    file.write_text("")
+    cl.save(cl.fold(cl.ConformalLayers(cl.Linear(3, 2), cl.ReSPro()), (3,)), fold)
+    for arguments, message in (
+        ((tmp_path / "none",), "no such file"),
+        ((fold,), "got Folded. Name a run of conformallayers train"),
+        ((run_folder, "--samples", 0, "--out", tmp_path / "new"), "at least 1"),
+        ((run_folder, "--out", file), "expected a folder"),
+        ((run_folder, "--dataset", "letters", "--out", tmp_path / "new"), "letters"),
+    ):
+        assert run_command("inspect", *arguments) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_stages_have_figures_of_their_own() -> None:
+    features = cl.ConformalLayers(
+        *(cl.Conv2d(3, 4, 3), cl.ReSPro(), nn.LPPool2d(2, 2), cl.Flatten(), cl.Linear(36, 8)),
+        *(cl.ReSPro(), nn.ReLU()),
+    )
+    model = randomise(nn.Sequential(features, nn.Linear(8, 5)))
+    found = cl.inspect(model, (3, 8, 8), samples((3, 8, 8), torch.float32, batch=20))
+    drawn = inspection_figures(found, "net")
+    assert {*FIGURES, "terms-2", "spectrum-2", "terms-3"} <= set(drawn)
+    bars = drawn["terms"].axes[0].patches
+    assert abs(sum(bar.get_width() for bar in bars) - 100) < 1e-4
