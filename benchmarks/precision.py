@@ -1,7 +1,7 @@
 """Print a markdown table: the relative error of both paths by depth and dtype.
 
 The oracle is the layer-by-layer path of a float64 copy with the same (rounded) weights. Run it with
-``python benchmarks/precision.py``; the table in docs/numerics.md is its output.
+``python benchmarks/precision.py``; the table in docs/mathematics.md is its output.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ activations: dict[str, Callable[[], nn.Module]] = {
     "ReSPro, published": lambda: cl.ReSPro("learned"),
     "ReSPro, projective": lambda: cl.ReSPro("learned", projective=True),
     "Gnomonic": lambda: cl.Gnomonic("learned"),
-    "RadialTanh": lambda: cl.RadialTanh("learned"),
 }
 for name, activation in activations.items():
     torch.manual_seed(0)
@@ -36,7 +35,7 @@ for name, activation in activations.items():
             optimiser.zero_grad()
             nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimiser.step()
-    folded = cl.fold(model, (1, 8, 8), strategy="dense")
+    folded = cl.fold(model, (1, 8, 8))
     with torch.no_grad():
         accuracy = (folded(x[test]).argmax(1) == y[test]).float().mean()
     error = cl.fold_error(model, folded, x[test])

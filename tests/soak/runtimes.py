@@ -28,7 +28,7 @@ from soak.reference import Reference
 
 Run = Callable[[Tensor], Tensor]
 COMPILER = shutil.which("cc")
-_C_LIMIT = 1e-5  # see docs/c.md
+_C_LIMIT = 1e-5  # see docs/deploy.md
 
 
 def attack(case: Case) -> None:

@@ -55,7 +55,7 @@ def save(
             a file holds no code.
         path: of the file.
         labels: a name for every output; None keeps those that a fold has.
-        about: anything else that JSON can hold, by name; None keeps what a fold has. ``docs/files.md``
+        about: anything else that JSON can hold, by name; None keeps what a fold has. ``docs/deploy.md``
             has the names that the command line looks at.
 
     Examples:

@@ -27,7 +27,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
 
     Torch, numpy, ONNX and C compute the same integers with it. Scales are calibrated on the images, which should
     resemble those to come and include no test image; a few hundred are enough. Energies and norms are computed
-    from integers, t is one float64 number for each sample, and the outputs are floats. docs/quantization.md
+    from integers, t is one float64 number for each sample, and the outputs are floats. docs/deploy.md
     explains the arithmetic.
 
     Args:

@@ -5,7 +5,7 @@ conformal networks have none. Every class takes ``num_classes``, ``device`` and 
 conformal networks also take ``alpha`` and ``projective``, the options of every :class:`ReSPro`, and
 ``gain``, the initial value of a learned factor behind the conformal part, whose output is small
 (of norm 1 at most in the projective form). ``save_pretrained`` and ``from_pretrained`` save to and
-load from a folder or the Hub, see ``docs/hub.md``.
+load from a folder or the Hub, see ``docs/deploy.md``.
 """
 
 from __future__ import annotations

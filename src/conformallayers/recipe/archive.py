@@ -1,7 +1,7 @@
 """Read and write safetensors files with a checksum: written atomically, validated before use.
 
 Layout: eight bytes with the length of a JSON header, the header, the bytes of all arrays. A second JSON
-document in the header's ``__metadata__`` describes the network; see ``docs/files.md``. This module
+document in the header's ``__metadata__`` describes the network; see ``docs/deploy.md``. This module
 needs only Python, so that the numpy runtime can use it without torch or safetensors. The reader of
 safetensors has no limit for the header below 100 MB, accepts duplicate keys, and opens the file by its name
 once more; its writer neither replaces a file atomically nor knows the checksum of its own header.

@@ -1,4 +1,4 @@
-"""Recipes ↔ plain JSON values, for files and state dicts; docs/files.md has the schema."""
+"""Recipes ↔ plain JSON values, for files and state dicts; docs/deploy.md has the schema."""
 
 from __future__ import annotations
 

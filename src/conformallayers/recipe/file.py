@@ -1,6 +1,6 @@
 """Validate the document of a folded network in a file, before an array is read.
 
-``docs/files.md`` has the schema. Nothing here needs torch, so that every runtime can use it.
+``docs/deploy.md`` has the schema. Nothing here needs torch, so that every runtime can use it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FoldDocument:
         certificate: epsilon, max_norm and margin, or None.
         origin: the fingerprint of the weights that were folded, or None.
         labels, about: the names of the outputs and other notes, or None.
-        parts: the plan of each part; ``docs/files.md`` lists the entries.
+        parts: the plan of each part; ``docs/deploy.md`` lists the entries.
     """
 
     recipe: Recipe
