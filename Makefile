@@ -33,7 +33,7 @@ demo: $(READY)
 # The inner loop: every layer of the house, in less than a minute on two cores.
 QUICK := $(addprefix tests/,utils registry recipe/test_document.py recipe/test_places.py test_functional.py \
 	nn/test_layers.py nn/test_activations.py nn/test_traced.py recipe/numpy integration/test_derivation.py \
-	integration/test_contributing.py integration/test_contributing_runtime.py)
+	integration/test_contributing.py)
 
 quick: lint
 	$(BIN)/python -m pytest -q -n 2 $(QUICK)
