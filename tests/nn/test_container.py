@@ -312,7 +312,7 @@ def test_a_cached_fold_needs_no_lock() -> None:
             done.append(model(x))
 
     read()
-    with model._lock:  # another thread folds for another shape
+    with model._cache._lock:  # another thread folds for another shape
         worker = threading.Thread(target=read)
         worker.start()
         worker.join(timeout=30)
@@ -344,7 +344,7 @@ def test_threads_evaluate_one_model_at_once() -> None:
         with torch.no_grad():
             for _ in range(5):
                 errors.append(relative_error(model(batches[index]), wanted[index]))
-                model.unfold()  # let the others fold again in the middle of things
+                model._cache.clear()  # let the others fold again in the middle of things
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(len(batches))]
     for thread in threads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -59,7 +58,8 @@ class ConformalLayers(nn.Sequential):
     In training mode the layers run one by one. In evaluation mode, without gradients to trainable
     parameters, the first call for an input shape folds them into one linear map and one quadratic
     form; later calls reuse the fold until a parameter, a buffer, an attribute of a layer or the list of
-    layers changes. At most 32 folds and 64 MiB are kept. Both modes give the same numbers. A sample of
+    layers changes. Every call compares them with a copy; :func:`conformallayers.fold` is the way without that cost.
+    At most 32 folds and 64 MiB are kept. Both modes give the same numbers. A sample of
     zeros gives zeros; a sample with NaN or infinity gives NaN and does not affect others.
 
     The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
@@ -89,7 +89,6 @@ class ConformalLayers(nn.Sequential):
     """
 
     _cache: FoldCache
-    _lock: threading.Lock
     _offset: str | float | None = None  # of the class, for pickles without one
     _unit: str = "norm"
 
@@ -116,7 +115,6 @@ class ConformalLayers(nn.Sequential):
         if self._offset == "learned":
             like = next(self.parameters(), torch.empty(()))
             self.log_offset = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
-        self.unfold()
 
     @property
     def unit(self) -> str:
@@ -129,7 +127,6 @@ class ConformalLayers(nn.Sequential):
             remedy = 'The paper\'s is "norm"; "rms" makes entries of order 1.'
             raise refusal("ConformalLayers(unit=...)", '"norm" or "rms"', repr(value), remedy)
         self._unit = value
-        self.unfold()
 
     @property
     def embedding(self) -> tuple[float, str]:
@@ -163,24 +160,18 @@ class ConformalLayers(nn.Sequential):
             other.log_offset = self.log_offset
         return other
 
-    # -- nn.Sequential's interface; every change drops the fold ---------------------------------
+    # -- nn.Sequential's interface ---------------------------------------------------------------
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a layer under a name; refuse what does not fold."""
         self._check(name, module)
         super().add_module(name, module)
-        self.unfold()
 
     def __setattr__(self, name: str, value: Any) -> None:
         modules = self.__dict__.get("_modules")
         if modules is not None and (isinstance(value, nn.Module) or name in modules):
             self._check(name, value)
-            self.unfold()
         super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        self.unfold()
 
     @overload
     def __getitem__(self, idx: slice) -> Self: ...
@@ -194,7 +185,6 @@ class ConformalLayers(nn.Sequential):
         """Insert a layer; refuse what does not fold."""
         self._check(str(index), module)
         super().insert(index, module)
-        self.unfold()
         return self
 
     def __add__(self, other: Iterable[nn.Module]) -> Self:
@@ -215,32 +205,21 @@ class ConformalLayers(nn.Sequential):
         if self.training or transformed() or _LAYER_BY_LAYER.get():
             return self._run_layers_or_explain(input)
         if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()):
-            self.unfold()  # an optimiser step may follow; fused ones change weights unnoticed
             return self._run_layers_or_explain(input)
-        folded = self._cache.find(input)
+        folded = self._cache.find(self, input)
         if folded is None:
             others = [module for module in self.modules() if module is not self]
             busy = any(must_run(module) for module in others)
             if busy or input.device.type == "meta":
                 return self._run_layers_or_explain(input)
-            with self._lock:  # another thread may have folded it meanwhile
-                folded = self._cache.find(input) or self._fold(input)
+            folded = self._cache.fold(self, input, self._fold)
         result: Tensor = folded(input)
         return result
-
-    def unfold(self) -> None:
-        """Forget the folds.
-
-        Needed only after changes that are not detected: a write past torch's version counter (through
-        ``.data``, numpy or DLPack) to a few entries of a large tensor, or to any tensor that is not on the
-        CPU; a change inside a list or an array that a layer holds; another method in a layer's class.
-        """
-        self._cache.clear()
 
     def train(self, mode: bool = True) -> Self:
         """Switch the mode; training forgets the fold."""
         if mode:
-            self.unfold()
+            self._cache.clear()
         return super().train(mode)
 
     def _run_layers_or_explain(self, input: Tensor) -> Tensor:
@@ -266,7 +245,6 @@ class ConformalLayers(nn.Sequential):
         return trace_modules(frozen, input_shape, *self.embedding)
 
     def _fold(self, input: Tensor) -> RecipeModule:
-        begun = self._cache.begin(self)
         with torch.inference_mode(False), torch.no_grad():
             try:
                 shape = tuple(input.shape[1:])
@@ -277,9 +255,7 @@ class ConformalLayers(nn.Sequential):
             budget = rounding_budget(input.dtype)
             conditions = Conditions(budget, input.dtype, input.device, effort=EVAL_EFFORT)
             recipe, _ = lower_part(stages_of(steps), conditions)
-            folded = RecipeModule(recipe, input.dtype).eval()
-        self._cache.store(begun, input, folded)
-        return folded
+            return RecipeModule(recipe, input.dtype).eval()
 
     # -- checks ---------------------------------------------------------------------------------
 
@@ -329,12 +305,10 @@ class ConformalLayers(nn.Sequential):
     # -- state ----------------------------------------------------------------------------------
 
     def _reset_cache(self) -> None:
-        # Set past __setattr__: neither is part of the module's state.
-        self.__dict__["_cache"] = FoldCache()
-        self.__dict__["_lock"] = threading.Lock()
+        self.__dict__["_cache"] = FoldCache()  # past __setattr__: no part of the module's state
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_cache", "_lock")}
+        return {k: v for k, v in self.__dict__.items() if k != "_cache"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
