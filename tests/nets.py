@@ -116,7 +116,7 @@ def circular() -> cl.ConformalLayers:
 
 def rules() -> cl.ConformalLayers:
     stages: list[nn.Module] = []
-    activations = cl.Gnomonic(), cl.Gnomonic(2.0), cl.RadialTanh(), cl.ReSPro(projective=True)
+    activations = cl.Gnomonic(), cl.Gnomonic(2.0), cl.ReSPro(projective=True)
     for activation in activations:
         stages += [cl.Conv2d(2, 2, 3, padding=1), activation]
     return cl.ConformalLayers(*stages)

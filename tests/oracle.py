@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conformallayers.nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
+from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
 from conformallayers.nn.branches import Parallel, Residual
 from conformallayers.nn.extra_layers import RepeatChannels, Scale
 from conformallayers.nn.homogeneous import Abs, Split
@@ -247,9 +247,6 @@ def _coordinate(module: Any, value: Value, alpha: Scalar) -> Tensor:
         return t * (alpha / 2) * (1 + q)
     if isinstance(module, Gnomonic):
         return t * alpha * (1 + q).sqrt()
-    if isinstance(module, RadialTanh):
-        r = torch.where(q == 0, 1.0, q).sqrt()
-        return t * alpha * torch.where(q == 0, 1.0, r / r.tanh())
     if type(module).growth is RadialActivation.growth:
         raise TypeError(f"_coordinate in tests/oracle.py has no step of {type(module).__name__}")
     growth: Tensor = module.growth(q) / module.slope  # a user's own

@@ -14,7 +14,6 @@ ACTIVATIONS = (
     lambda alpha: cl.ReSPro(alpha),
     lambda alpha: cl.ReSPro(alpha, projective=True),
     lambda alpha: cl.Gnomonic(alpha),
-    lambda alpha: cl.RadialTanh(alpha),
 )
 
 

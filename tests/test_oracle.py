@@ -36,13 +36,13 @@ def test_two_published_layers_are_the_formula_of_the_paper() -> None:
 def test_biases_branches_and_other_rules_by_hand() -> None:
     first = cl.Linear(1, 1, bias=True)
     block = cl.Residual(cl.Linear(1, 1), cl.Gnomonic(2.0))
-    model = cl.ConformalLayers(first, cl.ReSPro(1.0, projective=True), block, cl.RadialTanh(0.5))
+    model = cl.ConformalLayers(first, cl.ReSPro(1.0, projective=True), block, cl.Gnomonic(0.5))
     for parameter, value in zip(model.parameters(), (3.0, 0.5, 4.0), strict=True):
         nn.init.constant_(parameter, value)
     p = 3.0 + 0.5  # the point of x = 2 is 1
     p = 2 * p / (1 + p * p)
     p = p + 4 * p / math.hypot(2.0, 4 * p)
-    expected = math.tanh(p / 0.5)
+    expected = p / math.hypot(0.5, p)
     found = oracle(model.double(), torch.tensor([[2.0]], dtype=torch.float64))
     assert found.item() == pytest.approx(expected, rel=1e-14)
 

@@ -23,7 +23,7 @@ _NAMES = {
         *("Linear", "Dropout", "Flatten", "Identity"),
     ),
     "nn.extra_layers": ("Scale", "RepeatChannels", "Centre"),
-    "nn.activations": ("RadialActivation", "ReSPro", "Gnomonic", "RadialTanh"),
+    "nn.activations": ("RadialActivation", "ReSPro", "Gnomonic"),
     "nn.branches": ("Residual", "Parallel"),
     "nn.homogeneous": ("Abs", "Split"),
     "nn.traced": ("Traced",),
@@ -73,7 +73,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic
     from .nn.activations import RadialActivation as RadialActivation
-    from .nn.activations import RadialTanh as RadialTanh
     from .nn.activations import ReSPro as ReSPro
     from .nn.branches import Parallel as Parallel
     from .nn.branches import Residual as Residual

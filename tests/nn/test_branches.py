@@ -20,7 +20,6 @@ ACTIVATIONS = [
     cl.ReSPro,
     lambda alpha: cl.ReSPro(alpha, projective=True),
     cl.Gnomonic,
-    cl.RadialTanh,
 ]
 
 

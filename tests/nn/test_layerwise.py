@@ -170,7 +170,7 @@ def test_refusals_in_training_name_the_layer() -> None:
         cl.ConformalLayers(cl.RadialActivation())
 
 
-@pytest.mark.parametrize("act", [cl.ReSPro, cl.Gnomonic, cl.RadialTanh])
+@pytest.mark.parametrize("act", [cl.ReSPro, cl.Gnomonic])
 def test_batch_normalisation_trains_on_points_and_folds(act: type) -> None:
     torch.manual_seed(0)
     model = cl.ConformalLayers(

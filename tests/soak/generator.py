@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
 from conformallayers.errors import ConformalError
 from conformallayers.nn import extra_layers, layers
-from conformallayers.nn.activations import Gnomonic, RadialActivation, RadialTanh, ReSPro
+from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
 from conformallayers.nn.branches import How, Parallel, Residual
 from conformallayers.nn.container import ConformalLayers
 from conformallayers.nn.homogeneous import Abs, Split
@@ -187,7 +187,7 @@ class Generator:
         number = round(10 ** rng.uniform(-2, 1), 3)
         alpha = rng.choice((None, "young", "spectral", "learned", number, number))
         projective = partial(ReSPro, projective=True)
-        kinds: list[Any] = [ReSPro, ReSPro, projective, Gnomonic, RadialTanh]
+        kinds: list[Any] = [ReSPro, ReSPro, projective, Gnomonic]
         activation: nn.Module = rng.choice(kinds if self.portable else [*kinds, Quartic])(alpha)
         return activation
 

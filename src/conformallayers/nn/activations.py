@@ -83,17 +83,9 @@ def _root_growth(q: Tensor) -> Tensor:
     return (1 + q).sqrt()
 
 
-def _tanh_growth(q: Tensor) -> Tensor:
-    """Return u / tanh(u) for u = √q."""
-    short = q < 1e-4  # the series is exact to rounding there; the root has no derivative at 0
-    u = torch.where(short, 1.0, q).sqrt()
-    return torch.where(short, 1 + q / 3 - q**2 / 45, u / u.tanh())
-
-
 PUBLISHED = _Published("published", _linear_growth, collapses=True, on_points=False, provable=True)
 PROJECTIVE = _Projective("projective", _linear_growth, provable=True, bounded=True)
 GNOMONIC = Rule("gnomonic", _root_growth, collapses=True, provable=True, bounded=True)
-RADIAL_TANH = Rule("radial_tanh", _tanh_growth, bounded=True)
 
 
 class RadialActivation(nn.Module):
@@ -310,33 +302,6 @@ class Gnomonic(RadialActivation):
     def rule(self) -> Rule:
         """The rule ``t² ← t² + ‖x‖²/α²``."""
         return GNOMONIC
-
-
-class RadialTanh(RadialActivation):
-    """Apply a hyperbolic tangent to the length of the point: ``‖p‖ ← tanh(‖p‖/α)``.
-
-    Bounded by 1, and closer to the identity for short points than the other activations. A stack
-    folds to one quadratic form for each activation and a scalar recurrence.
-
-    Args:
-        alpha, device, dtype: see :class:`RadialActivation`.
-
-    Shape:
-        (B, ...) → (B, ...)
-
-    Examples:
-        >>> RadialTanh(alpha=2.0)(torch.tensor([[2.0, 0.0]]))
-        tensor([[0.7616, 0.0000]])
-    """
-
-    def growth(self, q: Tensor) -> Tensor:
-        """Return u / tanh(u) for u = √q."""
-        return RADIAL_TANH.growth(q)
-
-    @property
-    def rule(self) -> Rule:
-        """The rule on t; a subclass with another growth has a rule of its own."""
-        return RADIAL_TANH if type(self).growth is RadialTanh.growth else super().rule
 
 
 def _wide(scalar: Tensor) -> Tensor:

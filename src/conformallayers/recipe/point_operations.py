@@ -27,7 +27,7 @@ from .fields import (
 from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
 
 Key = tuple[int, ...]  # the sites whose growth divides a coefficient
-RULES = ("published", "projective", "gnomonic", "radial_tanh")
+RULES = ("published", "projective", "gnomonic")
 SCALAR: Shape = ()
 LARGEST_COORDINATE = 1.7e308  # coordinates and growths are cut here, so that they stay finite
 Value = TypeVar("Value")
@@ -199,7 +199,7 @@ class Advance(Operation):
     """τ, m, n, … → the next τ by the rule of an activation; energies are added first.
 
     ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. Other rules: ``τ·growth(n/τ²)`` with
-    ``√(1 + q)`` for ``gnomonic`` and ``√q/tanh √q`` for ``radial_tanh``. Where τ is 0 it stays 0.
+    ``√(1 + q)`` for ``gnomonic``. Where τ is 0 it stays 0.
     ``module`` names an activation of the user, whose growth only torch can compute.
     """
 

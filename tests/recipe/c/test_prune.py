@@ -89,13 +89,12 @@ def test_forms_within_a_certificate_get_smaller(rule: str, source: str) -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        forms("radial_tanh"),
         forms("published", energy="two"),
         forms("published", source="scaled"),
         forms("published", then="stage"),
         forms("published", then="rebase"),
     ],
-    ids=["rule without a proof", "two energies", "not x̂", "a second stage", "two divisions"],
+    ids=["two energies", "not x̂", "a second stage", "two divisions"],
 )
 def test_forms_that_the_proof_is_not_about_stay(recipe: Recipe) -> None:
     assert stored_bytes(recipe, LOOSE) == stored_bytes(recipe, None)

@@ -90,8 +90,8 @@ def pair(act: nn.Module, bias: bool = False) -> cl.ConformalLayers:
     ("one", "other", "strategy"),
     [
         (pair(cl.Gnomonic(1.0)), pair(cl.ReSPro(1.0)), "dense"),
-        (pair(cl.Gnomonic(1.0), True), pair(cl.RadialTanh(1.0), True), "dense"),
-        (pair(cl.Gnomonic(1.0), True), pair(cl.RadialTanh(1.0), True), "layers"),
+        (pair(cl.Gnomonic(1.0), True), pair(cl.ReSPro(1.0, projective=True), True), "dense"),
+        (pair(cl.Gnomonic(1.0), True), pair(cl.ReSPro(1.0, projective=True), True), "layers"),
     ],
     ids=["rules", "rules with biases", "layers"],
 )

@@ -64,16 +64,9 @@ function bandedForm(op, net) {
 
 // -- points: the coordinate, and leaving -------------------------------------------------------------
 
-// u / tanh(u) for u = √q; its series is exact to rounding for short points.
-function radialTanh(q) {
-  if (q < 1e-4) return 1 + q / 3 - (q * q) / 45;
-  return Math.sqrt(q) / Math.tanh(Math.sqrt(q));
-}
-
 const GROWTHS = {
   projective: (q) => 1 + q,
   gnomonic: (q) => Math.sqrt(1 + q),
-  radial_tanh: radialTanh,
 };
 
 const advance = ({ settings: { rule } }) => (tau, m, ...energies) => {

@@ -24,18 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["RUN"]
 
 
-def _radial_tanh(q: Array) -> Array:
-    """Return u / tanh(u) for u = √q; for short points its series, which is exact to rounding."""
-    short = q < 1e-4
-    u = np.sqrt(np.where(short, 1.0, q))
-    return np.where(short, 1 + q / 3 - q**2 / 45, u / np.tanh(u))
-
-
 # Rules whose growth is a function of q, the squared length of the point in units of α.
 GROWTHS: dict[str, Callable[[Array], Array]] = {
     "projective": lambda q: 1 + q,
     "gnomonic": lambda q: np.sqrt(1 + q),
-    "radial_tanh": _radial_tanh,
 }
 RUN.rules = {"published", *GROWTHS}
 

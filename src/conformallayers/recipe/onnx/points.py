@@ -186,16 +186,10 @@ def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energie
     return tau + ratio if op.rule == "projective" else tau * GROWTHS[op.rule](ratio / some)
 
 
-def _radial_tanh(q: Value) -> Value:
-    u = q.node("Max", 1e-20).node("Sqrt")  # u / tanh u is 1 there
-    return u / u.node("Tanh")
-
-
 # The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
 GROWTHS: dict[str, Callable[[Value], Value]] = {
     "projective": lambda q: q + 1.0,
     "gnomonic": lambda q: (q + 1.0).node("Sqrt"),
-    "radial_tanh": _radial_tanh,
 }
 RUN.rules = {"published", *GROWTHS}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, RADIAL_TANH, Rule
+from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 from .. import point_operations as point
 from ..arithmetic import along, coordinate_behind, energy_of_parts
 from .layers import RUN
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "RUN"]
 
 # The built-in rules by their names in recipes.
-RULES: dict[str, Rule] = {
-    rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC, RADIAL_TANH)
-}
+RULES: dict[str, Rule] = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC)}
 
 
 @RUN.runs(point.Normalize)

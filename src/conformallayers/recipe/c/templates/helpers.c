@@ -342,13 +342,6 @@ static double growth_gnomonic(double q)
     return sqrt(1 + q);
 }
 
-//: growth_radial_tanh
-static double growth_radial_tanh(double q)
-{
-    const double u = sqrt(q);
-    return q < 1e-4 ? 1 + q / 3 - q * q / 45 : u / tanh(u);
-}
-
 //: coefficients
 /* The coefficients of parts: the first number over the growths that a part has passed.
    keys: part by part how many these are, and which. */
