@@ -9,7 +9,6 @@ from ..lab.experiments.options import (
     AccuracyOptions,
     BatchOptions,
     BenchOptions,
-    CellOptions,
     CostOptions,
     DepthOptions,
     DeviceOptions,
@@ -17,7 +16,6 @@ from ..lab.experiments.options import (
     RobustnessOptions,
     SweepOptions,
 )
-from ..lab.experiments.paper import ABLATION, ABLATION_CELL
 from .models import Flat, given
 
 experiment = App(name="experiment", help="Run the experiments of the paper, resumable.")
@@ -69,13 +67,6 @@ def linear_baseline(*, options: Flat[AccuracyOptions] = None) -> None:
 def lenet(*, options: Flat[AccuracyOptions] = None) -> None:
     """Train the six cells of Table II: LeNet and LeNetCL."""
     _train_cells(2, options)
-
-
-@experiment.command
-def ablation(*, options: Flat[CellOptions] = None) -> None:
-    """Train LeNetCL on Fashion-MNIST with either form, each α, and with or without a gain."""
-    cells, variants = (ABLATION_CELL,), tuple(ABLATION.values())
-    _train_cells(2, AccuracyOptions(cells=cells, variant=variants, **given(options)))
 
 
 def _train_cells(number: int, options: AccuracyOptions | None) -> None:
@@ -163,10 +154,10 @@ def report(
         out: File to write; report.html in that folder if not given.
     """
     if run is not None:
-        from ..lab.report.run_report import write_run_report
+        from ..lab.report.run_page import write_run_report
 
         print(f"Wrote {write_run_report(run, out)}")
         return
-    from ..lab.report.report import write_report
+    from ..lab.report.results_page import write_report
 
     print(f"Wrote {write_report(results, out)}")

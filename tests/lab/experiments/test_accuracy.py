@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import shlex
 import struct
@@ -81,7 +82,9 @@ def test_experiment_writes_a_row_for_each_cell_and_then_skips_it(tiny: dict[str,
 def test_command_of_a_row_gives_the_same_cell(
     tiny: dict[str, Any], data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (row,) = run_accuracy(2, cells=["LeNetCL-mnist"], seed=2, **tiny)
+    rows = run_accuracy(2, cells=["LeNetCL-mnist"], seed=(2, 3), **tiny)
+    row, a, b = rows[0], *(100 * row["accuracy"] for row in rows)
+    assert f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f} %" in accuracy_table(rows)
     words = shlex.split(row["command"])
     assert words[:4] == ["conformallayers", "train", "LeNetCL", "mnist"]
     assert str(data_root) not in words
@@ -117,33 +120,31 @@ def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.Monk
 def test_cell_that_fails_does_not_stop_the_others(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = {"LeNet-mnist": {"optimizer": "sgd", "learning_rate": 1e30}}
-    monkeypatch.setitem(
-        paper.VARIANTS, "tiny", Variant({"epochs": 1, "batch_size": 40}, cells=cells)
-    )
+    monkeypatch.setitem(paper.VARIANTS, "tiny", Variant({"epochs": 1, "batch_size": 40}))
     message = (
-        "every cell trained, got the errors above in LeNet-mnist-tiny, LeNet-cifar10-tiny, "
+        "every cell trained, got the errors above in LeNet-cifar10-tiny, "
         "LeNetCL-cifar10-tiny. Do what they say, then repeat the command"
     )
     with pytest.raises(cl.ConformalError, match=message):
         run_accuracy(2, dataset=["mnist", "cifar10"], **tiny)
-    assert [path.stem for path in Path("results/accuracy").iterdir()] == ["LeNetCL-mnist-tiny"]
+    names = {path.stem for path in Path("results/accuracy").iterdir()}
+    assert names == {"LeNet-mnist-tiny", "LeNetCL-mnist-tiny"}
 
 
 def test_finished_cell_of_another_setting_is_refused(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {**tiny, "cells": ["LeNet-mnist"]}
+    said = io.StringIO()
+    options = {**tiny, "cells": ["LeNet-mnist"], "console": Console(file=said, width=400)}
     run_accuracy(2, **options)
-    path = Path("results/accuracy/LeNet-mnist-tiny.json")
     monkeypatch.setitem(paper.VARIANTS, "tiny", Variant({"epochs": 1}))
-    with pytest.raises(cl.ConformalError, match="--again"):
+    with pytest.raises(cl.ConformalError, match="every cell trained"):
         run_accuracy(2, **options)
-    path.write_text("[]")
-    with pytest.raises(
-        cl.ConformalError, match=r"experiment 2, .*a record in JSON, got another file"
-    ):
+    assert ". Train it --again, or name another --out." in said.getvalue()
+    Path("results/accuracy/LeNet-mnist-tiny.json").write_text("[]")
+    with pytest.raises(cl.ConformalError, match="every cell trained"):
         run_accuracy(2, **options)
+    assert "a record in JSON, got another file" in said.getvalue()
 
 
 def test_table_has_the_paper_beside_the_measured() -> None:
@@ -159,8 +160,6 @@ def test_table_has_the_paper_beside_the_measured() -> None:
         (2, {"dataset": ["svhn"]}, "--dataset: expected one of mnist, .*, got 'svhn'"),
         (2, {"cells": ["LeNet"]}, "--cells: expected one of LeNet-mnist, .*, got 'LeNet'"),
         (2, {"variant": "best"}, "--variant: expected one of better, .*, got 'best'"),
-        (2, {"network": ["lenetcl"]}, "got 'lenetcl'.* Did you mean \"LeNetCL\"\\?"),
-        (2, {"dataset": ["cifar-10"]}, "got 'cifar-10'.* Did you mean \"cifar10\"\\?"),
         (2, {"variant": "stride1"}, "expected at least one cell"),
         (2, {"cells": ["LeNet-mnist"], "dataset": ["cifar10"]}, "expected at least one cell"),
     ],

@@ -19,9 +19,7 @@ from conformallayers.lab.experiments.demo import SHAPE, build_model, run_demo, t
 from conformallayers.lab.report import figures
 from support import run_command
 
-PICTURES = {
-    f"{n}.{s}" for n in ("respro", "respro-curve", "training", "folded") for s in ("png", "svg")
-}
+PICTURES = {f"{name}.png" for name in ("respro", "respro-curve", "training", "folded")}
 
 
 def global_state() -> Any:
@@ -41,13 +39,9 @@ def test_a_tiny_run(tmp_path: Path) -> None:
         assert times["ratio"] == pytest.approx(times["layers"] / times["folded"])
 
 
-def test_equal_figures_give_equal_files_without_a_date(tmp_path: Path) -> None:
-    contents = []
-    for _ in range(2):
-        paths = figures.save(figures.respro_curve(), tmp_path, "curve")
-        contents.append([path.read_bytes() for path in paths])
-    assert contents[0] == contents[1]
-    assert b"dc:date" not in contents[0][1]
+def test_equal_figures_give_equal_files(tmp_path: Path) -> None:
+    paths = [figures.save(figures.respro_curve(), tmp_path, name) for name in ("a", "b")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_equal_seeds_give_equal_training() -> None:

@@ -40,7 +40,7 @@ def test_depths_are_written_one_by_one_and_kept(
     with pytest.raises(KeyboardInterrupt, match=r"2 rows kept. To go on: .* --resume$"):
         run_depth(depths=[1, 2, 3], resume=True, **options)
     assert measured == [1, 3]
-    names = {"times.json", "times.csv", "figure.png", "figure.svg"}
+    names = {"times.json", "figure.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     record = json.loads((tmp_path / "times.json").read_text())
     assert [row["depth"] for row in record["rows"]] == [2, 1]
@@ -53,9 +53,6 @@ def test_depths_are_written_one_by_one_and_kept(
     words = "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers"
     assert (first, second) == (f"{words} --depths 2", f"{words} --depths 1 2 3")
     assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
-    header, *lines = (tmp_path / "times.csv").read_text().splitlines()
-    assert "milliseconds DkNet median" in header
-    assert len(lines) == 2
     assert run_depth(depths=[1, 2], resume=True, **options)["rows"] == record["rows"]
 
 

@@ -8,7 +8,6 @@ pytest.importorskip("pydantic")
 
 from conformallayers.lab.experiments import paper
 from conformallayers.lab.experiments.accuracy import config_of
-from conformallayers.lab.experiments.paper import Variant
 
 # Copied from the source of the paper and of its supplement.
 PRINTED = {
@@ -61,12 +60,3 @@ def test_every_variant_is_a_setting_that_train_takes(name: str) -> None:
     for cell in meant:
         if networks is None or cell.network in networks:
             assert config_of(cell, name, 1) != config_of(cell, None, 1)
-
-
-def test_variant_puts_the_options_of_a_cell_last() -> None:
-    variant = Variant({"epochs": 3}, {"alpha": "spectral"}, {"LeNetCL-mnist": {"epochs": 4}})
-    settings = {cell.name: variant.setting(cell) for cell in paper.CELLS}
-    assert settings["LeNetCL-mnist"]["epochs"] == 4
-    assert settings["LeNetCL-cifar10"]["epochs"] == 3
-    with_alpha = {name for name, setting in settings.items() if "alpha" in setting}
-    assert with_alpha == {c.name for c in paper.CELLS if c.network in ("BaseReSProNet", "LeNetCL")}

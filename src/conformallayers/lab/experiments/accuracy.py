@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -48,31 +47,22 @@ def run_accuracy(
     console = console or Console()
     seeds = (seed,) if isinstance(seed, int) else tuple(seed)
     variants = (variant,) if isinstance(variant, str) else tuple(variant or ())
-    selected = AccuracyOptions(seed=seeds, variant=variants, **options)
-    filters = (selected.cells, selected.network, selected.dataset)
-    jobs = [
-        _Job(cell, name, one, selected)
-        for one in seeds
-        for name in variants or [None]
-        for cell in select_cells(number, *filters, name)
-    ]
+    chosen = AccuracyOptions(seed=seeds, variant=variants, **options)
+    filters = (chosen.cells, chosen.network, chosen.dataset)
     rows: list[Row] = []
     failed: list[str] = []
-    for job in jobs:
-        if selected.again:
-            job.delete()
-        row = job.finished()
-        if row is None:
-            try:
-                row = job.train(console)
-            except Stopped as stop:
-                message = str(stop).partition(" To go on")[0]
-                raise Stopped(f"{job.name}: {message} To go on, repeat the command.") from stop
-            except ConformalError as error:
-                console.print(f"{job.name}: {error}", highlight=False, markup=False)
-                failed.append(job.name)
-                continue
-        rows.append(row)
+    for one in seeds:
+        for name in variants or [None]:
+            for cell in select_cells(number, *filters, name):
+                try:
+                    rows.append(_row(cell, name, one, chosen, console))
+                except Stopped as stop:
+                    message = str(stop).partition(" To go on")[0]
+                    text = f"{file_name(cell, name, one)}: {message} To go on, repeat the command."
+                    raise Stopped(text) from stop
+                except ConformalError as error:
+                    failed.append(file_name(cell, name, one))
+                    console.print(f"{failed[-1]}: {error}", highlight=False, markup=False)
     console.print(accuracy_table(rows), highlight=False, markup=False, soft_wrap=True)
     if failed:
         got = f"the errors above in {', '.join(failed)}"
@@ -140,77 +130,50 @@ def file_name(cell: Cell, variant: str | None, seed: int) -> str:
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Return a table of the paper's and the measured accuracies, one line for all seeds of a cell."""
     header = ["network", "dataset", "setting", "epochs", "paper", "here", "difference"]
-    named = [{"checked": True, **row, "setting": row["variant"] or "paper's"} for row in rows]
-    cells = []
-    for key, found in grouped(named, *header[:4], "checked").items():
-        network, dataset, setting, epochs, checked = key
+    named = [{**row, "setting": row["variant"] or "paper's"} for row in rows]
+    lines = []
+    for key, found in grouped(named, *header[:4]).items():
         shares, published = [row["accuracy"] for row in found], found[0]["paper_accuracy"]
-        line = [network, dataset, setting if checked else f"{setting}, other data", str(epochs)]
         difference = f"{100 * (fmean(shares) - published):+.2f}"
-        cells.append([*line, f"{100 * published:.2f} %", mean_and_spread(shares), difference])
-    return table(header, cells)
+        measured = [f"{100 * published:.2f} %", mean_and_spread(shares), difference]
+        lines.append([*map(str, key), *measured])
+    return table(header, lines)
 
 
-class _Job:
-    """The training of one cell with one seed."""
-
-    def __init__(
-        self, cell: Cell, variant: str | None, seed: int, options: AccuracyOptions
-    ) -> None:
-        self.cell, self.variant, self.seed, self.options = cell, variant, seed, options
-        self.name = file_name(cell, variant, seed)
-        self.path, self.folder = options.out / f"{self.name}.json", options.runs / self.name
-
-    @cached_property
-    def config(self) -> TrainConfig:
-        runtime = {"threads": self.options.threads, "device": self.options.device}
-        return config_of(self.cell, self.variant, self.seed, **runtime)
-
-    def delete(self) -> None:
-        files = (self.folder / name for name in (CHECKPOINT, CONFIG, METRICS, RESULT))
-        for file in (self.path, *files):
+def _row(
+    cell: Cell, variant: str | None, seed: int, chosen: AccuracyOptions, console: Console
+) -> Row:
+    """Return the row of a cell: the one on disk, or else train it or continue its run."""
+    name = file_name(cell, variant, seed)
+    path, folder = chosen.out / f"{name}.json", chosen.runs / name
+    if chosen.again:
+        for file in (path, *(folder / one for one in (CHECKPOINT, CONFIG, METRICS, RESULT))):
             file.unlink(missing_ok=True)
-
-    def finished(self) -> Row | None:
-        """Return the row on disk, None if there is none; refuse a row with another setting."""
-        if not self.path.exists():
-            return None
+    config = config_of(cell, variant, seed, threads=chosen.threads, device=chosen.device)
+    if path.exists():
         remedy = "Train it --again, or name another --out."
-        options = self.config.model_dump(exclude={"threads", "device"})
-        options["checked"] = self.options.verify
-        where = f"experiment {self.cell.experiment}"
-        found = read_record(self.path, where, "network", "dataset", remedy=remedy)
-        row = {**DEFAULTS, "checked": True, **found}  # older rows lack newer options
-        require_same(f"{self.path},", row, options, remedy)
+        where = f"experiment {cell.experiment}"
+        found = read_record(path, where, "network", "dataset", remedy=remedy)
+        row = {**DEFAULTS, **found}  # older rows lack newer options
+        require_same(f"{path},", row, config.model_dump(exclude={"threads", "device"}), remedy)
         return row
-
-    def train(self, console: Console) -> Row:
-        """Train the cell, or continue its run, and write its row."""
-        cell, config, verify = self.cell, self.config, self.options.verify
-        setting = (
-            f"{config.epochs} epochs, batch size {config.batch_size}, {config.optimizer}, "
-            f"learning rate {config.learning_rate:g}, {config.schedule}"
-        )
-        console.print(f"{self.name}: {setting}", highlight=False)
-        result = train(
-            cell.network,
-            cell.dataset,
-            out=self.folder,
-            resume=True,
-            data_root=self.options.data_root,
-            verify=verify,
-            console=console,
-            **config.model_dump(exclude={"network", "dataset"}),
-        )
-        row = {
-            **result.row,
-            "experiment": cell.experiment,
-            "variant": self.variant,
-            "paper_accuracy": cell.accuracy,
-            # The command must give the same cell elsewhere, so it names no folders.
-            "command": config.command({"no_check": not verify}),
-            "checked": verify,
-        }
-        self.options.out.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, row)
-        return row
+    console.print(f"{name}: {config.command({})}", highlight=False)
+    result = train(
+        out=folder,
+        resume=True,
+        data_root=chosen.data_root,
+        verify=chosen.verify,
+        console=console,
+        **config.model_dump(),
+    )
+    row = {
+        **result.row,
+        "experiment": cell.experiment,
+        "variant": variant,
+        "paper_accuracy": cell.accuracy,
+        # The command must give the same cell elsewhere, so it names no folders.
+        "command": config.command({"no_check": not chosen.verify}),
+    }
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, row)
+    return row

@@ -55,7 +55,7 @@ class Subject:
 def run_bench(
     names: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
 ) -> Row:
-    """Measure networks and write bench.json, bench.csv, bench.md and the figure.
+    """Measure networks and write bench.json, bench.md and the figure.
 
     Args:
         names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, of the zoo, and paths of folds

@@ -28,7 +28,7 @@ NAME = "times"
 
 
 def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
-    """Time the three paths at each depth, and write times.json and times.csv after each depth.
+    """Time the three paths at each depth, and write times.json after each depth.
 
     Weights and pixels are random and uniform. The paths take turns.
 

@@ -25,10 +25,14 @@ class DataOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellOptions(DataOptions):
-    """Options of every experiment that trains cells of Tables I and II.
+class AccuracyOptions(DataOptions):
+    """Options of experiments 1 and 2.
 
     Args:
+        cells: Cells of the table, such as LeNetCL-mnist; all if none is given.
+        network: Only cells of these networks.
+        dataset: Only cells of these data sets.
+        variant: Settings other than the paper's, by name, such as modern.
         seed: Seeds of the weights and the order of the images; several are trained one by one.
         threads: Threads of torch; its own default if not given.
         device: Device to train on.
@@ -37,29 +41,16 @@ class CellOptions(DataOptions):
         runs: Folder for one run folder per cell.
     """
 
+    cells: tuple[str, ...] = ()
+    network: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    variant: tuple[str, ...] = ()
     seed: tuple[int, ...] = (0,)
     threads: int | None = None
     device: str = "cpu"
     again: bool = False
     out: Path = Path("results/accuracy")
     runs: Path = Path("runs")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccuracyOptions(CellOptions):
-    """Options of experiments 1 and 2.
-
-    Args:
-        cells: Cells of the table, such as LeNetCL-mnist; all if none is given.
-        network: Only cells of these networks.
-        dataset: Only cells of these data sets.
-        variant: Settings other than the paper's, by name, such as modern.
-    """
-
-    cells: tuple[str, ...] = ()
-    network: tuple[str, ...] = ()
-    dataset: tuple[str, ...] = ()
-    variant: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +78,7 @@ class DepthOptions(TimeOptions):
         depths: Numbers of convolutions; 1 to 30 if none is given.
         batch: Images per batch.
         strategy: Strategy of the fold.
-        out: Folder for times.json, times.csv and the figure.
+        out: Folder for times.json and the figure.
     """
 
     depths: tuple[int, ...] = ()
@@ -105,7 +96,7 @@ class BatchOptions(TimeOptions):
         memory: Memory budget such as 4GiB: find the largest batch of each path within it.
         strategies: Strategies of the folds of D3ModNetCL.
         seconds: Time limit per row; slow paths are called less often.
-        out: Folder for batches.json, batches.csv and the figure.
+        out: Folder for batches.json and the figure.
     """
 
     batches: tuple[int, ...] = ()
@@ -188,7 +179,7 @@ class BenchOptions:
         executions: Timed calls of each engine, three per turn.
         sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy.
         threads: Threads of every engine; all cores if not given.
-        out: Folder for bench.json, bench.csv, bench.md, and bench.png of several depths.
+        out: Folder for bench.json, bench.md, and bench.png of several depths.
         resume: Keep the rows of an earlier run that this run does not measure again.
     """
 
@@ -207,7 +198,6 @@ class SweepOptions(DataOptions):
 
     Args:
         trials: Trials of the study in total, pruned ones included.
-        timeout: Start no new trial after this many seconds.
         max_epochs: Most epochs of a trial.
         space: Options to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
             learning_rate=1e-4:0.1:log; the rest is searched as usual.
@@ -225,7 +215,6 @@ class SweepOptions(DataOptions):
     """
 
     trials: int = 50
-    timeout: float | None = None
     max_epochs: int = paper.EPOCHS[1]
     space: tuple[str, ...] = ()
     size: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import refusal
-from ...utils.files import write_csv, write_json
+from ...utils.files import write_json
 from ..checks import command_line, make_folder, require_same
 from ..training.runs import commit
 
@@ -83,29 +83,15 @@ def read_rows(path: Path, where: str) -> list[Row]:
     return list(read_record(path, where, "rows")["rows"]) if path.exists() else []
 
 
-def write_record(folder: Path, name: str, record: Row, rows: Sequence[Row]) -> None:
-    """Write the record as NAME.json, and its rows, flattened, as NAME.csv."""
-    write_json(folder / f"{name}.json", record)
-    write_csv(folder / f"{name}.csv", [_flat(row) for row in rows])
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> Row:
-    found: Row = {}
-    for key, value in row.items():
-        nested = isinstance(value, Mapping)
-        found |= _flat(value, f"{prefix}{key} ") if nested else {prefix + key: value}
-    return found
-
-
 class Measurements:
-    """A resumable table, written as NAME.json and NAME.csv after every new row.
+    """A resumable table, written as NAME.json after every new row.
 
     Args:
         words: the command, such as ``("experiment", "3")``.
         options: of the command; their folder ``out`` is written, and ``resume`` keeps its rows.
         settings: names of options that every row depends on; other values cannot be resumed.
         selection: names of further options, which choose the rows.
-        name: of the files.
+        name: of the file.
         key: names of the fields that identify a row.
         line: formats the line that reports a new row.
         say: prints a line.
@@ -166,8 +152,8 @@ class Measurements:
         self.write()
 
     def write(self) -> None:
-        """Write the JSON and the CSV file."""
-        write_record(self._out, self._name, self.record, list(self.rows.values()))
+        """Write the JSON file."""
+        write_json(self._out / f"{self._name}.json", self.record)
 
     @contextmanager
     def drawing(self, draw: Callable[[list[Row]], object]) -> Iterator[None]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import optuna
+from matplotlib.figure import Figure
 from optuna.pruners import HyperbandPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 from torch import Tensor
 
 from ...errors import ConformalError, first_line, refusal
+from ...utils.files import write_json
 from ..checks import command_line, make_folder, require_positive, require_same
 from ..data.datasets import Dataset
 from ..data.sources import find_source
@@ -26,10 +29,9 @@ from ..training.config import make_config
 from ..training.own_networks import absolute, source_hash
 from ..training.train import epoch_rows
 from . import paper
-from .coordinates import parallel_coordinates
 from .options import SweepOptions
-from .records import Row, provenance, write_record
-from .space import Range, draw, fitting_space, parse_space
+from .records import Row, provenance
+from .search_space import Range, Space, draw, fitting_space, parse_space
 
 NAME = "study"
 BEST = 10  # trials in the figure
@@ -40,6 +42,7 @@ _STUDY_OPTIONS = (
     *("max_epochs", "subset", "validation", "alpha", "projective", "seed"),
     *("preset", "size"),
 )
+_WIDE = 100.0  # a range whose ends differ by this factor has a logarithmic axis
 _SURE = 2.0  # standard deviations above chance that count as learned
 
 
@@ -61,7 +64,7 @@ def run_sweep(
         **options: fields of :class:`conformallayers.lab.experiments.options.SweepOptions`.
     """
     chosen, most = SweepOptions(**options), paper.EPOCHS[1]
-    require_positive("sweep", chosen, "trials", "max_epochs", "validation", "timeout")
+    require_positive("sweep", chosen, "trials", "max_epochs", "validation")
     if chosen.max_epochs > most:
         remedy = "The paper's search space ends there."
         raise refusal("sweep --max-epochs", f"at most {most}", str(chosen.max_epochs), remedy)
@@ -74,9 +77,7 @@ def run_sweep(
     try:
         if search.done < chosen.trials:
             until = MaxTrialsCallback(chosen.trials, states=_DONE)
-            search.study.optimize(
-                search.objective, timeout=chosen.timeout, callbacks=[after, until]
-            )
+            search.study.optimize(search.objective, callbacks=[after, until])
     except KeyboardInterrupt as stop:
         search.conclude()
         message = f"Interrupted: {search.done} trials kept. To go on, repeat the command."
@@ -154,11 +155,11 @@ class _Search:
         return accuracy
 
     def write(self) -> Row:
-        """Write study.json and study.csv, and return the record."""
+        """Write study.json, and return the record."""
         record = {**self.source, "finished": self.done >= self.options.trials}
         record |= _summary(self.study)
         record |= _chance(record["trials"], self.held_out.test_labels)
-        write_record(self.out, NAME, record, record["trials"])
+        write_json(self.out / f"{NAME}.json", record)
         return record
 
     def conclude(self) -> Row:
@@ -177,8 +178,6 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
     fewest = max(1, most // eta ** paper.HYPERBAND["s"])  # epochs before a trial may be pruned
     pruner = HyperbandPruner(min_resource=fewest, max_resource=most, reduction_factor=eta)
     try:
-        if storage is None:
-            _drop_cut_line(journal)
         study = optuna.create_study(
             study_name=name,
             storage=storage or JournalStorage(JournalFileBackend(str(journal))),
@@ -198,21 +197,6 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
         remedy = f"Give the options of the study {name}, or name another by --study and --out."
         require_same("sweep", before, options, remedy)
     return study
-
-
-def _drop_cut_line(journal: Path) -> None:
-    """Remove the incomplete last line that a killed process leaves in a journal."""
-    if not journal.exists() or journal.read_bytes()[-1:] in (b"", b"\n"):
-        return
-    lock = JournalFileSymlinkLock(str(journal))  # another process may still be writing the line
-    lock.acquire()
-    try:
-        data = journal.read_bytes()
-        start = data.rfind(b"\n") + 1
-        if data[start:].startswith(b"{"):  # else it is no journal, and refused as such
-            os.truncate(journal, start)
-    finally:
-        lock.release()
 
 
 class _Sampler(TPESampler):
@@ -257,6 +241,61 @@ def _chance(trials: list[Row], labels: Tensor) -> Row:
     limit = chance + _SURE * (chance * (1 - chance) / len(labels)) ** 0.5
     reached = [row["last_accuracy"] for row in trials if row["last_accuracy"] is not None]
     return {"chance": chance, "at_chance": bool(reached) and max(reached) <= limit}
+
+
+def parallel_coordinates(trials: Sequence[Row], title: str, space: Space) -> Figure:
+    """Draw finished trials, rows of study.json: a smooth curve through an axis for each option and the accuracy."""
+    rows = sorted(trials, key=lambda row: float(row["validation_accuracy"]))
+    columns = [
+        _Axis.of(name.replace("_", " "), [row[name] for row in rows], space[name]) for name in space
+    ]
+    shares = [100 * row["validation_accuracy"] for row in rows]
+    margin = max(0.05, 0.05 * (shares[-1] - shares[0]))
+    ends = Range(shares[0] - margin, shares[-1] + margin)
+    columns.append(_Axis.of("validation\naccuracy (%)", shares, ends))
+    places, steps = np.arange(len(columns)), np.linspace(0, len(columns) - 1, 50 * len(columns))
+    with figures.styled(max(6.0, 1.8 * len(columns)), 4.2) as (figure, axes):
+        for heights in zip(*(column.heights for column in columns), strict=True):
+            left = np.minimum(steps.astype(int), len(columns) - 2)
+            bend = (1 - np.cos(np.pi * (steps - left))) / 2
+            curve = np.take(heights, left) * (1 - bend) + np.take(heights, left + 1) * bend
+            axes.plot(steps, curve, color=matplotlib.colormaps["cividis"](heights[-1]), linewidth=2)
+        for place, column in zip(places, columns, strict=True):
+            axes.axvline(place, color="#333333", linewidth=1)
+            for height, label in column.ticks:
+                axes.annotate(
+                    label, (place, height), (-4, 0), textcoords="offset points", ha="right"
+                )
+        axes.set(xlim=(-0.45, len(columns) - 0.5), ylim=(-0.06, 1.06), yticks=[])
+        axes.set_xticks(places, [column.name for column in columns])
+        axes.spines[:].set_visible(False)
+        axes.set_title(f"{title}: the best {len(rows)} of the search")
+    return figure
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis of the figure: heights from 0 to 1 of the trials, and labels at its ticks."""
+
+    name: str
+    heights: list[float]
+    ticks: list[tuple[float, str]]
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any], ends: Range | tuple[Any, ...]) -> _Axis:
+        if not isinstance(ends, Range):
+            heights = {value: (index + 0.5) / len(ends) for index, value in enumerate(ends)}
+            labels = [(height, str(value)) for value, height in heights.items()]
+            return cls(name, [heights[value] for value in values], labels)
+        # Good learning rates crowd at the lower end of a wide range, however it was searched.
+        log = ends.log or ends.high >= _WIDE * ends.low > 0
+        scale: Any = np.log if log else np.asarray
+        low, high = scale([ends.low, ends.high])
+        shares = (scale(values) - low) / ((high - low) or 1.0)
+        marks = (0.0, 0.25, 0.5, 0.75, 1.0)
+        numbers = [low + mark * (high - low) for mark in marks]
+        texts = [f"{np.exp(one) if log else one:.3g}" for one in numbers]
+        return cls(name, shares.tolist(), list(zip(marks, texts, strict=True)))
 
 
 def _line(trial: FrozenTrial) -> str:

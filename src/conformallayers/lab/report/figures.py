@@ -26,21 +26,16 @@ STYLE: Any = {
     "axes.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.hashsalt": "conformallayers",  # makes files reproducible
 }
 
 
-def save(
-    figure: Figure, folder: Path, name: str, suffixes: Sequence[str] = ("png", "svg")
-) -> list[Path]:
-    """Write a figure as PNG and SVG without a date; return the paths."""
-    paths = [folder / f"{name}.{suffix}" for suffix in suffixes]
-    with matplotlib.rc_context(STYLE):
-        for path in paths:
-            options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
-            with staged_files(path) as (staged,):
-                figure.savefig(staged, format=path.suffix[1:], **options)
-    return paths
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write a figure as PNG without a date; return its path."""
+    path = folder / f"{name}.png"
+    with matplotlib.rc_context(STYLE), staged_files(path) as (staged,):
+        options: Any = {"dpi": 150, "facecolor": "white", "metadata": {"Date": None}}
+        figure.savefig(staged, format="png", **options)
+    return path
 
 
 @contextmanager

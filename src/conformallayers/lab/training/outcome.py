@@ -69,5 +69,5 @@ def write_outcome(
     with ignored_warnings():  # of letters that the font does not have
         for name, figure in drawn.items():
             if figure is not None:
-                figures.save(figure, folder, name, ("png",))
+                figures.save(figure, folder, name)
     return None

@@ -10,7 +10,7 @@ pytest.importorskip("optuna")
 
 import conformallayers as cl
 from conformallayers.lab.experiments import paper
-from conformallayers.lab.experiments.space import Range, fitting_space, parse_space
+from conformallayers.lab.experiments.search_space import Range, fitting_space, parse_space
 from conformallayers.lab.training.config import make_config
 
 CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
@@ -44,11 +44,9 @@ def test_own_space_has_the_types_of_the_options() -> None:
     ("text", "message"),
     [
         ("learning_rate", "sweep --space: expected NAME=LOW:HIGH"),
-        ("learning_rate=", "sweep --space: expected NAME=LOW:HIGH"),
         ("learning_rate=1:0.1", "sweep --space: expected NAME=LOW:HIGH"),
-        ("learning_rate=0.1:1:logarithmic", "sweep --space: expected NAME=LOW:HIGH"),
-        ("learning_rate=0.1:1:log:2", "sweep --space: expected NAME=LOW:HIGH"),
-        ("weight_decay=0:1:log", "a lower bound above 0 for log"),
+        ("learning_rate=0.1:1:2", "sweep --space: expected NAME=LOW:HIGH"),
+        ("weight_decay=0:1:log", "sweep --space: expected NAME=LOW:HIGH"),
         ("optimizer=adam:sgd", "sweep --space: expected NAME=LOW:HIGH"),
         ("learning_rat=0.1:1", 'Did you mean "learning_rate"'),
         ("classes=2,3", "sweep --space: expected one of"),
@@ -56,7 +54,6 @@ def test_own_space_has_the_types_of_the_options() -> None:
         ("batch_size=1.5:4", "train --batch-size: expected a valid integer"),
         ("optimizer=adam,nadam", "train --optimizer: expected 'adam'"),
         ("epochs=5:30", "at most 20 epochs, as --max-epochs says, got 30"),
-        ("epochs=30", "at most 20 epochs"),
         ("preset=micro", "train --preset: expected no such option for LeNetCL"),
     ],
 )

@@ -66,11 +66,16 @@ def parse_space(texts: Iterable[str], config: TrainConfig) -> Space:
         if not given or not values:
             raise refusal("sweep --space", _FORM, repr(text), _REMEDY)
         require_choice("sweep --space", name, _NAMES, _REMEDY)
-        low, *rest = values.split(":")
-        if rest:
-            space[name] = _range(name, low, rest, text, config)
-        else:
-            space[name] = tuple(_value(name, word.strip(), config) for word in values.split(","))
+        ends, log = values.removesuffix(":log"), values.endswith(":log")
+        words = ends.split(":" if ":" in ends else ",")
+        found = tuple(_value(name, word.strip(), config) for word in words)
+        if ":" not in values:
+            space[name] = found
+            continue
+        numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in found)
+        if len(found) != 2 or not numbers or found[0] > found[1] or (log and found[0] <= 0):
+            raise refusal("sweep --space", _FORM, repr(text), _REMEDY)
+        space[name] = Range(*found, log)
     epochs = space.get("epochs", ())
     most = epochs.high if isinstance(epochs, Range) else max(epochs, default=0)
     if most > config.epochs:
@@ -90,17 +95,6 @@ def draw(trial: Trial, space: Space) -> dict[str, Any]:
         else:
             found[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
     return found
-
-
-def _range(name: str, low: str, rest: list[str], text: str, config: TrainConfig) -> Range:
-    ends = [_value(name, word.strip(), config) for word in (low, rest[0])]
-    numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in ends)
-    log = rest[1:] == ["log"]
-    if not numbers or ends[0] > ends[1] or len(rest) > 2 or (rest[1:] and not log):
-        raise refusal("sweep --space", _FORM, repr(text), _REMEDY)
-    if log and ends[0] <= 0:
-        raise refusal("sweep --space", "a lower bound above 0 for log", repr(text), _REMEDY)
-    return Range(ends[0], ends[1], log)
 
 
 def _value(name: str, word: str, config: TrainConfig) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from ... import __version__
 from ...errors import refusal
+from ..experiments.records import read_record
 from ..training.outcome import CONFUSION, MISTAKES, TRAINING
 from ..training.runs import CONFIG, METRICS, RESULT
-from .report import read, write_page
-from .sections import Context, embedded_picture, percent, short_commit
+from .page import Block, picture, source, table, text, write_page
 
 _ACCURACIES = {
     "test, folded": "accuracy_folded",
@@ -38,37 +37,38 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
             got = f"{run} without {RESULT}"
             remedy = "Finish the run: conformallayers train with --resume."
         raise refusal("report RUN", "the folder of a finished run", got, remedy)
-    return write_page(out or run / "report.html", "run.html.jinja", _context(run))
-
-
-def _context(run: Path) -> Context:
-    result = read(run / RESULT, "network", "dataset", "command", "samples")
-    config = read(run / CONFIG, "network", "dataset")
+    result = read_record(run / RESULT, "report", "network", "dataset", "command", "samples")
+    config = read_record(run / CONFIG, "report", "network", "dataset")
     options = {key: value for key, value in config.items() if value not in (None, [], False)}
     network, dataset = str(config["network"]), str(config["dataset"])
-    figures = {caption: embedded_picture(run, name) for name, caption in _CAPTIONS.items()}
-    return {
-        "title": f"{network.rpartition(':')[2]}, {Path(dataset).name}",
-        "version": __version__,
-        "commit": short_commit(result.get("commit")),
-        "command": result["command"],
-        "samples": result["samples"],
-        "strategy": result.get("strategy"),
-        "accuracies": [
-            [name, percent(result[key])]
-            for name, key in _ACCURACIES.items()
-            if result.get(key) is not None
+    samples, strategy = result["samples"], result.get("strategy")
+    folded = f"; folded by {strategy}" if strategy else ""
+    accuracies = [
+        (name, f"{100 * result[key]:.2f} %")
+        for name, key in _ACCURACIES.items()
+        if result.get(key) is not None
+    ]
+    sections = {
+        "Accuracy": [
+            text(f"{samples['train']} training images, {samples['test']} test images{folded}."),
+            table(["images", "accuracy"], accuracies),
+            source(result),
         ],
-        "figures": {caption: picture for caption, picture in figures.items() if picture},
-        "epochs": _table(run / METRICS),
-        "confusion": _table(run / f"{CONFUSION}.csv"),
-        "options": [[key, str(value)] for key, value in options.items() if key != "commit"],
+        "Figures": [picture(run, name, caption) for name, caption in _CAPTIONS.items()],
+        "Tables": [
+            *_csv_table(run / f"{CONFUSION}.csv", "Confusion matrix"),
+            *_csv_table(run / METRICS, "Epochs"),
+            table(["option", "value"], options.items(), "Options"),
+        ],
     }
+    heading = f"{network.rpartition(':')[2]}, {Path(dataset).name}"
+    return write_page(out or run / "report.html", heading, sections)
 
 
-def _table(path: Path) -> list[list[str]]:
-    """Return the rows of a CSV file, the header first; none if there is no such file."""
+def _csv_table(path: Path, summary: str) -> list[Block]:
+    """Return the table of a CSV file; none if there is no such file."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as stream:
-        return [list(row) for row in csv.reader(stream)]
+        header, *rows = csv.reader(stream)
+    return [table(header, rows, summary)]
