@@ -60,10 +60,8 @@ def get(
         source: Folder or URL that has the files.
         data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
     """
-    from ..lab.data.fetch import get as get_set
-
     for name in names:
-        written = get_set(name, files.data_root(data_root), source)
+        written = files.fetch(name, files.data_root(data_root), source)
         for path in written:
             print(f"wrote {path}")
         if not written:

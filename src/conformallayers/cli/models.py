@@ -215,14 +215,13 @@ def predict(
     Args:
         model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo, such as
             digits-micro.
-        paths: Images, .npy files with samples, folders with both, or - for standard input: an
-            image, an array, or paths, one per line.
+        paths: Images, .npy files with samples, or folders with both.
     """
     from ..lab.predict.run import run_predict
 
     known = [f"--{field.name}" for field in fields(PredictOptions)]
     for path in paths:
-        if path.startswith("-") and path != "-":
+        if path.startswith("-"):
             remedy = f"A file of this name is ./{path}.{suggest(path, known)}"
             raise refusal("predict", "an option of predict", path, remedy)
     if run_predict(model, paths, options or PredictOptions()):
@@ -325,7 +324,8 @@ def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
     """Return the samples of an .npy file as a tensor, scaled as predict does."""
     import torch
 
-    from ..lab.predict.arrays import Unreadable, open_rows, scaled
+    from ..lab.data.images import Unreadable
+    from ..lab.predict.samples import open_rows, scaled
     from ..lab.training.saved_models import white_of
 
     shape, white = folded.input_shape, white_of(folded.about, path)

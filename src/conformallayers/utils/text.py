@@ -3,11 +3,46 @@
 from __future__ import annotations
 
 import difflib
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # so that text without graphs does not wait for torch
     from torch import fx
+
+# Spreadsheets run a cell that begins like this as a formula, unless it is a number.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+def printable(text: str) -> str:
+    """Escape line breaks and terminal control codes.
+
+    Examples:
+        >>> printable("a\\x1b[31m.png")
+        'a\\\\x1b[31m.png'
+    """
+    odd = ("C", "Zl", "Zp")  # control, unassigned, surrogates; line and paragraph separators
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c).startswith(odd) else c
+        for c in text
+    )
+
+
+def csv_text(value: str | float) -> str:
+    """Write a CSV cell, with an apostrophe before text that a spreadsheet would run as a formula.
+
+    Text that has an apostrophe there already gets another one, so that different texts stay different.
+
+    Examples:
+        >>> csv_text("=1+1"), csv_text("-1"), csv_text("cat"), csv_text(-1e-9), csv_text("'=a")
+        ("'=1+1", '-1', 'cat', '-1e-09', "''=a")
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

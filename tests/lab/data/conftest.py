@@ -27,7 +27,7 @@ def cifar(tmp_path: Path) -> Path:
     """Six batches of two images in CIFAR-10's binary files."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
-    for name in catalogue.LAYOUTS["cifar10"][0].checksums:
+    for name in catalogue.LAYOUTS["cifar10"].checksums:
         rows = np.concatenate([random_labels(2)[:, None], random_images(2, 3072)], 1)
         (folder / name).write_bytes(rows.tobytes())
     return folder
@@ -36,8 +36,8 @@ def cifar(tmp_path: Path) -> Path:
 @pytest.fixture
 def pretended(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Take the small files for the real ones: their checksums stand in the catalogue."""
-    form = catalogue.LAYOUTS["mnist"][0]
+    form = catalogue.LAYOUTS["mnist"]
     sums = {name: files.md5((mnist / name).read_bytes()) for name in NAMES}
-    new = catalogue.Layout("idx", sums, form.folders)
-    monkeypatch.setitem(catalogue.LAYOUTS, "mnist", (new,))
+    new = catalogue.Layout(sums, form.folders)
+    monkeypatch.setitem(catalogue.LAYOUTS, "mnist", new)
     return mnist

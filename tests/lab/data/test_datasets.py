@@ -13,7 +13,7 @@ import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset, check, load
-from datafiles import NAMES, python2_pickle
+from datafiles import NAMES
 from support import run_command
 
 
@@ -27,7 +27,7 @@ def test_idx_files_are_read_as_they_were_written(mnist: Path) -> None:
     assert (found.name, found.classes) == ("mnist", 10)
 
 
-def test_the_three_forms_of_cifar_hold_the_same(cifar: Path, tmp_path: Path) -> None:
+def test_files_and_archive_of_cifar_hold_the_same(cifar: Path, tmp_path: Path) -> None:
     binary = load("cifar10", tmp_path, verify=False)
     assert binary.train_images.shape == (10, 3, 32, 32)
     assert binary.test_labels.shape == (2,)
@@ -35,20 +35,12 @@ def test_the_three_forms_of_cifar_hold_the_same(cifar: Path, tmp_path: Path) -> 
     assert torch.equal(binary.train_labels[2:4], torch.from_numpy(rows[:, 0].copy()).long())
     assert binary.train_images[2:4].numpy().tobytes() == rows[:, 1:].tobytes()
 
-    python = tmp_path / "python" / "cifar-10-batches-py"
-    python.mkdir(parents=True)
-    for path in cifar.iterdir():
-        rows = np.frombuffer(path.read_bytes(), np.uint8).reshape(2, 3073)
-        batch = python2_pickle(rows[:, 1:].copy(), rows[:, 0].tolist())
-        (python / path.stem).write_bytes(batch)
-    roots = [tmp_path / "python"]
-    for source, name in ((cifar, "cifar-10-binary.tar.gz"), (python, "cifar-10-python.tar.gz")):
-        roots.append(tmp_path / name.split(".")[0])
-        roots[-1].mkdir()
-        with tarfile.open(roots[-1] / name, "w:gz") as archive:
-            for path in sorted(source.iterdir(), reverse=True):
-                archive.add(path, f"{source.name}/{path.name}")
-    for root in roots:
+    archived = tmp_path / "archive"
+    archived.mkdir()
+    with tarfile.open(archived / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for path in sorted(cifar.iterdir(), reverse=True):
+            archive.add(path, f"{cifar.name}/{path.name}")
+    for root in (tmp_path, archived):
         other = load("cifar10", root, verify=False)
         assert torch.equal(other.train_images, binary.train_images)
         assert torch.equal(other.train_labels, binary.train_labels)
@@ -118,7 +110,7 @@ def test_list_and_check_tell_what_is_there(
 
 def test_data_commands_do_not_need_torchvision_or_figures(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom conformallayers.lab.data import datasets, batches, fetch\n"
+        "import sys\nfrom conformallayers.lab.data import datasets, batches, files\n"
         "assert not {'matplotlib', 'torchvision', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

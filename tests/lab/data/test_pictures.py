@@ -167,23 +167,6 @@ def test_transparent_pixels_are_white(tmp_path: Path) -> None:
     assert found[:, 1:].min() == 255
 
 
-def test_many_pictures_are_in_a_file_instead_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = find_pictures(make_folder(tmp_path, {"cat": 5, "dog": 5}))
-    inside = found.read(SIZE)
-    monkeypatch.setattr(pictures, "IN_MEMORY", 100)
-    outside = found.read(SIZE)
-    assert torch.equal(inside.train_images, outside.train_images)
-    assert torch.equal(inside.test_images, outside.test_images)
-    kinds = {type(pictures._empty(shape)) for shape in ((2, 3), (99, 99))}
-    assert kinds == {np.ndarray, np.memmap}
-    monkeypatch.setattr(
-        pictures.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 10})
-    )
-    assert_says(lambda: found.read(SIZE), "pictures: expected", "got 10 B. Set TMPDIR")
-
-
 def no_folder(root: Path) -> Path:
     return root / "none"
 

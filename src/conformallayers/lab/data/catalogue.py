@@ -16,79 +16,57 @@ _IDX_NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_CIFAR_NAMES = (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+_CIFAR_NAMES = (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to store a data set.
+    """The files of a data set.
 
     Args:
-        format: ``"idx"``, ``"binary"`` or ``"pickle"``.
         checksums: md5 by file name, the files of the training set first.
         folders: to search below the data root, the usual one first.
-        archive: a tar file with all files; it is searched for in the last two folders.
+        archive: a tar file with all files, searched for in the last two folders; None for idx files.
     """
 
-    format: str
     checksums: dict[str, str]
     folders: tuple[str, ...]
     archive: str | None = None
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Return the names that a file may have: MNIST's are also written with a dot, or gzipped."""
-        if self.format != "idx":
+        if self.archive is not None:
             return (name,)
         plain = (name, name.replace("-idx", ".idx"))
         return *plain, *(f"{spelling}.gz" for spelling in plain)
 
 
-def _idx(folders: tuple[str, ...], *checksums: str) -> tuple[Layout, ...]:
-    return (Layout("idx", dict(zip(_IDX_NAMES, checksums, strict=True)), folders),)
+def _layout(
+    names: tuple[str, ...], checksums: str, *folders: str, archive: str | None = None
+) -> Layout:
+    return Layout(dict(zip(names, checksums.split(), strict=True)), folders, archive)
 
 
-def _cifar(format: str, suffix: str, kind: str, *checksums: str) -> Layout:
-    names = (name + suffix for name in _CIFAR_NAMES)
-    folder = f"cifar-10-batches-{suffix[1:] or 'py'}"
-    folders = (folder, f"cifar10/{folder}", "cifar10", ".")
-    sums = dict(zip(names, checksums, strict=True))
-    return Layout(format, sums, folders, f"cifar-10-{kind}.tar.gz")
-
-
-LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    "mnist": _idx(
-        ("mnist", "MNIST/raw", "MNIST", "mnist/MNIST/raw", "."),
-        "6bbc9ace898e44ae57da46a324031adb",
-        "a25bea736e30d166cdddb491f175f624",
-        "2646ac647ad5339dbf082846283269ea",
-        "27ae3e4e09519cfbb04c329615203637",
+LAYOUTS: dict[str, Layout] = {
+    "mnist": _layout(
+        _IDX_NAMES,
+        """6bbc9ace898e44ae57da46a324031adb a25bea736e30d166cdddb491f175f624
+        2646ac647ad5339dbf082846283269ea 27ae3e4e09519cfbb04c329615203637""",
+        *("mnist", "MNIST/raw", "MNIST", "mnist/MNIST/raw", "."),
     ),
-    "fashion-mnist": _idx(
-        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion", "."),
-        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-        "9018921c3c673c538a1fc5bad174d6f9",
-        "8181f5470baa50b63fa0f6fddb340f0a",
-        "15d484375f8d13e6eb1aabb0c3f46965",
+    "fashion-mnist": _layout(
+        _IDX_NAMES,
+        """f4a8712d7a061bf5bd6d2ca38dc4d50a 9018921c3c673c538a1fc5bad174d6f9
+        8181f5470baa50b63fa0f6fddb340f0a 15d484375f8d13e6eb1aabb0c3f46965""",
+        *("fashion-mnist", "FashionMNIST/raw", "FashionMNIST", "fashion_mnist", "fashion", "."),
     ),
-    "cifar10": (
-        _cifar(
-            *("binary", ".bin", "binary"),
-            "5dd7e06a14cb22eb9f671a540d1b7c25",
-            "5ea93a67294ea407fff1d09f752e9692",
-            "942cd6a4bcdd0dd3c604fbe906cb4421",
-            "ae636b3ba5c66a11e91e8cb52e771fcb",
-            "53f37980c15c3d472c316c40844f3f0d",
-            "803d5f7f4d78ea53de84dbe85f74fb6d",
-        ),
-        _cifar(
-            *("pickle", "", "python"),
-            "c99cafc152244af753f735de768cd75f",
-            "d4bba439e000b95fd0a9bffe97cbabec",
-            "54ebc095f3ab1f0389bbae665268c751",
-            "634d18415352ddfa80567beed471001a",
-            "482c414d41f54cd18b22e5b47cb7c3cb",
-            "40351d587109b95175f43aff81a1287e",
-        ),
+    "cifar10": _layout(
+        _CIFAR_NAMES,
+        """5dd7e06a14cb22eb9f671a540d1b7c25 5ea93a67294ea407fff1d09f752e9692
+        942cd6a4bcdd0dd3c604fbe906cb4421 ae636b3ba5c66a11e91e8cb52e771fcb
+        53f37980c15c3d472c316c40844f3f0d 803d5f7f4d78ea53de84dbe85f74fb6d""",
+        *("cifar-10-batches-bin", "cifar10/cifar-10-batches-bin", "cifar10", "."),
+        archive="cifar-10-binary.tar.gz",
     ),
 }
 NAMES = (*LAYOUTS, *WITHOUT_FILES)
@@ -114,13 +92,3 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     DIGITS: (1, 8, 8),
     MOVING_SHAPES: (1, 32, 32),
 }
-
-
-def identify(checksum: str) -> str | None:
-    """Return the known file with a checksum, such as ``train-images-idx3-ubyte of mnist``."""
-    for name, layouts in LAYOUTS.items():
-        for layout in layouts:
-            for file, known in layout.checksums.items():
-                if known == checksum:
-                    return f"{file} of {name}"
-    return None

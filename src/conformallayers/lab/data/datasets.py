@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...errors import ConformalError, missing_extra, refusal
 from . import files
-from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, WITHOUT_FILES
+from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, WITHOUT_FILES, Layout
 from .formats import Bytes, check_counts, read_arrays
 from .moving_shapes import TRAIN_SHAPES, draw_shapes
 
@@ -136,10 +136,9 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
         return Dataset(name, *parts, classes=len(LABELS[name]))
     place = files.require(name, files.data_root(root))
     read = {}
-    for file, _, result in _read(place, verify):
-        if isinstance(result, ConformalError):
-            raise result
-        read[file] = result
+    for path in place.paths:
+        for file, where, data in files.read_files(place.layout, path):
+            read[file] = _arrays(place.layout, file, data, str(where), verify)
     tensors: list[Any] = []
     for part, prefixes in (("train", ("train", "data")), ("test", ("t10k", "test"))):
         # In the order of the catalogue, which an archive may not have.
@@ -154,43 +153,35 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
 
 
 def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, str | None]]:
-    """Yield the path and the fault, if any, of every file of a data set, and of the whole if its parts do not fit."""
+    """Yield the path and the fault, if any, of every file of a data set."""
     if name in WITHOUT_FILES:
         yield f"{name}, which {WITHOUT_FILES[name]}", None
         return
     where, correct = name, True
     try:
         place = files.require(name, root)
-        for _, path, result in _read(place, verify):
-            fault = None
-            if isinstance(result, ConformalError):
-                fault, correct = str(result).removeprefix(f"{path}: "), False
-            yield str(path), fault
+        for path in place.paths:
+            where = str(path)
+            for file, inside, data in files.read_files(place.layout, path):
+                where, fault = str(inside), None
+                try:
+                    _arrays(place.layout, file, data, where, verify)
+                except ConformalError as error:
+                    fault, correct = str(error).removeprefix(f"{where}: "), False
+                yield where, fault
         where = str(place.path)
         if correct and not verify:
-            load(name, root, verify=False)  # the known files do fit together
-    except ConformalError as error:
+            load(name, root, verify=False)  # do images and labels fit together?
+    except ConformalError as error:  # missing, or a file that cannot be read
         yield where, str(error).removeprefix(f"{where}: ")
 
 
-def _read(
-    place: files.Place, verify: bool
-) -> Iterator[tuple[str, Path, dict[str, Bytes] | ConformalError]]:
-    """Yield name and path of every file with its arrays, or with the error that it leads to."""
-    for path in place.paths:
-        name = path.name
-        try:
-            for name, where, data in files.read_files(place.layout, path):
-                try:
-                    # The format goes first: its errors say more than a checksum does.
-                    arrays = read_arrays(place.layout.format, name, data, str(where))
-                    if verify:
-                        files.check_md5(data, place.layout.checksums[name], str(where))
-                    yield name, where, arrays
-                except ConformalError as error:
-                    yield name, where, error
-        except ConformalError as error:  # of a file that cannot be read
-            yield name, path, error
+def _arrays(layout: Layout, file: str, data: bytes, where: str, verify: bool) -> dict[str, Bytes]:
+    # The format goes first: its errors say more than a checksum does.
+    arrays = read_arrays(file, data, where)
+    if verify:
+        files.check_md5(data, layout.checksums[file], where)
+    return arrays
 
 
 def digits() -> Dataset:

@@ -1,17 +1,15 @@
-"""Parse the file formats of data sets: idx (MNIST), and CIFAR-10's binary and python versions."""
+"""Parse the file formats of data sets: idx (MNIST) and CIFAR-10's binary files."""
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import ConformalError, refusal
 from .catalogue import CLASSES
-from .cifar_pickle import read_pickle
 
 Bytes = npt.NDArray[np.uint8]
 _UBYTE = 8  # the code of unsigned bytes in the third byte of an idx file
@@ -56,39 +54,23 @@ def read_cifar_binary(data: bytes, where: str) -> dict[str, Bytes]:
     return {"images": rows[:, 1:].reshape(-1, *CIFAR_SHAPE), "labels": labels}
 
 
-def read_cifar_pickle(data: bytes, where: str) -> dict[str, Bytes]:
-    """Return images (N, 3, 32, 32) and labels (N,) of a ``data_batch_*``; nothing is executed."""
-    entries = read_pickle(data, where)
-    images, labels = entries.get("data"), entries.get("labels")
-    if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != _PIXELS:
-        expected, got = f"an entry data of shape (N, {_PIXELS})", getattr(images, "shape", "none")
-        raise refusal(where, expected, str(got), _AGAIN)
-    if not isinstance(labels, list) or not all(type(n) is int for n in labels):
-        raise refusal(where, "an entry labels with a list of whole numbers", "none", _AGAIN)
-    check_counts(len(images), len(labels), where)
-    classes = _checked_labels(np.array(labels, object), where)
-    return {"images": images.reshape(-1, *CIFAR_SHAPE), "labels": classes}
-
-
-def read_arrays(format: str, file: str, data: bytes, where: str) -> dict[str, Bytes]:
-    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds."""
-    if format == "binary":
+def read_arrays(file: str, data: bytes, where: str) -> dict[str, Bytes]:
+    """Return the ``"images"`` (N, C, H, W) and ``"labels"`` (N,) that a file holds, by its name."""
+    if file.endswith(".bin"):
         return read_cifar_binary(data, where)
-    if format == "pickle":
-        return read_cifar_pickle(data, where)
     if "images" in file:
         return {"images": read_idx(data, where, (28, 28))[:, None]}
     return {"labels": _checked_labels(read_idx(data, where, ()), where)}
 
 
-def _checked_labels(labels: npt.NDArray[Any], where: str) -> Bytes:
-    """Return the labels as bytes, or refuse one that is out of range."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
+def _checked_labels(labels: Bytes, where: str) -> Bytes:
+    """Return the labels, or refuse one that is out of range."""
+    wrong = np.flatnonzero(labels >= CLASSES)
     if len(wrong):
         place = int(wrong[0])
         got = f"{int(labels[place])} at position {place}"
         raise refusal(where, f"labels from 0 to {CLASSES - 1}", got, _AGAIN)
-    return labels.astype(np.uint8)
+    return labels
 
 
 def check_counts(images: int, labels: int, where: str) -> None:

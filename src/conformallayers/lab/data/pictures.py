@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
-import shutil
 import sys
-import tempfile
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -21,17 +18,13 @@ from torch import Tensor
 
 from ...errors import refusal
 from ...utils.progress import progress
-from ...utils.text import size as size_text
-from ..predict.arrays import Unreadable
-from ..predict.images import SUFFIXES, need_pillow, read_image
-from ..predict.output import printable
+from ...utils.text import printable
 from .catalogue import NAMES
 from .datasets import Dataset
-from .formats import Bytes
+from .images import SUFFIXES, Unreadable, files_below, need_pillow, read_image
 
 SIZE = "32"  # pixels of both sides, if no size is given
 TEST_SHARE = 0.2  # of each class, set aside for testing
-IN_MEMORY = 2**30  # bytes of decoded pictures that are kept in memory; more go to a temporary file
 _LARGEST = 1024  # pixels of a side
 _SHOWN = 5  # names in an error message
 _VALIDATION = ("val", "valid", "validation")
@@ -114,19 +107,16 @@ class Pictures:
         images = decode([str(self.folder / path) for path, _ in files], (channels, *size))
         labels = torch.tensor([label for _, label in files])
         count = len(files) - len(self.test)
-        self._warn_of_copies(images[:count], images[count:])
+        known = {image.numpy().tobytes() for image in images[:count]}
+        copies = sum(image.numpy().tobytes() in known for image in images[count:])
+        if copies:
+            told = (
+                f"{copies} of {len(self.test)} test pictures are also for training, after scaling"
+            )
+            place = printable(str(self.folder))
+            print(f"conformallayers: {place}: {told}. Remove the copies.", file=sys.stderr)
         parts = (images[:count], labels[:count], images[count:], labels[count:])
         return Dataset(str(self.folder), *parts, len(self.labels), self.labels, spread=True)
-
-    def _warn_of_copies(self, train: Tensor, test: Tensor) -> None:
-        """Warn of test pictures that have the pixels of a training picture."""
-        known = {hashlib.sha256(image.numpy()).digest() for image in train}
-        copies = sum(hashlib.sha256(image.numpy()).digest() in known for image in test)
-        if copies:
-            told = f"{copies} of {len(test)} test pictures are also for training, after scaling"
-            remedy = "The accuracy will be too high: remove the copies."
-            place = printable(str(self.folder))
-            print(f"conformallayers: {place}: {told}. {remedy}", file=sys.stderr)
 
 
 def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictures:
@@ -166,7 +156,7 @@ def find_pictures(folder: str | os.PathLike[str], where: str = "train") -> Pictu
 
 def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
     """Return pictures as (N, C, H, W), unsigned bytes: scaled, upright, transparent pixels over white."""
-    images = _empty((len(paths), *shape))
+    images = np.empty((len(paths), *shape), np.uint8)
     broken = []
     for index, path in enumerate(progress(paths, len(paths), "pictures")):
         try:
@@ -181,21 +171,6 @@ def decode(paths: Sequence[str], shape: tuple[int, int, int]) -> Tensor:
         remedy = "Replace or remove them."
         raise refusal("pictures", "files that can be read", got, remedy)
     return torch.from_numpy(images)
-
-
-def _empty(shape: tuple[int, ...]) -> Bytes:
-    """Return memory for images, or a mapped temporary file if they are too many."""
-    needed = math.prod(shape)
-    if needed <= IN_MEMORY:
-        return np.empty(shape, np.uint8)
-    place = tempfile.gettempdir()
-    free = shutil.disk_usage(place).free
-    if free < needed:  # to write to a file on a full disk through a map would end the process
-        expected, got = f"{size_text(needed)} in {place}", size_text(free)
-        remedy = "Set TMPDIR to a folder with room, or give a smaller --size."
-        raise refusal("pictures", expected, got, remedy)
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, np.uint8, "w+", shape=shape)
 
 
 def _sub_folders(folder: Path, where: str) -> list[str]:
@@ -241,33 +216,24 @@ def _class_files(root: Path, part: str, labels: Sequence[str], where: str) -> li
 
     They are in the order of the hash of their names: a file that is added leaves the order of the others.
     """
-    found = []
-    for label in labels:
-        below = os.path.join(part, label)
-        folder = (root / below).resolve()
-        if folder == root.resolve() or folder in root.resolve().parents:
-            got = f"{label}, a link to the folder itself or to one above it"
-            raise refusal(where, "folders of classes", got, "Remove the link.")
-        files = [os.path.join(below, path) for path in _pictures_below(folder, where)]
-        if not files:
-            remedy = "Add pictures, or remove the folder."
-            raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
-        found.append(sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest()))
-    return found
-
-
-def _pictures_below(folder: Path, where: str) -> Iterator[str]:
-    """Yield the image files below a folder, sorted; links to folders are not followed."""
 
     def fail(error: OSError) -> None:
         reason = f"{printable(str(error.filename))}: {error.strerror}"
         raise refusal(where, "folders that can be read", reason, "Check their permissions.")
 
-    for place, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield os.path.relpath(os.path.join(place, name), folder)
+    found = []
+    for label in labels:
+        below = os.path.join(part, label)
+        if root.resolve().is_relative_to((root / below).resolve()):
+            got = f"{label}, a link to the folder itself or to one above it"
+            raise refusal(where, "folders of classes", got, "Remove the link.")
+        pictures = files_below(str(root / below), SUFFIXES, fail)
+        files = [os.path.relpath(path, root) for path in pictures]
+        if not files:
+            remedy = "Add pictures, or remove the folder."
+            raise refusal(where, f"pictures of the class {below}", "an empty folder", remedy)
+        found.append(sorted(files, key=lambda path: hashlib.sha256(_portable(path)).digest()))
+    return found
 
 
 def _portable(path: str) -> bytes:

@@ -11,7 +11,7 @@ import torch
 
 from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
-from ..predict.output import printable
+from ...utils.text import printable
 from .catalogue import CLASSES, LABELS
 from .datasets import Dataset, load
 from .pictures import find_pictures, is_pictures, parse_size, written_size

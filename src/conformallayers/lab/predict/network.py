@@ -1,17 +1,18 @@
-"""Open a network for predictions: in torch, or a fold in numpy, which imports no torch."""
+"""Open a network for predictions and run batches of samples: in torch, or a fold in numpy, which imports no torch."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import refusal, shape_text
 from ...zoo.catalogue import network_files
 from ..checks import require_choice
+from ..data.images import Array, Unreadable
 from ..training.saved_models import (
     chosen_labels,
     input_dtype,
@@ -20,8 +21,9 @@ from ..training.saved_models import (
     ready,
     white_of,
 )
-from .arrays import Array
 from .options import PredictOptions
+from .output import Prediction, likeliest
+from .samples import Broken, Sample
 
 ENGINES = ("auto", "torch", "numpy", "onnxruntime")
 
@@ -33,7 +35,7 @@ class ReadyNetwork:
     Args:
         run: (B, *input_shape), float32 → (B, classes).
         input_shape: of one sample.
-        output_shape: of its scores.
+        classes: the number of scores.
         labels: names of the classes, or None.
         white: value of a white pixel.
         pictures: whether it was trained on a folder of pictures: transparent pixels are then put over white, as in
@@ -43,16 +45,11 @@ class ReadyNetwork:
 
     run: Callable[[Array], Array]
     input_shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
+    classes: int
     labels: tuple[str, ...] | None
     white: float
     pictures: bool = False
     scales: bool = False
-
-    @property
-    def classes(self) -> int:
-        """The number of classes."""
-        return self.output_shape[0]
 
     def label(self, index: int) -> str:
         """Return the name of a class."""
@@ -63,31 +60,63 @@ def open_network(model: str | os.PathLike[str], options: PredictOptions) -> Read
     """Load a model as :func:`run_predict` takes it, and fold it unless it is folded."""
     require_choice("predict --engine", options.engine, ENGINES, "Leave it out.")
     engine = options.engine
-    if engine == "auto":  # those that start at once
+    if engine == "auto":  # the engines that start at once
         engine = "numpy" if importlib.util.find_spec("torch") is None else "torch"
-    network = _open_numpy(model) if engine == "numpy" else _open_torch(model, options, engine)
-    where, output = f"predict {os.fspath(model)}", network.output_shape
-    if len(output) != 1 or not network.input_shape:
+    opened = _open_numpy(model) if engine == "numpy" else _open_torch(model, options, engine)
+    run, shape, output, labels, white, pictures = opened
+    path = os.fspath(model)
+    where = f"predict {path}"
+    if len(output) != 1 or not shape:
         expected, got = "a network that gives scores (B, classes)", f"(B, {shape_text(output)[1:]}"
         raise refusal(where, expected, got, "Add a Flatten and a head.")
-    labels = chosen_labels(options.labels, network.labels, network.classes, "predict", where)
-    path = os.fspath(model)
-    shipped = path in network_files() and not os.path.exists(path)
-    return replace(network, labels=labels, scales=network.pictures or shipped)
+    labels = chosen_labels(options.labels, labels, output[0], "predict", where)
+    scales = pictures or (path in network_files() and not os.path.exists(path))
+    return ReadyNetwork(run, shape, output[0], labels, white, pictures, scales)
 
 
-def _open_numpy(model: str | os.PathLike[str]) -> ReadyNetwork:
+def score(
+    batch: Sequence[Sample | Broken], network: ReadyNetwork, options: PredictOptions
+) -> list[Prediction | Broken]:
+    """Read and run one batch; broken samples keep their places."""
+    found: list[str | Broken] = []  # the name of a sample that was read
+    values: list[Array] = []
+    resize, opaque = options.resize or network.scales, network.pictures
+    for sample in batch:
+        if isinstance(sample, Broken):
+            found.append(sample)
+            continue
+        try:
+            values.append(sample.read(network.input_shape, network.white, resize, opaque))
+            found.append(sample.name)
+        except Unreadable as fault:
+            found.append(Broken(sample.name, str(fault)))
+    results: Iterator[Array] = iter(network.run(np.stack(values)) if values else ())
+    predictions: list[Prediction | Broken] = []
+    for entry in found:
+        if isinstance(entry, Broken):
+            predictions.append(entry)
+        elif np.isfinite(scores := next(results)).all():
+            predictions.append(likeliest(entry, scores, options.top, network.label))
+        else:
+            predictions.append(Broken(entry, "scores that are not finite"))
+    return predictions
+
+
+_Opened = tuple[
+    Callable[[Array], Array], tuple[int, ...], tuple[int, ...], tuple[str, ...] | None, float, bool
+]
+
+
+def _open_numpy(model: str | os.PathLike[str]) -> _Opened:
     from ...numpy import load
 
     path = locate(model, "predict")
     net = load(path)
     white, pictures = white_of(net.about, path), "pictures" in (net.about or {})
-    return ReadyNetwork(net, net.input_shape, net.output_shape, net.labels, white, pictures)
+    return net, net.input_shape, net.output_shape, net.labels, white, pictures
 
 
-def _open_torch(
-    model: str | os.PathLike[str], options: PredictOptions, engine: str
-) -> ReadyNetwork:
+def _open_torch(model: str | os.PathLike[str], options: PredictOptions, engine: str) -> _Opened:
     import torch
 
     if options.threads is not None:
@@ -95,6 +124,11 @@ def _open_torch(
     loaded = load_model(model, "predict")
     module, shape = ready(loaded, "predict")
     dtype = input_dtype(module)
+    network: Callable[[torch.Tensor], torch.Tensor] = module
+    if engine != "torch":
+        from ...session import Session
+
+        network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
 
     def run(batch: Array) -> Array:
         with torch.inference_mode():
@@ -102,12 +136,5 @@ def _open_torch(
         values: Array = scores.double().numpy()
         return values
 
-    network: Callable[[torch.Tensor], torch.Tensor] = module
-    if engine != "torch":
-        from ...session import Session
-
-        network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
-
     output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    pictures = loaded.pictures is not None
-    return ReadyNetwork(run, shape, output, loaded.labels, loaded.white, pictures)
+    return run, shape, output, loaded.labels, loaded.white, loaded.pictures is not None

@@ -19,7 +19,7 @@ class PredictOptions:
         labels: Text file with the name of each class, one per line; those of the model if not given.
         engine: torch, numpy (imports no torch), onnxruntime, or auto: torch if it is installed, else numpy. numpy takes folds only; the others fold what is not folded.
         threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
-        ray: Share the work among processes with Ray.
+        ray: Share the work among processes with Ray Data.
         workers: Processes of Ray; 2 if not given.
         address: Address of a running Ray cluster; a local one is started if not given.
     """

@@ -1,28 +1,21 @@
-"""Write predictions as a table, CSV or JSON lines, and progress to standard error."""
+"""Write predictions as a table, CSV or JSON lines."""
 
 from __future__ import annotations
 
 import csv
 import json
-import re
-import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TextIO
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from ...errors import ClosedPipe
-from .arrays import Array
+from ...utils.text import csv_text, printable
+from ..data.images import Array
 
 FORMATS = ("table", "csv", "jsonl")
 _FIELDS = ("label", "class", "probability", "score")  # of a Choice, in files
-# Spreadsheets take a cell that begins so for a formula, unless it is a number or standard input.
-_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff0b\uff0d\uff1d\uff20]")
-_NO_FORMULA = re.compile(r"[+-]?\d+(\.\d+)?|-(\[\d+\])?")
 _WIDEST = 60  # most characters of the column of names
 
 
@@ -70,34 +63,33 @@ class Writer:
     """Write predictions in one of the formats."""
 
     def __init__(self, stream: TextIO, format: str, top: int) -> None:
-        self._stream, self._format, self._top = stream, format, top
+        self._stream, self._top = stream, top
+        self._rows = {"table": self._table, "csv": self._csv, "jsonl": self._jsonl}[format]
         self._begun = False
         self._widths = [0] * (top + 1)
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         """Write rows and flush them; raise ClosedPipe if nobody reads them any more."""
         try:
-            self._write(predictions)
+            self._rows(predictions)
             self._stream.flush()
         except BrokenPipeError as error:
             raise ClosedPipe from error
-
-    def _write(self, predictions: Sequence[Prediction]) -> None:
-        if self._format == "table":
-            self._table(predictions)
-        elif self._format == "csv":
-            rows = csv.writer(self._stream, lineterminator="\n")
-            if not self._begun:
-                ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
-                rows.writerow(["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)])
-            for found in predictions:
-                values = (value for choice in found.choices for value in astuple(choice))
-                rows.writerow(map(csv_text, (found.name, *values)))
-        else:
-            for found in predictions:
-                top = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in found.choices]
-                self._stream.write(json.dumps({"path": found.name, "top": top}) + "\n")
         self._begun = True
+
+    def _csv(self, predictions: Sequence[Prediction]) -> None:
+        rows = csv.writer(self._stream, lineterminator="\n")
+        if not self._begun:
+            ranks = ["", *(f"_{rank}" for rank in range(2, self._top + 1))]
+            rows.writerow(["path", *(f"{name}{rank}" for rank in ranks for name in _FIELDS)])
+        for found in predictions:
+            values = (value for choice in found.choices for value in astuple(choice))
+            rows.writerow(map(csv_text, (found.name, *values)))
+
+    def _jsonl(self, predictions: Sequence[Prediction]) -> None:
+        for found in predictions:
+            top = [dict(zip(_FIELDS, astuple(choice), strict=True)) for choice in found.choices]
+            self._stream.write(json.dumps({"path": found.name, "top": top}) + "\n")
 
     def _table(self, predictions: Sequence[Prediction]) -> None:
         rows = [[printable(p.name), *map(_cell, p.choices)] for p in predictions]
@@ -111,49 +103,5 @@ class Writer:
             self._stream.write("  ".join(cells).rstrip() + "\n")
 
 
-def csv_text(value: str | float) -> str:
-    """Write a cell; an apostrophe stands before text that a spreadsheet would run as a formula.
-
-    It also stands before such text with apostrophes of its own, so that different texts stay different.
-
-    Examples:
-        >>> csv_text("=1+1"), csv_text("-1"), csv_text("cat"), csv_text(-1e-9), csv_text("'=a")
-        ("'=1+1", '-1', 'cat', '-1e-09', "''=a")
-    """
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    return f"'{text}" if _FORMULA.match(text) and not _NO_FORMULA.fullmatch(text) else text
-
-
 def _cell(choice: Choice) -> str:
     return f"{printable(choice.label)} {100 * choice.probability:.1f} % ({choice.score:.2f})"
-
-
-def printable(text: str) -> str:
-    """Escape line breaks and terminal control codes.
-
-    Examples:
-        >>> printable("a\\x1b[31m.png")
-        'a\\\\x1b[31m.png'
-    """
-    odd = ("C", "Zl", "Zp")  # control, unassigned, surrogates; line and paragraph separators
-    return "".join(
-        c.encode("unicode_escape").decode() if unicodedata.category(c).startswith(odd) else c
-        for c in text
-    )
-
-
-def progress_bar(stream: TextIO, count: Callable[[], int | None]) -> Progress:
-    """Return a bar on standard error, shown if that is a terminal and the rows go elsewhere."""
-    shown = sys.stderr.isatty() and not stream.isatty()
-    bar = Progress(
-        *(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        disable=not shown,
-    )
-    bar.add_task("", total=count() if shown else None)
-    return bar

@@ -5,24 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import BinaryIO, TextIO, TypeVar
-
-import numpy as np
-from rich.progress import Progress
+from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from ...errors import refusal
 from ...utils.files import staged_files
+from ...utils.progress import progress
+from ...utils.text import printable
 from ..checks import require_choice, require_positive
-from .arrays import Array, Unreadable
-from .images import need_pillow
-from .network import ReadyNetwork, open_network
+from ..data.images import need_pillow
+from .network import ReadyNetwork, open_network, score
 from .options import PredictOptions
-from .output import FORMATS, Prediction, Writer, likeliest, printable, progress_bar
-from .samples import STANDARD_INPUT, Broken, Sample, find_samples
-
-T = TypeVar("T")
+from .output import FORMATS, Prediction, Writer
+from .samples import Broken, find_samples
 
 
 def run_predict(
@@ -30,16 +25,15 @@ def run_predict(
     paths: Sequence[str],
     options: PredictOptions | None = None,
     *,
-    stdin: BinaryIO | None = None,
     stdout: TextIO | None = None,
 ) -> int:
     """Write a row for every sample; report broken samples on standard error and skip them.
 
     Args:
         model: a file of :func:`conformallayers.save`, a run folder, a checkpoint, or a name of the zoo.
-        paths: files, folders, or ``-`` for standard input.
+        paths: files and folders.
         options: how to read, run and write.
-        stdin, stdout: None takes those of the process.
+        stdout: None takes that of the process.
 
     Returns:
         The number of broken samples.
@@ -48,63 +42,25 @@ def run_predict(
     _check(options)
     need_pillow()
     network = open_network(model, options)
-    stdin = sys.stdin.buffer if stdin is None else stdin
-    found = find_samples(paths, network.input_shape, stdin)
-
-    def count() -> int | None:
-        if STANDARD_INPUT in paths:
-            return None
-        return sum(1 for _ in find_samples(paths, network.input_shape))
-
+    samples = list(find_samples(paths, network.input_shape))
+    batches = [samples[i : i + options.batch] for i in range(0, len(samples), options.batch)]
     with contextlib.ExitStack() as stack:
-        batches: Iterator[list[Prediction | Broken]]
-        if options.ray:
-            from .sharding import shards
+        scored: Iterable[list[Prediction | Broken]]
+        if options.ray and batches:
+            from .ray import ray_batches
 
-            batches = stack.enter_context(shards(found, model, options))
+            scored = stack.enter_context(ray_batches(batches, model, options))
         else:
-            batches = (score(batch, network, options) for batch in in_batches(found, options.batch))
+            scored = (score(batch, network, options) for batch in batches)
         if options.out is None:
             stream = sys.stdout if stdout is None else stdout
-            return _write(batches, stream, network, options, progress_bar(stream, count))
-        (staged,) = stack.enter_context(staged_files(options.out))
-        with open(staged, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return _write(batches, file, network, options, progress_bar(file, count))
-
-
-def score(
-    batch: Sequence[Sample | Broken], network: ReadyNetwork, options: PredictOptions
-) -> list[Prediction | Broken]:
-    """Read and run one batch; broken samples keep their places."""
-    found: list[str | Broken] = []  # the name of a sample that was read
-    values: list[Array] = []
-    resize, opaque = options.resize or network.scales, network.pictures
-    for sample in batch:
-        if isinstance(sample, Broken):
-            found.append(sample)
-            continue
-        try:
-            values.append(sample.read(network.input_shape, network.white, resize, opaque))
-            found.append(sample.name)
-        except Unreadable as fault:
-            found.append(Broken(sample.name, str(fault)))
-    results: Iterator[Array] = iter(network.run(np.stack(values)) if values else ())
-    predictions: list[Prediction | Broken] = []
-    for entry in found:
-        if isinstance(entry, Broken):
-            predictions.append(entry)
-        elif np.isfinite(scores := next(results)).all():
-            predictions.append(likeliest(entry, scores, options.top, network.label))
         else:
-            predictions.append(Broken(entry, "scores that are not finite"))
-    return predictions
-
-
-def in_batches(values: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of ``size`` values, and the rest; only one of them is in memory."""
-    left = iter(values)
-    while batch := list(islice(left, size)):
-        yield batch
+            (staged,) = stack.enter_context(staged_files(options.out))
+            text = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+            stream = stack.enter_context(open(staged, "w", **text))  # type: ignore[call-overload]
+        if not stream.isatty():
+            scored = progress(scored, len(batches), "images")
+        return _write(scored, stream, network, options)
 
 
 def _write(
@@ -112,27 +68,22 @@ def _write(
     stream: TextIO,
     network: ReadyNetwork,
     options: PredictOptions,
-    bar: Progress,
 ) -> int:
     """Write every batch as soon as it is predicted; return the number of broken samples."""
     writer = Writer(stream, options.format, min(options.top, network.classes))
     good = broken = 0
-    with bar:
-        for batch in batches:
-            rows = [entry for entry in batch if isinstance(entry, Prediction)]
-            for entry in batch:
-                if isinstance(entry, Broken):
-                    line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
-                    bar.console.print(
-                        line, markup=False, emoji=False, highlight=False, soft_wrap=True
-                    )
-            good, broken = good + len(rows), broken + len(batch) - len(rows)
-            if rows:
-                writer.write(rows)
-            bar.advance(bar.task_ids[0], len(batch))
+    for batch in batches:
+        rows = [entry for entry in batch if isinstance(entry, Prediction)]
+        for entry in batch:
+            if isinstance(entry, Broken):
+                line = f"conformallayers: {printable(entry.name)}: {printable(entry.reason)}"
+                print(line, file=sys.stderr)
+        good, broken = good + len(rows), broken + len(batch) - len(rows)
+        if rows:
+            writer.write(rows)
     if not good:
         got = f"none that could be read ({broken} broken)" if broken else "none"
-        remedy = "Name images, .npy files, folders with them, or - for standard input."
+        remedy = "Name images, .npy files, or folders with them."
         raise refusal("predict PATHS", "something to predict", got, remedy)
     print(f"{good} predicted, {broken} broken", file=sys.stderr)
     return broken

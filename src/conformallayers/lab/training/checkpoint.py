@@ -1,30 +1,27 @@
-"""Training checkpoints: weights, optimizer state and history, in the file format of cl.save."""
+"""Training checkpoints: one safetensors file with weights and optimizer state, and the history in its header."""
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ... import __version__
-from ...errors import refusal
-from ...folding.files import read_tensor
-from ...folding.model_files import STORED_DTYPES
-from ...recipe.archive import FORMAT, Archive, open_archive, unbuildable, write_archive
-from ...utils.fingerprint import tensor_bytes
+from ...errors import first_line, refusal
+from ...utils.files import staged_files
 from .config import TrainConfig, make_config
 
 _REMEDY = "Name a folder or checkpoint that conformallayers train has written."
 
 
-class TrainState(BaseModel):
+@dataclass(frozen=True)
+class TrainState:
     """The configuration, the row of each epoch, and the md5 of the training images of a run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any]
     history: list[dict[str, Any]]
@@ -64,30 +61,23 @@ def save(
         for key, value in entries.items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer.{names[index]}:{key}"] = value
-    arrays = {
-        name: (STORED_DTYPES[tensor.dtype], tuple(tensor.shape), tensor_bytes(tensor))
-        for name, tensor in tensors.items()
-    }
-    head = {"format": FORMAT, "library": __version__, "kind": "checkpoint"}
-    write_archive(path, {**head, "state": state.model_dump()}, arrays)
+    # Copies, because safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    with staged_files(path) as (staged,):
+        save_file(copies, staged, {"state": json.dumps(asdict(state))})
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint; refuse a file that is damaged or something else."""
-    return read(open_archive(path))
-
-
-def read(archive: Archive) -> Checkpoint:
-    """Read the checkpoint in an open archive."""
-    if archive.document["kind"] != "checkpoint":
-        got = "a file of cl.save"
-        raise refusal(archive.path, "a training checkpoint", got, _REMEDY)
+    where = os.fspath(path)
     try:
-        state = TrainState(**archive.document["state"])
-    except ValidationError as error:
-        raise unbuildable(archive.path, error) from error
-    tensors = {name: read_tensor(archive, name) for name in archive.entries}
-    return Checkpoint(archive.path, tensors, state)
+        with safe_open(where, "pt") as file:
+            state = TrainState(**json.loads((file.metadata() or {})["state"]))
+            names = list(file.keys())
+            return Checkpoint(where, {name: file.get_tensor(name) for name in names}, state)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        got = f"another file ({first_line(error)})"
+        raise refusal(where, "a training checkpoint", got, _REMEDY) from error
 
 
 def trained(checkpoint: Checkpoint, device: str = "cpu") -> tuple[TrainConfig, nn.Module]:

@@ -41,7 +41,7 @@ NETWORK_OPTIONS = (
 )
 _REQUIRED = ("network", "dataset")
 # Set by train, not by the user.
-DERIVED = ("classes", "labels", "in_shape", "pictures", "source", "teacher_source")
+DERIVED = ("classes", "labels", "in_shape", "pictures", "source")
 _OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe has turned on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
@@ -53,7 +53,7 @@ class TrainConfig(BaseModel):
 
     The fields in ``DERIVED`` are set by :func:`conformallayers.lab.training.train.train`: ``classes``, the number
     of outputs, ``labels`` and ``in_shape`` (None: 3×32×32) follow from the data set, ``pictures`` is the digest
-    of a folder of pictures, ``source`` and ``teacher_source`` are the hashes of the files of network and teacher.
+    of a folder of pictures, ``source`` is the hash of the file of the network.
 
     Args:
         network, dataset: as in :func:`conformallayers.lab.training.train.train`.
@@ -86,7 +86,6 @@ class TrainConfig(BaseModel):
         weight_decay: Weight decay of the optimizer.
         momentum: Momentum of rmsprop and sgd.
         schedule: Schedule of the learning rate; constant if not given.
-        teacher: A trained network to learn from beside the labels: a run, a file or a name of the zoo.
         validation: Training images to hold out, as a fraction below 1 or a count.
         seed: Seed of the weights and the order of the images.
         threads: Threads of torch; its own default if not given.
@@ -120,7 +119,6 @@ class TrainConfig(BaseModel):
     weight_decay: NonNegativeFloat = 0.0
     momentum: float = Field(default=0.0, ge=0, lt=1)
     schedule: Literal["constant", "one-cycle"] = "constant"
-    teacher: str | None = None
     validation: NonNegativeFloat = 0.0
     seed: int = Field(default=0, ge=0, lt=2**63)
     threads: PositiveInt | None = None
@@ -131,7 +129,6 @@ class TrainConfig(BaseModel):
     in_shape: list[PositiveInt] | None = None
     pictures: str | None = None
     source: str | None = None
-    teacher_source: str | None = None
 
     @field_validator("alpha", "offset", mode="before")
     @classmethod

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...utils.files import write_csv
 from ...utils.quiet import ignored_warnings
+from ...utils.text import csv_text
 from ..data.catalogue import LABELS
 from ..data.datasets import Dataset
-from ..predict.output import csv_text
 from .config import TrainConfig
 
 _CORNER = "true/predicted"  # the header of the first column; no class can have this name

@@ -17,7 +17,6 @@ CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
 _UNCHANGED = {
     "pictures": "the folder of pictures",
     "source": "the file of the network",
-    "teacher_source": "the file of the teacher",
 }
 _PACKAGE = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Load models for the command line: files of cl.save, run folders, checkpoints, and shipped networks.
+"""Load models for the command line: folds of cl.save, run folders, checkpoints, and shipped networks.
 
 Importing this file does not import torch, so that predictions by the numpy runtime start fast.
 """
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ...folding.folded import Folded
     from ..data.sources import TrainingData
+    from .config import TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
@@ -43,12 +44,14 @@ class Loaded:
         labels: a name for every output, or None.
         about: notes of the file: network, dataset, epoch, white; of a network with an input of its own in_shape;
             of one that was trained on a folder of pictures its digest, pictures.
+        config: of the training, if the network is that of a run.
     """
 
     module: nn.Module
     path: Path
     labels: tuple[str, ...] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    config: TrainConfig | None = None
 
     @property
     def dataset(self) -> str | None:
@@ -130,28 +133,33 @@ def locate(model: str | os.PathLike[str], command: str) -> Path:
 
 
 def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu") -> Loaded:
-    """Load a fold, a model, or the network of a checkpoint, in evaluation mode."""
-    from ...folding.files import read_network
-    from . import checkpoint
-
+    """Load a fold, or the network of a run, in evaluation mode."""
     path = locate(model, command)
+    if path.name == CHECKPOINT:
+        return _load_run(path, device)
+    from ...folding.files import read_network
+
     archive = open_archive(path)
-    if archive.document["kind"] == "checkpoint":
-        found = checkpoint.read(archive)
-        config, module = checkpoint.trained(found, device)
-        about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
-        about |= {"epoch": found.state.epoch, "white": WHITE}
-        if is_own(config.network) or config.in_shape is not None:
-            about["in_shape"] = list(config.input_shape)
-        if config.pictures is not None:
-            about["pictures"] = config.pictures
-        labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
-        if labels is not None and len(labels) != config.classes:  # of another set of this name
-            labels = None
-        return Loaded(module.eval(), path, labels, about)
     module = read_network(archive).eval().to(device)
     labels, notes = read_notes(archive.document, None)
     return Loaded(module, path, labels, notes or {})
+
+
+def _load_run(path: Path, device: str) -> Loaded:
+    from . import checkpoint
+
+    found = checkpoint.load(path)
+    config, module = checkpoint.trained(found, device)
+    about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
+    about |= {"epoch": found.state.epoch, "white": WHITE}
+    if is_own(config.network) or config.in_shape is not None:
+        about["in_shape"] = list(config.input_shape)
+    if config.pictures is not None:
+        about["pictures"] = config.pictures
+    labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
+    if labels is not None and len(labels) != config.classes:  # of another set of this name
+        labels = None
+    return Loaded(module.eval(), path, labels, about, config)
 
 
 def ready(model: Loaded, command: str) -> tuple[nn.Module, tuple[int, ...]]:

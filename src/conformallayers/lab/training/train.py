@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from ...diagnosis.diagnose import diagnose
@@ -35,7 +36,6 @@ from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .outcome import write_outcome
 from .own_networks import absolute, check_outputs, is_own, source_hash
 from .recipes import resolved
-from .teacher import Teacher, file_hash, loss_sum
 
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
@@ -150,8 +150,7 @@ def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> 
         raise refusal("train, classes", f"{classes} for {found.name}", got, remedy)
     network = absolute(network)
     options = {"network": network, "dataset": found.name, **options, **found.options}
-    hashes = {"source": source_hash(network), "teacher_source": file_hash(options.get("teacher"))}
-    return make_config(**resolved({**options, **hashes}))
+    return make_config(**resolved({**options, "source": source_hash(network)}))
 
 
 def epoch_rows(
@@ -222,7 +221,6 @@ class _Run:
         self.held_out, self.ranks = held_out, ranks
         images, labels = train_set.train_images, train_set.train_labels
         self.model = config.build().to(config.device)
-        self.teacher = None if config.teacher is None else Teacher(config.teacher, config)
         for module in self.model.modules():
             if isinstance(module, Centre):
                 module.fit(mean_image(images, config.input_shape))
@@ -294,8 +292,6 @@ class _Run:
 
     def notes(self, warn: bool) -> Iterator[str]:
         """Yield lines to print before the training."""
-        if self.teacher is not None:
-            yield f"note: the loss is mostly the distance from the scores of {self.config.teacher}"
         # BatchNorms need steps to settle their statistics, too.
         if warn and self.total < _FEW and not self.done:
             images, size = len(self.batches.images), self.config.batch_size
@@ -324,8 +320,7 @@ class _Run:
         for index, (images, labels) in enumerate(batches):
             (rate, *_) = self.scheduler.get_last_lr()
             scores = model(images)
-            taught = None if self.teacher is None else self.teacher(images)
-            loss = loss_sum(scores, labels, taught)
+            loss = F.cross_entropy(scores, labels, reduction="sum")
             value = float(loss.detach())
             if not math.isfinite(value):
                 where = f"train, epoch {epoch + 1}, batch {index + 1}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,7 @@ from pictures import GREY, image_bytes, pixels, save_grey  # isort: skip
 
 from PIL import Image
 
-from conformallayers.lab.predict.arrays import Unreadable
-from conformallayers.lab.predict.images import read_image
+from conformallayers.lab.data.images import Unreadable, read_image
 
 
 def luma(rgb: Any) -> Any:
@@ -47,28 +47,28 @@ MODES: dict[str, tuple[bytes, Any]] = {
 def test_modes_become_those_of_the_model(name: str) -> None:
     data, values = MODES[name]
     rgb = values if values.ndim == 3 else np.repeat(values[..., None], 3, 2)
-    found = read_image(data, (3, 6, 9))
+    found = read_image(io.BytesIO(data), (3, 6, 9))
     assert found.dtype == np.float32
     assert np.array_equal(found, rgb.transpose(2, 0, 1).astype(np.float32) / np.float32(255))
-    found = read_image(data, (1, 6, 9), white=2.0)
+    found = read_image(io.BytesIO(data), (1, 6, 9), white=2.0)
     assert np.array_equal(found[0], luma(rgb).astype(np.float32) / np.float32(255) * 2)
 
 
 def test_jpeg_is_read() -> None:
     smooth = np.linspace(0, 255, 54).reshape(6, 9).astype(np.uint8)
     data = image_bytes(Image.fromarray(smooth), "JPEG", quality=95)
-    assert np.abs(read_image(data, (1, 6, 9))[0] - smooth / 255).max() < 0.05
+    assert np.abs(read_image(io.BytesIO(data), (1, 6, 9))[0] - smooth / 255).max() < 0.05
     data = image_bytes(Image.fromarray(smooth).convert("CMYK"), "JPEG", quality=95)
-    assert np.abs(read_image(data, (1, 6, 9))[0] - smooth / 255).max() < 0.05
+    assert np.abs(read_image(io.BytesIO(data), (1, 6, 9))[0] - smooth / 255).max() < 0.05
 
 
 def test_sixteen_bits_keep_their_range() -> None:
     deep = np.random.default_rng(0).integers(0, 65536, (6, 9), np.uint16)
     data = image_bytes(Image.fromarray(deep))
-    found = read_image(data, (1, 6, 9))
+    found = read_image(io.BytesIO(data), (1, 6, 9))
     assert np.array_equal(found[0], deep.astype(np.float32) / np.float32(65535))
-    assert np.array_equal(read_image(data, (3, 6, 9)), np.repeat(found, 3, 0))
-    assert read_image(data, (1, 3, 3), resize=True).std() > 0.01
+    assert np.array_equal(read_image(io.BytesIO(data), (3, 6, 9)), np.repeat(found, 3, 0))
+    assert read_image(io.BytesIO(data), (1, 3, 3), resize=True).std() > 0.01
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -87,7 +87,7 @@ def test_exif_orientation_is_followed(orientation: int) -> None:
     exif[0x0112] = orientation
     data = image_bytes(Image.fromarray(RGB), exif=exif)
     expected = turned[orientation](RGB)
-    found = read_image(data, (3, *expected.shape[:2]))
+    found = read_image(io.BytesIO(data), (3, *expected.shape[:2]))
     assert np.array_equal(np.round(255 * found), expected.transpose(2, 0, 1))
 
 
@@ -95,8 +95,8 @@ def test_resizing_does_not_alias() -> None:
     checks = 255 * (np.indices((64, 64)).sum(0) % 2).astype(np.uint8)
     data = image_bytes(Image.fromarray(checks))
     with pytest.raises(Unreadable, match=r"64×64 pixels where the model takes 8×8; --resize"):
-        read_image(data, GREY)
-    assert np.abs(read_image(data, GREY, resize=True) - 0.5).max() < 0.1
+        read_image(io.BytesIO(data), GREY)
+    assert np.abs(read_image(io.BytesIO(data), GREY, resize=True) - 0.5).max() < 0.1
 
 
 def test_images_for_a_model_of_other_samples_are_broken(tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_images_for_a_model_of_other_samples_are_broken(tmp_path: Path) -> None:
 def test_warnings_of_pillow_stay_inside() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read_image(MODES["RGB"][0], (3, 6, 9))
+        read_image(io.BytesIO(MODES["RGB"][0]), (3, 6, 9))

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import os
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import first_line, missing_extra, shape_text
 from ...utils.quiet import ignored_warnings
-from .arrays import Array, Unreadable, require_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+Array = np.ndarray[Any, Any]
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"),
 )
-# First bytes of images on standard input; BMP and PPM are missing because a path may begin alike.
-_MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # nothing that runs a program
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _SIXTEEN = ("I;16", "I;16B", "I;16L")
@@ -27,13 +26,31 @@ _PIXELS = 2**26  # largest image that is decoded
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF values that swap width and height
 
 
-def is_image(head: bytes) -> bool:
-    """Return whether the first twelve bytes are those of an image."""
-    return head.startswith(_MAGIC) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+class Unreadable(Exception):
+    """Raised with the reason why a file cannot be read."""
+
+
+def require_file(path: str) -> None:
+    """Raise Unreadable unless a path is that of a regular file; opening a pipe would block."""
+    if not os.path.isfile(path):
+        if os.path.exists(path):
+            raise Unreadable("no regular file")
+        raise Unreadable("a link to nothing" if os.path.islink(path) else "no such file")
+
+
+def files_below(
+    folder: str, suffixes: tuple[str, ...], onerror: Callable[[OSError], object]
+) -> Iterator[str]:
+    """Yield the files below a folder by suffix, sorted; hidden files and links to folders are skipped."""
+    for place, folders, files in os.walk(folder, onerror=onerror):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if name.lower().endswith(suffixes) and not name.startswith("."):
+                yield os.path.join(place, name)
 
 
 def read_image(
-    source: str | bytes,
+    source: str | IO[bytes],
     shape: tuple[int, ...],
     white: float = 1.0,
     resize: bool = False,
@@ -42,7 +59,7 @@ def read_image(
     """Return an image as (C, H, W), float32, black 0 and white ``white``.
 
     Args:
-        source: the path of a file, or its bytes.
+        source: the path of a file, or an open file.
         shape: of the network's input.
         white: value of a white pixel.
         resize: scale an image of another size instead of refusing it.
@@ -59,8 +76,7 @@ def read_image(
         try:
             if isinstance(source, str):
                 require_file(source)
-            file = io.BytesIO(source) if isinstance(source, bytes) else source
-            with Image.open(file, formats=_formats()) as image:
+            with Image.open(source, formats=_formats()) as image:
                 return _pixels(image, shape, resize, opaque) * np.float32(white)
         except Unreadable:
             raise

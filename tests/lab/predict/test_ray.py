@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -14,11 +13,9 @@ import pytest
 
 from pictures import GREY, classifier  # isort: skip
 
-import torch
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab.predict import sharding
 from conformallayers.lab.predict.options import PredictOptions
 from conformallayers.lab.predict.run import run_predict
 
@@ -67,27 +64,6 @@ def test_two_processes_give_the_rows_of_one(format: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Ray warns of what it does itself
-def test_windows_standard_input_and_files_go_through(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """More windows than one, paths from standard input, rows into a file; the cluster is gone after."""
-    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
-    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
-    monkeypatch.setattr(sharding, "_WINDOW", 3)
-    monkeypatch.chdir(folder)
-    text = "".join(f"{path}\n" for path in sorted(Path("images").rglob("*.png")))
-    outs = [tmp_path / name for name in ("one.csv", "two.csv")]
-    for out, ray_too in zip(outs, (False, True), strict=True):
-        options = PredictOptions(batch=4, threads=1, format="csv", out=out, ray=ray_too)
-        stdin = io.BytesIO(text.encode())
-        assert run_predict(folder / "net.safetensors", ["-"], options, stdin=stdin) == 1
-    assert outs[0].read_text() == outs[1].read_text()
-    assert not ray.is_initialized()
-    assert torch.get_num_threads() == 1
-
-
-@pytest.mark.slow
 def test_another_cluster_is_not_joined_by_chance(folder: Path) -> None:
     """Ray would take the address of one that runs, or once ran, from its environment."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -104,15 +80,6 @@ def test_a_cluster_that_is_not_there_is_refused(folder: Path) -> None:
     assert done.returncode == 1
     assert "predict --address: expected a Ray cluster that answers, got" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1", "127.0.0.1:99999"]
-)
-def test_a_machine_that_does_not_answer_is_refused_at_once(address: str) -> None:
-    """Ray would try again for minutes."""
-    with pytest.raises(cl.ConformalError, match="--address: expected a Ray cluster that answers"):
-        sharding.check_address(address)
 
 
 def test_missing_ray_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
