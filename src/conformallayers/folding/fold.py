@@ -18,6 +18,7 @@ from .cost import Cost, machine
 from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering, LoweredPart
+from .merge import merge
 from .part import lower_checked, lower_part, placed
 from .plan import checked_strategy, optimistic_seconds
 from .problem import MAX_PATHS, Conditions, Problem
@@ -148,7 +149,8 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
         parts[found.end] = LoweredPart(recipe, found.feed, plans)
     recipe, plans = GraphLowering(graph, shape, parts).lower()
     dtype, device = conditions.dtype, conditions.device
-    return Folded(placed(recipe, dtype, device), dtype, plans, fingerprint(model))
+    recipe = placed(merge(recipe), dtype, device)
+    return Folded(recipe, dtype, plans, fingerprint(model))
 
 
 def stages_by_part(

@@ -1,4 +1,4 @@
-"""Whole models: trace any module with ConformalLayers inside, and find the layers of each fold."""
+"""Whole models: trace any module, and find the layers of each ConformalLayers in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .trace import Trace, trace_modules
 
 _SAMPLES = 2  # of the run that records shapes; with 1, any axis of size 1 could be the batch
 _ROOT = "conformal_layers"  # the name of a ConformalLayers that is folded by itself
-_ONE_BY_ONE = "Fold its ConformalLayers one by one: model.part = cl.fold(model.part, shape)."
+_ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,6 @@ def _check_model(model: nn.Module, keep_hooks: bool) -> None:
         raise refusal("fold(model)", "an nn.Module", type(model).__name__, "Pass the model itself.")
     if isinstance(model, Folded):
         raise refusal("fold(model)", "a model with layers", "a Folded", "It is folded already.")
-    if not any(isinstance(m, ConformalLayers) for m in model.modules()):
-        raise refusal(
-            "fold(model)",
-            "a cl.ConformalLayers, or a module with some inside",
-            type(model).__name__,
-            "Nothing else folds; wrap its linear layers and activations.",
-        )
     for path, module in model.named_modules():
         custom = type(module).forward is not ConformalLayers.forward
         if isinstance(module, ConformalLayers) and custom:

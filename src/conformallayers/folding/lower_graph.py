@@ -18,12 +18,13 @@ from ..registry.registry import shape_after
 from ..utils.text import call_text
 from .graph import Graph, flattens, reshapes
 from .lower import Lowering, by_sample, find_lowering
+from .operators import frozen_wide
 from .plan import Plan
 
-_ADDS = (operator.add, torch.add)
-_SUBTRACTS = (operator.sub, torch.sub)
-_MULTIPLIES = (operator.mul, torch.mul)
-_DIVIDES = (operator.truediv, torch.div)
+_SUBTRACTS = (operator.sub, operator.isub, torch.sub, "sub")
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_", *_SUBTRACTS)
+_DIVIDES = (operator.truediv, operator.itruediv, torch.div, "div")
+_PRODUCTS = (operator.mul, operator.imul, torch.mul, "mul", "mul_", *_DIVIDES)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class GraphLowering:
             module = self.graph.module.get_submodule(str(node.target))
             what, apart = type(module).__name__, steady and by_sample(module)
             if apart and find_lowering(module) is not None:
-                return Lowering(self.builder).module(values[0], module, self.graph.shapes[node])
+                wide = frozen_wide(module)
+                return Lowering(self.builder).module(values[0], wide, self.graph.shapes[node])
         else:
             function = steady and node.op != "call_module"
             found = self._function(node, values) if function else None
@@ -122,7 +124,7 @@ class GraphLowering:
             return value
         if node.target is torch.cat:
             return self._concatenation(node)
-        if node.target in (*_ADDS, *_SUBTRACTS, *_MULTIPLIES, *_DIVIDES) and not node.kwargs:
+        if node.target in (*_SUMS, *_PRODUCTS) and not node.kwargs:
             return self._arithmetic(node, values, shape)
         return None
 
@@ -137,23 +139,39 @@ class GraphLowering:
         return self.builder.add(layer.Concatenate, *values, axis=axis % rank - 1)
 
     def _arithmetic(self, node: fx.Node, values: list[str], shape: Shape) -> str | None:
-        """Lower a sum of two values, or arithmetic of a value and a constant."""
+        """Lower a sum or difference of two values, or arithmetic of a value and a constant."""
+        if len(node.args) != 2:
+            return None
+        left, right = node.args
         both = [n for n in node.args if isinstance(n, fx.Node) and n.op != "get_attr"]
         if len(both) == 2:
-            fits = node.target in _ADDS and all(self.graph.shapes[n] == shape for n in both)
-            return self.builder.add(layer.Add, *(self.values[n] for n in both)) if fits else None
-        if len(both) != 1 or node.args[0] is not both[0] or self.graph.shapes[both[0]] != shape:
+            fits = node.target in _SUMS and all(self.graph.shapes.get(n) == shape for n in both)
+            if not fits:
+                return None
+            first, second = (self.values[n] for n in both)
+            if node.target in _SUBTRACTS:
+                second = self._multiplied(second, torch.tensor(-1.0))
+            return self.builder.add(layer.Add, first, second)
+        if len(both) != 1 or self.graph.shapes.get(both[0]) != shape:
             return None
-        constant = self._constant(node.args[1], shape)
-        if constant is None:
+        constant = self._constant(right if left is both[0] else left, shape)
+        if constant is None or (left is not both[0] and node.target in _DIVIDES):
             return None
-        if node.target in (*_ADDS, *_SUBTRACTS):
-            held = self.builder.constant("shift", constant if node.target in _ADDS else -constant)
-            return self.builder.add(layer.AddConstant, values[0], value=held)
-        factor = constant if node.target in _MULTIPLIES else 1 / constant
-        return self.builder.add(
-            layer.Multiply, values[0], factor=self.builder.constant("factor", factor)
-        )
+        value = values[0]
+        if node.target in _SUMS:
+            if node.target in _SUBTRACTS and left is both[0]:
+                constant = -constant
+            elif node.target in _SUBTRACTS:
+                value = self._multiplied(value, torch.tensor(-1.0))
+            if not constant.any():
+                return value
+            held = self.builder.constant("shift", constant)
+            return self.builder.add(layer.AddConstant, value, value=held)
+        return self._multiplied(value, 1 / constant if node.target in _DIVIDES else constant)
+
+    def _multiplied(self, value: str, factor: Tensor) -> str:
+        held = self.builder.constant("factor", factor.double())
+        return self.builder.add(layer.Multiply, value, factor=held)
 
     def _constant(self, value: Any, shape: Shape) -> Tensor | None:
         """Return a constant that broadcasts to one sample, in float64; None if it has a batch axis."""
