@@ -38,12 +38,13 @@ def fold(
 ) -> Folded:
     """Fold a model into a new module for inference; the model is not changed.
 
-    Each ConformalLayers in the model becomes one linear map and one quadratic form, and the linear
-    layers right behind it are absorbed while that makes it cheaper. Whatever the mode of the
-    model, the fold has evaluation semantics: dropout is the identity.
+    Runs of affine layers and branches merge into the cheapest exact convolution or product. Each
+    ConformalLayers becomes one linear map and one quadratic form, and the linear layers right behind it are
+    absorbed while that makes it cheaper. Whatever the mode of the model, the fold has evaluation
+    semantics: dropout is the identity.
 
     Args:
-        model: a :class:`ConformalLayers`, or any module that torch.fx can trace with some inside.
+        model: any module that torch.fx can trace.
         input_shape: of one sample, without the batch axis.
         strategy: ``"auto"`` takes the fastest accurate one, by a cost model of this machine. By name:
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed kernels along the
@@ -114,7 +115,7 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
     shape = checked_shape(input_shape, "trace(input_shape=...)")
     if isinstance(model, ConformalLayers):
         return model.trace(shape)
-    graph = capture(model, shape, keep_hooks=True)
+    graph = capture(model, shape, keep_hooks=True, conformal=True)
     steps: list[Step] = []
     for found in graph.traces.values():
         offset = len(steps)
@@ -160,7 +161,7 @@ def stages_by_part(
 
     ``prefix`` includes the layers before the ConformalLayers that fold away.
     """
-    graph = capture(model, input_shape)
+    graph = capture(model, input_shape, conformal=True)
     found = {}
     for node, label in graph.labels().items():
         stages, _ = stages_at(graph, node, prefix=prefix)

@@ -57,8 +57,13 @@ def _path(node: fx.Node) -> str:
     return "" if node.target == _ROOT else str(node.target)
 
 
-def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Graph:
-    """Trace a frozen copy of the model and record the shape of every value in it."""
+def capture(
+    model: nn.Module, shape: Shape, *, keep_hooks: bool = False, conformal: bool = False
+) -> Graph:
+    """Trace a frozen copy of the model and record the shape of every value in it.
+
+    With ``conformal`` a model without a ConformalLayers is refused.
+    """
     _check_model(model, keep_hooks)
     root: nn.Module = freeze(model)
     if isinstance(model, ConformalLayers):
@@ -89,6 +94,9 @@ def capture(model: nn.Module, shape: Shape, *, keep_hooks: bool = False) -> Grap
             f"{type(error).__name__}: {str(error).splitlines()[0]}",
             "Check input_shape, and that model(x) runs.",
         ) from error
+    if conformal and not recorder.traces:
+        expected = "a cl.ConformalLayers, or a module with some inside"
+        raise refusal(where, expected, type(model).__name__, "Only their steps have α and bounds.")
     return Graph(module, recorder.shapes, recorder.rows, recorder.traces)
 
 
