@@ -207,12 +207,11 @@ def compiler(machine: str) -> list[str]:
 
 
 def small_networks() -> dict[str, Any]:
-    """Return folds of every kind: of points, with stages, inner biases in double, windows, whole numbers."""
+    """Return folds of every kind: of points, with stages, windows, whole numbers."""
     kinds = (
         "points published",
         "points gnomonic",
         "stages",
-        "grow and combine",
         "max_pool",
         "conv",
     )

@@ -271,36 +271,6 @@ def _hermitian(channels: int, count: int) -> Tensor:
     return torch.view_as_real(product.contiguous()).clone()
 
 
-def _biased(rule: str) -> Recipe:
-    """Two activations on a point with two linear and two constant parts, all of it wide."""
-    builder = RecipeBuilder((4,))
-    x = builder.add(layer.Cast, INPUT, name="exact", to=layer.WIDE)
-    unit, m, tau = builder.add_many(point.Normalize, x, names=("unit", "peak", "tau"))
-    generator = torch.Generator().manual_seed(3)
-    maps = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)  # of the linear parts
-    fixed = torch.randn(2, 5, generator=generator, dtype=torch.float64)  # constant parts
-    rows = torch.einsum("adi,cd->aci", maps, fixed).reshape(4, 4)
-    weight = builder.constant("rows", rows, wide=True)
-    dots = builder.add(layer.Matmul, unit, name="dots", weight=weight)
-    gram = builder.constant("gram", fixed @ fixed.T, wide=True)
-    pairs = [maps[0].T @ maps[0], maps[0].T @ maps[1], maps[1].T @ maps[1]]
-    forms = []
-    for index, pair in enumerate(pairs):
-        held = builder.constant(f"form{index}", (pair + pair.T) / 2, wide=True)
-        forms.append(builder.add(point.QuadraticForm, unit, name="n", form=held, weight=1.0))
-    first = {"linear": ((),), "coordinate": (), "factor": 0.8}
-    g0 = builder.add(point.Grow, m, tau, forms[0], name="g", rule=rule, **first)
-    second = {"linear": ((0,), ()), "constant_parts": ((0,), ()), "coordinate": (0,), "gram": gram}
-    g1 = builder.add(point.Grow, m, tau, dots, *forms, g0, name="g", rule=rule, **second)
-    matrix = builder.constant("matrix", maps.flatten(0, 1), wide=True)
-    v = builder.add(layer.Matmul, unit, name="v", weight=matrix)
-    v = builder.add(layer.Reshape, v, name="v", shape=(2, 5))
-    vectors = builder.constant("vectors", fixed, wide=True)
-    parts = {"linear": ((0, 1), (1,)), "constant_parts": ((0, 1), (1,)), "vectors": vectors}
-    y = builder.add(point.Combine, v, tau, g0, g1, name="y", scale=0.9, **parts)
-    return builder.recipe(builder.add(layer.Cast, y, name="y", to=layer.WORKING))
-
-
 def _rebased(rule: str) -> Recipe:
     """Take the point, add a bias, run another activation on it."""
     builder = RecipeBuilder((5,))
@@ -356,7 +326,6 @@ def _point_cases() -> Cases:
             yield RecipeCase(f"points {rule} {limits}", partial(_points, rule, limits=limits))
         build = partial(_points, rule, limits=False, rescale=True)
         yield RecipeCase(f"rescale {rule}", build)
-        yield RecipeCase(f"grow and combine {rule}", partial(_biased, rule))
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
     for rule in ("published", "projective"):
         for limits in (False, True):

@@ -105,7 +105,7 @@ def test_the_document_has_explicit_names(path: Path) -> None:
     assert (tuple(document["recipe"]["input_shape"]), document["strategy"]) == (SHAPE, "dense")
     (part,) = document["parts"]
     assert list(part) == [
-        *("path", "strategy", "reason", "absorbed", "notes", "advice", "operations"),
+        *("path", "strategy", "reason", "absorbed", "advice", "operations"),
         *("certificate", "candidates"),
     ]
     spectral = next(c for c in part["candidates"] if c["strategy"] == "spectral")

@@ -140,26 +140,6 @@ class Own(nn.Module):
     [
         (lambda net: cl.fold(net(), (1, 8, 8), strategy="spectral"), ("got fourier", '"conv"')),
         (
-            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="dense"),
-            ("got grow", '"layers"'),
-        ),
-        (
-            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="conv"),
-            ('Fold with strategy="layers", or remove the inner biases.',),
-        ),
-        (
-            lambda net: cl.fold(net(bias=True), (1, 8, 8), strategy="spectral"),
-            ('Fold with strategy="layers", or remove the inner biases.',),
-        ),
-        (
-            lambda net: cl.fold(
-                cl.ConformalLayers(cl.Residual(cl.Conv2d(1, 1, 1), cl.ReSPro()), cl.ReSPro()),
-                (1, 8, 8),
-                strategy="dense",
-            ),
-            ('Fold with strategy="layers".',),
-        ),
-        (
             lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
             ("got _0.sin()", "run it behind the fold"),
         ),

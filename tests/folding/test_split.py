@@ -47,9 +47,7 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def test_a_network_without_maps_is_one_stage() -> None:
-    model = cl.ConformalLayers(
-        cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 3, bias=True), cl.ReSPro()
-    )
+    model = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.ReSPro(), cl.Conv2d(2, 2, 3), cl.ReSPro())
     graph = graph_of(model, (1, 8, 8))
     assert graph.single is graph.stages[0]
     assert not graph.single.direct
@@ -253,7 +251,7 @@ def test_a_named_strategy_is_used_where_it_applies() -> None:
 def test_a_tolerance_is_refused_with_maps() -> None:
     model = cl.ConformalLayers(cl.Linear(4, 4), cl.ReSPro(), nn.ReLU())
     with pytest.raises(
-        cl.ConformalError, match=r"homogeneous maps in the model.*exact to rounding"
+        cl.ConformalError, match=r"several stages or biases in the model.*exact to rounding"
     ):
         cl.fold(model, (4,), tolerance=1e-3)
 

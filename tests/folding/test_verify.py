@@ -159,8 +159,6 @@ def test_verify_says_what_it_does_not_write_out() -> None:
     folded.constant("weight")[1, 1, 1, 1] += 0.1
     assert not cl.verify(folded, model)[0].ok
     biased = cl.ConformalLayers(cl.Linear(4, 4, bias=True), cl.ReSPro())
-    branched = cl.ConformalLayers(cl.Residual(cl.Linear(4, 4), cl.ReSPro()), cl.ReSPro())
-    for other, why in ((biased, "biases inside"), (branched, "branches pass activations")):
-        found = cl.verify(cl.fold(other, (4,)), other)
-        assert found
-        assert found[0].verdict == f"by its output: {why}"
+    found = cl.verify(cl.fold(biased, (4,)), biased)
+    assert found
+    assert found[0].verdict == "by its output: biases inside"

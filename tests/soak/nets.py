@@ -11,10 +11,9 @@ from conformallayers.errors import ConformalError
 from conformallayers.folding.fold import fold
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.container import layer_by_layer
-from conformallayers.recipe import point_operations as point
 from soak.case import Case
 from soak.generator import Generator, Shape, samples
-from soak.reference import Reference, noise_of
+from soak.reference import Reference
 
 
 def attack(case: Case) -> None:
@@ -48,19 +47,14 @@ def _fold(
         return
     case.counts["folds"] += 1
     name = strategy if strategy != "auto" else f"auto ({folded.strategy})"
-    # Energies of points that are sums of parts may be small differences: docs/promises.md.
-    forms = any(isinstance(op, point.Grow) for op in folded.recipe.operations)
     with torch.no_grad():
-        noise = noise_of(folded, x) if forms else 0.0
-        _compare(case, f"fold {name}", folded(x), expected, noise)
+        _compare(case, f"fold {name}", folded(x), expected)
         alone = torch.cat([folded(one[None]) for one in x])
-        _compare(case, f"fold {name}, one by one", alone, expected, noise)
+        _compare(case, f"fold {name}, one by one", alone, expected)
 
 
-def _compare(
-    case: Case, path: str, y: Tensor, expected: Reference, noise: Tensor | float = 0.0
-) -> None:
+def _compare(case: Case, path: str, y: Tensor, expected: Reference) -> None:
     case.counts["comparisons"] += 1
-    fault = expected.error(y, noise=noise)
+    fault = expected.error(y)
     if fault:
         case.find(f"{path}: {fault}")

@@ -8,11 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from conformallayers.folding.folded import Folded
 from conformallayers.folding.part import TOLERANCES
 from conformallayers.nn.container import ConformalLayers
-from conformallayers.recipe.recipe import INPUT
-from conformallayers.recipe.torch.points import RUN
 from oracle import Run, run_conformal
 
 _SEEDS = 1, 2, 3  # of the runs with noise
@@ -52,15 +49,12 @@ class Reference:
         for norm in parts:
             self.held &= ((norm == 0) | (norm > self.floor / info.eps)) & (norm < info.max / 16)
 
-    def error(self, y: Tensor, extra: float = 0.0, noise: Tensor | float = 0.0) -> str | None:
-        """Say how far a result is off, or None if it is right.
-
-        ``extra`` adds to the relative tolerance; ``noise`` is what rounding costs a fold, see :func:`noise_of`.
-        """
+    def error(self, y: Tensor, extra: float = 0.0) -> str | None:
+        """Say how far a result is off, or None if it is right; ``extra`` adds to the relative tolerance."""
         if tuple(y.shape) != tuple(self.y.shape):
             return f"shape {tuple(y.shape)} instead of {tuple(self.y.shape)}"
         off = _norms(y.double() - self.y)
-        limit = self.allowed + extra * self.size + _SLACK * noise
+        limit = self.allowed + extra * self.size
         wrong = self.held & ~(off <= limit)
         if not bool(wrong.any()):
             return None
@@ -86,20 +80,6 @@ def _run(module: nn.Module, x: Tensor, run: Run, dtype: torch.dtype, parts: list
         x = run.shake(copy.deepcopy(module).to(dtype)(x.to(dtype)).double())
     parts.append(_norms(x))
     return x
-
-
-def noise_of(folded: Folded, x: Tensor) -> Tensor:
-    """Return how far the result of a fold moves where every value of its recipe is shaken in float64."""
-    runs = []
-    for seed in _SEEDS:
-        shake, values = _shaking(seed, torch.finfo(torch.float64).eps), {INPUT: x}
-        for operation in folded.recipe.operations:
-            RUN.step(operation, folded, values)
-            written = {name: values[name] for name in operation.outputs}
-            # A peak that is the plain number 1 is exact.
-            values |= {n: shake(v) for n, v in written.items() if isinstance(v, Tensor)}
-        runs.append(_norms(values[folded.recipe.output].double() - folded(x).double()))
-    return torch.stack(runs).amax(0)
 
 
 def _shaking(seed: int, eps: float) -> Callable[[Tensor], Tensor]:

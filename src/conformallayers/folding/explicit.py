@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import refusal
 from ..functional import wide_dtype
 from ..recipe.operation import Shape
-from ..recipe.point_operations import Advance, Combine, Divide, Normalize, Rebase, Rescale
+from ..recipe.point_operations import Advance, Divide, Normalize, Rebase, Rescale
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
 from .forms import COLUMN_BYTES
@@ -72,7 +72,7 @@ class StageOperations:
 
 
 def spans_of(recipe: Recipe) -> list[StageOperations | None]:
-    """Return the operations of each ConformalLayers; None where values are rescaled, rebased or combined."""
+    """Return the operations of each ConformalLayers; None where values are rescaled or rebased."""
     found: list[StageOperations | None] = []
     advances: list[Advance] = []
     start, readable = -1, True
@@ -83,9 +83,9 @@ def spans_of(recipe: Recipe) -> list[StageOperations | None]:
             advances.append(operation)
         elif isinstance(operation, (Rescale, Rebase)):
             readable = False
-        elif isinstance(operation, (Divide, Combine)) and start >= 0:
+        elif isinstance(operation, Divide) and start >= 0:
             part = None
-            if readable and isinstance(operation, Divide):
+            if readable:
                 given, span = recipe.operations[start].outputs, slice(start + 1, index)
                 part = StageOperations(
                     span, given, operation.inputs[0], tuple(advances), operation.scale
@@ -154,17 +154,14 @@ def _single(folded: RecipeModule, plans: Collection[Plan], name: str) -> StageOp
     if len(spans) != 1:
         raise refusal(where, expected, f"{len(spans)} folded parts", remedy)
     if len(plans) != 1 or any(plan.operations is not None for plan in plans):
-        got = f"homogeneous maps and {len(plans)} stages around them"
-        raise refusal(where, expected, got, remedy)
+        leave = "Leave out biases and homogeneous maps inside the ConformalLayers"
+        head = "one behind the last activation can be that of an nn.Linear head"
+        raise refusal(where, expected, f"{len(plans)} stages", f"{leave}; {head}, or: {remedy}")
     span = spans[0]
     if span is None:
-        kinds = {type(operation) for operation in folded.recipe.operations}
-        got = "biases or branches inside the ConformalLayers"
-        remedy = (
-            "Leave them out; a bias behind the last activation can be that of an nn.Linear head."
-        )
-        if Rescale in kinds and Rebase not in kinds:
-            got, remedy = "layers that are rescaled on the way", 'Fold with strategy="dense".'
+        got, remedy = "layers that are rescaled on the way", 'Fold with strategy="dense".'
+        if any(isinstance(operation, Rebase) for operation in folded.recipe.operations):
+            got, remedy = "a bias inside the ConformalLayers", "Leave it out."
         raise refusal(where, f"{expected} that is M x / D", got, remedy)
     return span
 

@@ -164,7 +164,6 @@ def _part(path: str, plan: Plan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "reason": plan.reason,
         "absorbed": plan.absorbed,
-        "notes": plan.parts,
         "advice": list(plan.advice),
         "operations": None if plan.operations is None else list(plan.operations),
         "certificate": None if plan.certificate is None else plan.certificate.stored(),
@@ -212,7 +211,6 @@ def _plans(document: FoldDocument) -> dict[str, Plan]:
             candidates,
             part["absorbed"],
             None if proof is None else Certificate(**proof),
-            part["notes"],
             part["advice"],
             part["operations"],
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..errors import check_count, checked_shape, refusal
+from ..errors import checked_shape, refusal
 from ..nn.container import EVAL_EFFORT, ConformalLayers
 from ..registry.bounds import Shape
 from ..utils.fingerprint import fingerprint
@@ -21,7 +21,7 @@ from .lower_graph import GraphLowering, LoweredPart
 from .merge import merge
 from .part import lower_checked, lower_part, placed
 from .plan import checked_strategy, optimistic_seconds
-from .problem import MAX_PATHS, Conditions, Problem
+from .problem import Conditions, Problem
 from .split import StageGraph
 from .trace import Step, Trace
 
@@ -34,7 +34,6 @@ def fold(
     tolerance: float | None = None,
     max_norm: float | None = None,
     dtype: torch.dtype | None = None,
-    max_paths: int = MAX_PATHS,
 ) -> Folded:
     """Fold a model into a new module for inference; the model is not changed.
 
@@ -55,8 +54,6 @@ def fold(
         max_norm: the largest norm of an input that the tolerance must hold for; None: as large as can be
             proven, see ``folded.certificate.max_norm``.
         dtype: of the result; None takes that of the model's first parameter.
-        max_paths: where branches pass activations, write out at most so many paths; a network with
-            more of them keeps its layers.
 
     Returns:
         A :class:`Folded` module. ``print(folded.explain())`` tells what was chosen and why,
@@ -78,8 +75,7 @@ def fold(
     strategy = checked_strategy(strategy)
     dtype, device = _dtype_and_device(model, dtype)
     budget = _budget(tolerance, max_norm, dtype)
-    check_count("fold(max_paths=...)", max_paths, f"The default is {MAX_PATHS}.")
-    conditions = Conditions(budget, dtype, device, strategy, max_paths)
+    conditions = Conditions(budget, dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, conditions)
 
@@ -132,11 +128,12 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     parts: dict[fx.Node, LoweredPart] = {}
     for node, label in graph.labels().items():
         found = _largest_part(graph, node, conditions)
-        if found.stages.single is None and conditions.budget.requested:
+        single = found.stages.single
+        if conditions.budget.requested and (single is None or single.direct):
             raise refusal(
                 f"fold(tolerance={conditions.budget.epsilon:g})",
                 "a network whose output is one linear map divided by one denominator",
-                f"homogeneous maps in {label or 'the model'}, which pass the error of a stage on to the next",
+                f"several stages or biases in {label or 'the model'}",
                 "Leave the tolerance out: the fold is exact to rounding.",
             )
         lower = lower_checked if conditions.strategy == "auto" else lower_part

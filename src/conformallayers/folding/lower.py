@@ -34,13 +34,11 @@ class Lowering:
 
     Args:
         builder: the recipe under construction.
-        wide: keep all constants in float64.
         factor: multiplies the result of the module.
         bias: added to the result; of the shape of the output.
     """
 
     builder: RecipeBuilder
-    wide: bool = False
     factor: float = 1.0
     bias: Tensor | None = None
 
@@ -76,7 +74,7 @@ class Lowering:
 
     def constant(self, name: str, array: Tensor) -> str:
         """Add a constant to the recipe; return its name."""
-        return self.builder.constant(name, array.detach(), wide=self.wide)
+        return self.builder.constant(name, array.detach())
 
     def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
         """Add a weight times the factor; return its name, and the lowering without the factor."""
@@ -411,7 +409,7 @@ def add_join(builder: RecipeBuilder, values: list[str], join: Join) -> str:
 
 @lowers(Composite)
 def _composite(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    result: str = module.flow("", value, _Branches(Lowering(to.builder, to.wide)))
+    result: str = module.flow("", value, _Branches(Lowering(to.builder)))
     return to.finish(result)
 
 

@@ -140,10 +140,10 @@ class _PartLowering:
     ) -> tuple[Points, Points, Limits]:
         """Append a network of one stage; return its first and last points, and the limits of norms."""
         stage, plan = problem.stage, choose(problem)
-        start = _add_embedding(builder, self.graph, wide=stage.affine and plan.strategy != "layers")
+        start = _add_embedding(builder, self.graph)
         last, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
         self.plans.append(replace(plan, certificate=certificate))
-        limits = None if stage.affine else _limits_of_chain(stage, float(last.scaling.rho))
+        limits = None if stage.direct else _limits_of_chain(stage, float(last.scaling.rho))
         return start, last, limits
 
     def _append_stages(
@@ -151,7 +151,7 @@ class _PartLowering:
     ) -> tuple[Points, Points, Limits]:
         """Append several stages with the maps and joins between them; return the same values."""
         graph = self.graph
-        start = _add_embedding(builder, graph, wide=False)
+        start = _add_embedding(builder, graph)
         values: list[Points] = []
         largest = 1.0  # a bound of all values
         for index, node in enumerate(graph.nodes):
@@ -183,13 +183,11 @@ class _PartLowering:
         return start, values[-1], _limits_of_stages(graph, largest, builder)
 
 
-def _add_embedding(builder: RecipeBuilder, graph: StageGraph, wide: bool) -> Points:
+def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> Points:
     """Append the embedding of the input."""
-    factor, offset, x = graph.embedding.norm_factor, graph.embedding.offset, INPUT
-    if wide:
-        x = builder.add(layer.Cast, x, name="exact", to=layer.WIDE)
+    factor, offset = graph.embedding.norm_factor, graph.embedding.offset
     names = "unit", "peak", "tau"
-    unit, peak, tau = builder.add_many(point.Normalize, x, names=names, offset=offset / factor)
+    unit, peak, tau = builder.add_many(point.Normalize, INPUT, names=names, offset=offset / factor)
     return Points(unit, peak, tau, Scaling(factor), 1.0, 1 / factor)
 
 
@@ -205,10 +203,8 @@ def _add_map(builder: RecipeBuilder, action: HomogeneousMap, before: Points) -> 
 
 def _add_division(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> str:
     """Append the division, and the bias of an absorbed head."""
-    y = last.z
-    if last.tau is not None:
-        scale = float(last.scaling.rho)
-        y = builder.add(point.Divide, y, last.tau, last.peak, name="y", scale=scale)
+    scale = float(last.scaling.rho)
+    y = builder.add(point.Divide, last.z, last.tau, last.peak, name="y", scale=scale)
     if bias is None:
         return y
     return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))

@@ -52,7 +52,6 @@ class Plan(Printed):
         candidates: all strategies.
         absorbed: the number of following layers that are part of the matrix.
         certificate: the proven error of the denominator, if terms were left out.
-        parts: a line on the extra work of biases and branches.
         advice: what would make a stage cheaper.
         operations: the first operation of a stage in the recipe, and the one behind its last; None for
             a network of one stage.
@@ -63,7 +62,6 @@ class Plan(Printed):
     candidates: tuple[Candidate, ...]
     absorbed: int = 0
     certificate: Certificate | None = None
-    parts: str = ""
     advice: tuple[str, ...] = ()
     operations: tuple[int, int] | None = None
 
@@ -94,8 +92,6 @@ class Plan(Printed):
         if self.absorbed:
             layers = "layer" if self.absorbed == 1 else "layers"
             lines.append(f"head: {self.absorbed} following {layers} absorbed into the matrix")
-        if self.parts:
-            lines.append(self.parts)
         if self.certificate is not None:
             lines.append(f"denominator: {self.certificate}")
         lines += [f"cheaper: {sentence}" for sentence in self.advice]
@@ -108,19 +104,7 @@ def make_plan(problem: Problem) -> Plan:
     Arrays are built only if the optimistic cost of some fold is below that of the layers.
     """
     automatic = problem.conditions.strategy == "auto"
-    plan = _automatic_plan(problem) if automatic else _requested_plan(problem)
-    return replace(plan, parts=_parts(problem))
-
-
-def _parts(problem: Problem) -> str:
-    """Describe the extra work of branches or biases."""
-    if problem.stage.branched:
-        return f"branches: {problem.paths}"
-    recurrence = problem.recurrence
-    if recurrence is None:
-        return ""
-    constant, dots = len(recurrence.constant), recurrence.dots
-    return f"biases: {constant} constant parts, {dots} more dot products of the input's size"
+    return _automatic_plan(problem) if automatic else _requested_plan(problem)
 
 
 def _requested_plan(problem: Problem) -> Plan:
@@ -134,9 +118,7 @@ def _requested_plan(problem: Problem) -> Plan:
             f'fold(strategy="{strategy}")',
             "a network that this strategy can express",
             f"one where {reason}",
-            'Raise max_paths, or use strategy="auto".'
-            if "max_paths" in reason
-            else 'Use strategy="auto".',
+            'Use strategy="auto".',
         )
     return Plan(strategy, "asked for by name", _candidates(problem, built=False))
 
@@ -221,8 +203,7 @@ def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
     cost, note = strategy.cost(problem, built=built), strategy.caution(problem)
     if strategy.name != "layers" and cost.bytes > MEMORY_LIMIT:
         note = "too large for auto"
-    slower = strategy.wide_slowdown if problem.stage.affine else 1.0
-    seconds = slower * cost.seconds(machine())
+    seconds = cost.seconds(machine())
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, seconds, note)
 
 

@@ -12,22 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import refusal
-from ..functional import wide_dtype
-from .affine import (
-    MOST_PATHS,
-    PathArrays,
-    Paths,
-    Recurrence,
-    chain_recurrence,
-    paths_of,
-    write_out_paths,
-)
 from .certificate import Certificate, ErrorBudget, Rounding, rounding_of_sum
 from .forms import Forms, forms_of, matrix_of, stacked_layers
 from .stages import Stage
 
 T = TypeVar("T")
-MAX_PATHS = 16
 _FACTOR_EFFORT = 2**31  # multiply-adds of a QR factorisation: about a second
 SQUARED = 1e15  # numbers whose square fits into float32 with room
 LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
@@ -41,7 +30,6 @@ class Conditions:
     dtype: torch.dtype  # of the result
     device: torch.device
     strategy: str = "auto"  # or the name of the strategy to use wherever it applies
-    max_paths: int = MAX_PATHS  # of a stage with branches that may be written out
     effort: float = math.inf  # multiply-adds that "auto" may spend on building a stage
     staged: bool = False  # several stages: those that a named strategy refuses keep their layers
 
@@ -64,8 +52,8 @@ class Problem:
         self.dtype, self.device = conditions.dtype, conditions.device
         self.embedded = embedded
         self.requested = budget = conditions.budget if embedded else ErrorBudget(0.0)
-        scale_free = not stage.branched and stage.chain.scale_free
-        self.provable = not stage.branched and stage.chain.provable
+        scale_free = stage.chain.scale_free
+        self.provable = not stage.direct and stage.chain.provable
         self.max_norm = math.inf if scale_free else budget.radius
         # ‖x‖ + xᵀQx/‖x‖ and √(‖x‖² + xᵀQx) are proportional to ‖x‖: a proof at R = 1 holds at any norm.
         on_points = any(site.rule.on_points for site in stage.sites)
@@ -96,40 +84,17 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """The bytes of one entry of M or Q; several parts need float64, as energies are small differences."""
-        return (wide_dtype(self.device) if self.stage.affine else self.dtype).itemsize
-
-    @cached_property
-    def paths(self) -> Paths:
-        """The paths through a stage with branches."""
-        return paths_of(self.stage, max(MOST_PATHS, self.conditions.max_paths))
-
-    @cached_property
-    def path_arrays(self) -> PathArrays:
-        """The matrix and forms of a stage with branches; built at first use."""
-        return write_out_paths(self.stage)
-
-    @cached_property
-    def recurrence(self) -> Recurrence | None:
-        """The recurrence of a stage with biases or branches; None for any other stage."""
-        if not self.stage.affine:
-            return None
-        if self.stage.branched:
-            return self.path_arrays.recurrence
-        return chain_recurrence(self.stage.chain, self.stage.device)
+        """The bytes of one entry of M or Q."""
+        return self.dtype.itemsize
 
     @cached_property
     def matrix(self) -> Tensor:
-        """M in float64, (parts · d_out, d_in); built at first use."""
-        if self.stage.branched:
-            return self.path_arrays.matrix
+        """M in float64, (d_out, d_in); built at first use."""
         return matrix_of(self.stage.chain, self.stage.device)
 
     @property
     def forms(self) -> Forms:
         """Every Q in float64; built at first use."""
-        if self.stage.branched:
-            return Forms(self.path_arrays.forms)
         chain, device = self.stage.chain, self.stage.device
         return self.once("forms", lambda: forms_of(chain, device, self.budget))
 
@@ -153,12 +118,7 @@ class Problem:
     @property
     def form_count(self) -> int:
         """The number of quadratic forms."""
-        return self.paths.forms if self.stage.branched else len(self.stage.chain.groups)
-
-    @property
-    def output_parts(self) -> int:
-        """The number of linear parts of the output."""
-        return len(self.paths.output) if self.stage.branched else 1
+        return len(self.stage.chain.groups)
 
     def certificate(
         self,
@@ -247,8 +207,6 @@ class Problem:
     def effort(self) -> float:
         """Bound the multiply-adds of building M and the forms."""
         inputs = math.prod(self.stage.input_shape)
-        if self.stage.branched:
-            return 2 * self.stage.multiply_adds * self.paths.most * (1 + self.paths.forms) * inputs
         return self.stage.multiply_adds * 2 * inputs + self.effort_of_matrix()
 
     def effort_of_matrix(self) -> float:

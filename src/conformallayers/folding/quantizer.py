@@ -62,7 +62,7 @@ class Quantizer:
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
         if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
-            raise _refusal(op.kind, self._remedy())
+            raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         if isinstance(op, layer.Call):
             remedy = "Fold the layers before it, and run it behind the fold."
             raise _refusal(op.what, remedy)
@@ -75,13 +75,6 @@ class Quantizer:
         inputs = [self.number(name) for name in op.inputs]
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
         self.held.update(zip(op.outputs, map(Number, names), strict=True))
-
-    def _remedy(self) -> str:
-        """Return the remedy for an operation that int8 lacks: a strategy that does not need it."""
-        grown = [op for op in self.recipe.operations if isinstance(op, point.Grow)]
-        if any(op.gram is not None for op in grown):
-            return 'Fold with strategy="layers", or remove the inner biases.'
-        return 'Fold with strategy="layers".' if grown else 'Fold with strategy="layers" or "conv".'
 
     def read_once(self, name: str) -> bool:
         """Tell whether exactly one operation reads a value, which is not the output."""

@@ -1,6 +1,6 @@
-"""Trace → StageGraph: cut a ConformalLayers into stages at its homogeneous maps.
+"""Trace → StageGraph: cut a ConformalLayers into stages at its maps, joins and biases behind activations.
 
-A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two maps are
+A homogeneous map acts on x and leaves t alone, so a point passes it as it is. The layers between two cuts are
 a stage: they fold into one linear map and a recurrence of quadratic forms.
 """
 
@@ -49,10 +49,7 @@ GraphNode = Node[Stage | HomogeneousMap | Join]
 
 @dataclass(frozen=True)
 class StageGraph:
-    """The stages of one ConformalLayers and the maps and joins between them; the last node is the output.
-
-    A network without maps is one stage, with its branches inside. With maps, every stage is a chain.
-    """
+    """The stages of one ConformalLayers and the maps and joins between them; the last node is the output."""
 
     input_shape: Shape  # of one sample
     output_shape: Shape
@@ -67,7 +64,7 @@ class StageGraph:
 
     @property
     def single(self) -> Stage | None:
-        """The only stage of a network without maps, else None."""
+        """The only stage of a network that is not cut, else None."""
         action = self.nodes[0].action
         return action if len(self.nodes) == 1 and isinstance(action, Stage) else None
 
@@ -98,12 +95,10 @@ def stages_of(trace: Trace) -> StageGraph:
     """Turn the steps of a trace, whose modules are frozen in float64, into stages and maps."""
     factor = 1 / norm_unit(trace.input_shape, trace.unit == "rms")
     embedding = Embedding(factor, trace.offset)
-    shapes = trace.input_shape, trace.output_shape
-    steps = _steps(trace)
-    if any(isinstance(step.action, HomogeneousMap) for step in steps):
-        return StageGraph(*shapes, _split(steps, trace.input_shape), embedding)
-    stage = Stage(*shapes, tuple(steps), start=Scaling(factor))
-    return StageGraph(*shapes, (GraphNode(stage, (-1,)),), embedding)
+    nodes = _split(_steps(trace), trace.input_shape)
+    if len(nodes) == 1 and isinstance(nodes[0].action, Stage):
+        nodes = (replace(nodes[0], action=replace(nodes[0].action, start=Scaling(factor))),)
+    return StageGraph(trace.input_shape, trace.output_shape, nodes, embedding)
 
 
 def _steps(trace: Trace) -> list[Node[Any]]:
@@ -156,7 +151,7 @@ def _append_merged(
     steps.append(Node(action, sources))
 
 
-# -- stages between maps ----------------------------------------------------------------------------
+# -- stages between maps and joins ----------------------------------------------------------------------------
 
 _Action = Operator | ActivationSite
 
@@ -261,7 +256,7 @@ def takes_prefix(graph: StageGraph) -> bool:
     """Tell whether the input enters one stage, a chain, and nothing else."""
     first = graph.nodes[0].action
     readers = [node for node in graph.nodes if -1 in node.sources]
-    return isinstance(first, Stage) and not first.branched and len(readers) == 1
+    return isinstance(first, Stage) and len(readers) == 1
 
 
 def with_head(graph: StageGraph, module: nn.Module, output_shape: Shape) -> StageGraph:

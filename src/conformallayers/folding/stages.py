@@ -1,12 +1,11 @@
-"""A stage: linear operators and activations, with no homogeneous map between them.
+"""A stage: a chain of linear operators and activations, with no homogeneous map or join between them.
 
-A stage without branches is a chain. Its balanced recurrence keeps every number inside float range:
+Its balanced recurrence keeps every number inside float range:
 
     z₀ = x̂        z_l = factor_l · U_l z_{l-1}        n_l = weight_l · ‖z_l‖²
     τ ← τ + m·n_l  (published)        τ ← τ + n_l/τ  (projective)        y = scale · V z_k / τ + bias
 
-A bias adds ``τ·b`` to z. The layers behind it turn it into a constant part of every later z, multiplied
-by the coordinate that the sample had at the bias; see ``affine.py``.
+A bias adds ``τ·b`` to z, and needs the coordinate for it: a bias behind an activation starts a new stage.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class Node(Generic[Action]):
     sources: tuple[int, ...]
 
 
-StageNode = Node[Operator | ActivationSite | Join]
+StageNode = Node[Operator | ActivationSite]
 
 
 def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Shape:
@@ -95,7 +94,7 @@ def shape_at(nodes: Sequence[Node[Any]], source: int, input_shape: Shape) -> Sha
 
 @dataclass(frozen=True)
 class Stage:
-    """Linear operators, activations and joins from an input to an output; the last node is the output.
+    """Linear operators and activations in a row.
 
     A ``direct`` stage is a chain with biases whose only activation, if any, is its last node. It starts from
     points, and the energy is that of its own output.
@@ -103,15 +102,10 @@ class Stage:
 
     input_shape: Shape  # of one sample
     output_shape: Shape
-    nodes: tuple[StageNode, ...]  # every source comes first
+    nodes: tuple[StageNode, ...]
     direct: bool = False
     start: Scaling = field(default_factory=Scaling)  # of the points that enter
     entry: float = 1.0  # a bound of the norm of the z that enters, in units of the network's input
-
-    @property
-    def branched(self) -> bool:
-        """Whether some node is fed by another node than the previous one."""
-        return any(node.sources != (index - 1,) for index, node in enumerate(self.nodes))
 
     @property
     def operators(self) -> tuple[Operator, ...]:
@@ -127,11 +121,6 @@ class Stage:
     def device(self) -> torch.device:
         """The device of the operators."""
         return device_of(operator.module for operator in self.operators)
-
-    @property
-    def affine(self) -> bool:
-        """Whether biases or branches make a point a sum of several parts."""
-        return self.branched or (self.biased and not self.direct)
 
     @property
     def biased(self) -> bool:
@@ -176,9 +165,7 @@ class Stage:
 
     @cached_property
     def chain(self) -> Chain:
-        """The balanced recurrence of a stage without branches: factors keep every z and τ inside float range."""
-        if self.branched:
-            raise TypeError("a stage with branches is no chain")
+        """The balanced recurrence: factors keep every z and τ inside float range."""
         shapes = self.input_shape, self.output_shape
         if self.direct:
             bare = tuple(replace(operator, bias=None) for operator in self.operators)
@@ -189,20 +176,16 @@ class Stage:
         for node in self.nodes:
             action = node.action
             if isinstance(action, Operator):
-                if action.bias is not None:  # the point is ρ·z/τ
-                    action = replace(action, bias=action.bias / float(scaling.rho))
                 pending = (*pending, action)
-            elif isinstance(action, ActivationSite):
+            else:
                 # The factor goes into the weights of this segment, so its z comes out scaled already, and
                 # the weight of ‖z‖² is divided by factor².
                 weight = action.activate(scaling)
                 factor = float(scaling.take() or 1.0)
                 weight /= factor * factor
-                # Consecutive activations of a rule that collapses share a form. A bias ends it: it needs
-                # the coordinate, and so the sum of all energies before it.
+                # Consecutive activations of a rule that collapses share a form.
                 alike = bool(segments) and segments[-1].site.rule == action.rule
-                biased = any(op.bias is not None for op in pending)
-                group += not (alike and action.rule.collapses and not biased)
+                group += not (alike and action.rule.collapses)
                 segments.append(Segment(pending, factor, weight, action, group))
                 pending = ()
         return Chain(*shapes, tuple(segments), pending, scaling)
@@ -219,25 +202,18 @@ class Stage:
 
     @cached_property
     def _bounds(self) -> tuple[float, ...]:
-        """A bound of the norm of z behind each segment, or behind each node of any other stage."""
-        if not self.branched and not self.direct:
+        """A bound of the norm of z behind each segment, or behind each node of a direct stage."""
+        if not self.direct:
             chain = self.chain
             last = chain.bounds[-1] if chain.bounds else 1.0
             trailing = last * math.prod(op.norm for op in chain.trailing)
             return tuple(self.entry * bound for bound in (*chain.bounds, trailing))
-        found: list[float] = []
-        for node in self.nodes:
-            sources = [self.entry if source < 0 else found[source] for source in node.sources]
-            action = node.action
-            if isinstance(action, Operator):
-                bias = 0.0 if action.bias is None else float(torch.linalg.vector_norm(action.bias))
-                norm = action.simple_bound if self.direct else action.norm
-                found.append(sources[0] * norm + bias * self.direct)
-            elif isinstance(action, ActivationSite):
-                factor = 1.0 if self.direct else action.slope / action.alpha
-                found.append(sources[0] * factor)
-            else:
-                found.append(sum(sources))
+        found, bound = [], self.entry
+        for operator in self.operators:
+            bias = operator.bias
+            bound *= operator.simple_bound
+            bound += 0.0 if bias is None else float(torch.linalg.vector_norm(bias))
+            found.append(bound)
         return tuple(found)
 
     def __str__(self) -> str:
@@ -247,9 +223,8 @@ class Stage:
             if isinstance(action, ActivationSite):
                 what = f"{action.path}: {action.rule.name}, α {action.alpha / action.unit:.4g}"
             else:
-                what = repr(action.module if isinstance(action, Operator) else action)
-            sources = "" if node.sources == (index - 1,) else f"  from {node.sources}"
-            lines.append(f"  {index}: {what}{sources}")
+                what = repr(action.module)
+            lines.append(f"  {index}: {what}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -275,7 +250,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """A stage without branches as one linear map and a recurrence of quadratic forms."""
+    """A stage as one linear map and a recurrence of quadratic forms."""
 
     input_shape: Shape
     output_shape: Shape
@@ -295,14 +270,6 @@ class Chain:
             shape = segment.operators[-1].output_shape if segment.operators else shape
             rows += math.prod(shape) if segment.group == group else 0
         return rows
-
-    @property
-    def bias_segments(self) -> tuple[int, ...]:
-        """The numbers of the segments with biases, which need the coordinate before them."""
-        parts = [*(segment.operators for segment in self.segments), self.trailing]
-        return tuple(
-            index for index, part in enumerate(parts) if any(op.bias is not None for op in part)
-        )
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -325,7 +292,7 @@ class Chain:
     @property
     def provable(self) -> bool:
         """Whether an error bound of a simplified form is an error bound of the denominator."""
-        return not self.bias_segments and all(rule.provable for rule in self.rules)
+        return all(rule.provable for rule in self.rules)
 
     @property
     def scale_free(self) -> bool:

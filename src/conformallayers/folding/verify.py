@@ -181,10 +181,8 @@ class _Checker:
 
     def _single(self, path: str, span: StageOperations | None, stage: Stage) -> Finding:
         """Check a network of one stage; with biases, branches or rescaled layers only outputs are compared."""
-        if span is None or stage.affine:
-            why = "its layers are rescaled"
-            if stage.affine:
-                why = "branches pass activations" if stage.branched else "biases inside"
+        if span is None:
+            why = "biases inside" if stage.direct else "its layers are rescaled"
             return Finding(path, math.nan, 0.0, 1.0, f"by its output: {why}")
         _expect_shapes(path, self.recipe, span, stage)
         return self._chain(path, span, stage, span.scale / stage.chain.scale)[0]

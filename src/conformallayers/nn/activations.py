@@ -57,17 +57,10 @@ class Rule:
         """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
         return tau * self.growth(guarded_ratio(guarded_ratio(n, tau), tau))
 
-    def grow(self, q: Tensor, t: Tensor) -> Tensor:
-        """Return the factor of t."""
-        return self.growth(q)
-
 
 class _Published(Rule):
     def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
         return tau + m * n
-
-    def grow(self, q: Tensor, t: Tensor) -> Tensor:
-        return 1 + t * q
 
 
 class _Projective(Rule):

@@ -1,4 +1,4 @@
-"""Formulas for numpy arrays and torch tensors alike: growths, and the arithmetic on whole numbers."""
+"""Formulas for numpy arrays and torch tensors alike: the arithmetic on whole numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from . import integer_operations as integer
 from .layer_operations import Conv
 from .operation import Operation, Run
-from .point_operations import LARGEST_COORDINATE, Grow, Key
+from .point_operations import LARGEST_COORDINATE
 
 Number = Any  # an array or a tensor
 Holder = Any  # holds the constants: a numpy network or a torch module
@@ -27,52 +27,6 @@ def flat(x: Number) -> Number:
 def column(scalars: Number, x: Number) -> Number:
     """Reshape scalars of samples, (B,), so that they broadcast to x (B, ...)."""
     return scalars.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def along(key: Key, coefficient: Number, growths: Sequence[Number]) -> Number:
-    """Divide a coefficient by the growth of every site that its part has passed."""
-    return reduce(lambda k, site: k / growths[site], key, coefficient)
-
-
-def energy_of_parts(
-    op: Grow,
-    values: Sequence[Number],
-    inverse: Number,
-    alive: Number,
-    gram: Number | None,
-    stack: Function,
-) -> Number:
-    """Return the energy q of a point that is a sum of parts, at least 0; see :class:`Grow`.
-
-    Args:
-        op: the operation.
-        values: its inputs behind m and τ.
-        inverse, alive: 1/τ and 1, both 0 where τ is 0; (B,).
-        gram: the products of its constant parts, or None.
-        stack: (list, axis) → one array or tensor.
-    """
-    dots, forms, growths = op.split(values)
-    linear = [along(key, inverse, growths) for key in op.linear]
-    energy, waiting = 0 * alive, iter(forms)
-    for a, k in enumerate(linear):
-        for b, other in enumerate(linear[a:]):
-            # ⟨A_a x, A_b x⟩ and ⟨A_b x, A_a x⟩ are one form, which counts twice.
-            energy = energy + k * other * next(waiting) * (2 if b else 1)
-    if gram is not None:
-        count = len(op.constant_parts)
-        ks = stack([along(key, alive, growths) for key in op.constant_parts], 1)
-        energy = energy + ((ks @ gram) * ks).sum(1)
-        for index, k in enumerate(linear):
-            mixed = (dots[0][:, index * count : (index + 1) * count] * ks).sum(1)
-            energy = energy + 2 * k * mixed
-    return energy.clip(min=0)
-
-
-def coordinate_behind(op: Grow, t: Number, growths: Sequence[Number]) -> Number:
-    """Multiply a coordinate by the growths that it has passed, one by one: their product alone could overflow."""
-    for site in op.coordinate:
-        t = (t * growths[site]).clip(max=LARGEST_COORDINATE)
-    return t
 
 
 def _over(y: Number, taus: Sequence[Number]) -> Number:

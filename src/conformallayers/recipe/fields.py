@@ -92,5 +92,4 @@ def optional(reader: Reader) -> Reader:
 
 positives = several(whole(1))
 sizes = several(whole(0))
-keys = several(sizes)
 pairs = several(several(whole(-INTEGER_LIMIT + 1)))

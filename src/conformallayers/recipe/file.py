@@ -38,7 +38,7 @@ _Document = Mapping[str, Any]
 # The kind of a value. Each runtime chooses the peaks of samples for itself, and the choice cancels only where
 # every operation reads values of the kinds that it expects. A spectrum is complex.
 _FEATURES, _PEAK, _TAU = "features", "a peak", "τ"
-_ENERGY, _GROWTH, _SPECTRUM = "an energy", "a growth", "a spectrum"
+_ENERGY, _SPECTRUM = "an energy", "a spectrum"
 # Whole numbers have scalars of their own, which every runtime rounds alike.
 _INTEGERS, _EXACT_PEAK, _EXACT_TAU = "whole numbers", "an exact peak", "an exact τ"
 _EXACT_ENERGY = "an exact energy"
@@ -57,8 +57,6 @@ _KINDS: dict[type[Operation], tuple[_Kinds, tuple[str, ...]]] = {  # of inputs a
     point.InverseFourier: ((_SPECTRUM,), (_FEATURES,)),
     point.Advance: ((_TAU, _PEAK, _ENERGY, ...), (_TAU,)),
     point.Divide: ((_FEATURES, _TAU, _PEAK), (_FEATURES,)),
-    point.Grow: ((), (_GROWTH,)),  # its inputs depend on its settings
-    point.Combine: ((_FEATURES, _TAU, _GROWTH, ...), (_FEATURES,)),
     integer.QuantizePoint: ((_FEATURES,), (_INTEGERS, _EXACT_PEAK, _EXACT_TAU)),
     integer.IntegerEnergy: ((_INTEGERS,), (_EXACT_ENERGY,)),
     integer.IntegerAdvance: ((_EXACT_TAU, _EXACT_PEAK, _EXACT_ENERGY, ...), (_EXACT_TAU,)),
@@ -178,10 +176,7 @@ def _check_kinds(recipe: Recipe) -> None:
 def _read_kinds(operation: Operation) -> list[str]:
     """Return the kinds of the values that an operation reads."""
     reads, _ = _KINDS.get(type(operation), ((_FEATURES, ...), ()))
-    if isinstance(operation, point.Grow):
-        dots = (_FEATURES,) * bool(operation.constant_parts)
-        reads = (_PEAK, _TAU, *dots, *(_ENERGY,) * operation.form_count, _GROWTH, ...)
-    elif isinstance(operation, integer.READERS):
+    if isinstance(operation, integer.READERS):
         reads = (*(_INTEGERS,) * len(getattr(operation, "multipliers", "q")), _EXACT_TAU, ...)
     fixed = [kind for kind in reads if isinstance(kind, str)]
     if reads[-1] is ...:
@@ -210,7 +205,7 @@ def _check_scales(recipe: Recipe) -> None:
         if isinstance(operation, point.Normalize):
             expect(part is None, "a part inside of another")
             part = index
-        elif isinstance(operation, (point.Combine, point.Divide)):
+        elif isinstance(operation, point.Divide):
             part = peak = None
         if isinstance(operation, (point.Normalize, point.Rescale)):
             peak = operation.outputs[1]
@@ -254,7 +249,7 @@ def _limit(count: int, limit: int, what: str) -> None:
 
 def _part(part: Any) -> dict[str, Any]:
     """Return the plan of a part, each entry checked."""
-    texts = dict.fromkeys(("path", "strategy", "reason", "notes"), _text)
+    texts = dict.fromkeys(("path", "strategy", "reason"), _text)
     more = {"certificate": _certificate, "candidates": several(_candidate)}
     stages = {"advice": lambda item: several(_text)(item or []), "operations": _operations}
     found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})

@@ -86,7 +86,7 @@ def operation(kind: str) -> Callable[[Class], Class]:
 class Runtime(dict[type[Operation], Run]):
     """Map each operation that a runtime has to its function; errors contain the name of the runtime.
 
-    ``rules`` are those of :class:`Advance` and :class:`Grow` that it has.
+    ``rules`` are those of :class:`Advance` that it has.
     """
 
     def __init__(self, name: str) -> None:

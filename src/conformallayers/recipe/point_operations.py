@@ -9,28 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import prod
-from typing import TypeVar
 
 from .fields import (
     constant,
     flag,
-    keys,
     name,
     number,
     optional,
     positives,
     setting,
     several,
-    sizes,
     whole,
 )
 from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
 
-Key = tuple[int, ...]  # the sites whose growth divides a coefficient
 RULES = ("published", "projective", "gnomonic")
 SCALAR: Shape = ()
-LARGEST_COORDINATE = 1.7e308  # coordinates and growths are cut here, so that they stay finite
-Value = TypeVar("Value")
+LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay finite
 
 
 @operation("normalize")
@@ -240,85 +235,6 @@ class Rebase(Operation):
         return (inputs[0], SCALAR, SCALAR)
 
 
-@operation("grow")
-class Grow(Operation):
-    """m, τ, dots, forms, growths → the growth g of one activation, on a point that is a sum of parts.
-
-    A point is ``Σ_a k_a·A_a x̂ + Σ_c k_c·v_c``: linear parts and constant ones. The coefficient of a part
-    is divided by the growth of every site (activation) that it has passed: ``k_a = (1/τ)/Π g``,
-    ``k_c = 1/Π g`` (0 where τ = 0); its key lists those sites. Inputs are m, τ, the dot products
-    (B, parts·constants) where there are constant parts, one form for each pair of linear parts (a, b ≥ a),
-    and the growths of all earlier sites. The energy is
-    ``q = Σ k_a·k_b·form_ab·(1 or 2) + Σ k_c·k_d·gram_cd + 2 Σ k_a·k_c·dot_ac``, at least 0, and
-    ``g = 1 + t·q`` as published with the coordinate ``t = m·τ·factor·Π g`` over the sites in ``coordinate``,
-    else ``growth(q)``. t and g are cut at 1.7e308, t after each factor.
-    """
-
-    rule: str = setting("rule", name)
-    module: str | None = setting("module", optional(name), None)
-    linear: tuple[Key, ...] = setting("linear", keys)
-    constant_parts: tuple[Key, ...] = setting("constant", keys, ())
-    coordinate: Key = setting("coordinate", sizes)
-    factor: float = setting("factor", number, 1.0)
-    gram: str | None = constant("gram", optional=True)
-
-    @property
-    def form_count(self) -> int:
-        """The number of pairs of linear parts."""
-        return pairs(len(self.linear))
-
-    def split(self, values: Sequence[Value]) -> tuple[Sequence[Value], ...]:
-        """Split the inputs behind m and τ: dot products, if there are any, forms, growths of earlier sites."""
-        first = 1 if self.constant_parts else 0
-        stop = first + self.form_count
-        return values[:first], values[first:stop], values[stop:]
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        _expect_rule(self.rule, self.module)
-        first = 3 if self.constant_parts else 2
-        expect(len(inputs) >= first + self.form_count, "fewer forms than pairs of parts")
-        sites = len(inputs) - first - self.form_count
-        expect_scalars([*inputs[:2], *inputs[first:]])
-        _expect_keys([*self.linear, *self.constant_parts, self.coordinate], sites)
-        count = len(self.constant_parts)
-        expect((self.gram is not None) == bool(count), "constant parts without their products")
-        if self.gram is not None:
-            expect_shape(inputs[2], (count * len(self.linear),), "the dot products")
-            expect_shape(constant(self.gram), (count, count), "the products of constant parts")
-        return (SCALAR,)
-
-
-@operation("combine")
-class Combine(Operation):
-    """v (parts, ...), τ, growths → the point ``Σ_a scale·k_a·v_a + Σ_c k_c·vector_c``; see :class:`Grow`."""
-
-    linear: tuple[Key, ...] = setting("linear", keys)
-    constant_parts: tuple[Key, ...] = setting("constant", keys, ())
-    scale: float = setting("scale", number)
-    vectors: str | None = constant("vectors", optional=True)
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        v = inputs[0]
-        expect(len(inputs) >= 2 and v and v[0] == len(self.linear), f"parts {v}")
-        expect_scalars(inputs[1:])
-        _expect_keys([*self.linear, *self.constant_parts], len(inputs) - 2)
-        count = len(self.constant_parts)
-        expect((self.vectors is not None) == bool(count), "constant parts without their vectors")
-        if self.vectors is not None:
-            expect_shape(constant(self.vectors), (count, *v[1:]), "the constant parts")
-        return (v[1:],)
-
-
-def pairs(parts: int) -> int:
-    """Return the number of pairs (a, b ≥ a).
-
-    Examples:
-        >>> [pairs(n) for n in (1, 2, 3)]
-        [1, 3, 6]
-    """
-    return parts * (parts + 1) // 2
-
-
 def frequencies(spatial: Sequence[int]) -> int:
     """Return the number of frequencies in the half spectrum of a real signal."""
     return prod(spatial[:-1]) * (spatial[-1] // 2 + 1)
@@ -337,7 +253,3 @@ def expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
 
 def _expect_rule(rule: str, module: str | None) -> None:
     expect(module is not None or rule in RULES, f"no rule {rule!r:.60}")
-
-
-def _expect_keys(found: Sequence[Key], sites: int) -> None:
-    expect(all(site < sites for key in found for site in key), "sites that come later")

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from support import samples
 
 
 def test_layers_with_branches_keep_the_whole_head() -> None:
@@ -19,20 +18,3 @@ def test_layers_with_branches_keep_the_whole_head() -> None:
     for strategy in ("auto", "layers", "dense"):
         folded = cl.fold(model, (2, 8, 8), strategy=strategy)
         assert cl.fold_error(model, folded, x) <= 5e-6, strategy
-
-
-def test_radii_of_layers_are_not_rounded_to_the_dtype() -> None:
-    torch.manual_seed(0)
-    model = cl.ConformalLayers(
-        cl.Linear(6, 6),
-        cl.Residual(cl.Linear(6, 6), cl.Gnomonic("spectral")),
-        cl.Gnomonic("spectral"),
-    )
-    with torch.no_grad():
-        model[0].weight.mul_(1e-6)
-    x = samples((6,), torch.float32)
-    for _ in range(5):
-        model(x)
-    model.eval()
-    folded = cl.fold(model, (6,), strategy="layers", dtype=torch.float16)
-    assert torch.isfinite(folded(x.half())).all()

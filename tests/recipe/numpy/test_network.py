@@ -74,11 +74,7 @@ def test_numbers_are_those_of_torch(case: RecipeCase, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize(
     "case",
-    [
-        case
-        for case in RECIPE_CASES
-        if case.name.startswith(("points", "rescale", "grow", "reb", "stages"))
-    ],
+    [case for case in RECIPE_CASES if case.name.startswith(("points", "rescale", "reb", "stages"))],
     ids=lambda case: case.name,
 )
 def test_infinity_stays_in_its_sample(case: RecipeCase) -> None:
@@ -174,18 +170,15 @@ def test_torch_modules_are_refused_by_name() -> None:
         match=r'operations supported by numpy, got MultiheadAttention\. .*nn\.Flatten.*strategy="dense"',
     ):
         runtimes(builder.recipe(y), torch.float32)
-    for kind in (point.Advance, point.Grow):
-        builder = RecipeBuilder((3,))
-        own = builder.module("own", nn.Identity())
-        unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-        n = builder.add(point.SumSquares, unit, name="n")
-        inputs = (tau, m, n) if kind is point.Advance else (m, tau, n)
-        settings = {} if kind is point.Advance else {"linear": ((),), "coordinate": ()}
-        tau = builder.add(kind, *inputs, name="tau", rule="Cubic", module=own, **settings)
-        y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
-        message = r"expected activations supported by numpy, got Cubic.*Use an activation"
-        with pytest.raises(cl.ConformalError, match=message):
-            runtimes(builder.recipe(y), torch.float32)
+    builder = RecipeBuilder((3,))
+    own = builder.module("own", nn.Identity())
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
+    n = builder.add(point.SumSquares, unit, name="n")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Cubic", module=own)
+    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
+    message = r"expected activations supported by numpy, got Cubic.*Use an activation"
+    with pytest.raises(cl.ConformalError, match=message):
+        runtimes(builder.recipe(y), torch.float32)
 
 
 PROGRAM = """
@@ -207,7 +200,7 @@ np.save(sys.argv[2], net(x))
 """
 
 
-@pytest.mark.parametrize("name", ["grow and combine published", "spectrum 2d", "elementwise gelu"])
+@pytest.mark.parametrize("name", ["rebase and bias published", "spectrum 2d", "elementwise gelu"])
 def test_it_runs_where_torch_is_not(name: str, tmp_path: Path) -> None:
     net, _ = runtimes(BY_NAME[name].build(), torch.float64)
     x = samples(net.input_shape, torch.float64).numpy()

@@ -47,7 +47,7 @@ def test_which_recipes_need_no_guards() -> None:
     assert is_direct(direct, NARROW)
     assert not is_direct(direct, WIDE)
     assert is_direct(CASES["points projective False offset"](), NARROW)
-    for name in ("rescale published", "grow and combine published", "points gnomonic False"):
+    for name in ("rescale published", "points gnomonic False"):
         assert not is_direct(CASES[name](), NARROW)
 
 

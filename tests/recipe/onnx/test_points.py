@@ -13,7 +13,6 @@ from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx.export import onnx_model
-from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
 from recipe_cases import RECIPE_CASES, RecipeCase
@@ -104,14 +103,10 @@ def test_forms_of_large_maps_lose_no_digits() -> None:
         assert torch.allclose(session(recipe, torch.float32)(x), exact, rtol=5e-7, atol=0)
 
 
-@pytest.mark.parametrize("kind", [point.Advance, point.Grow])
-def test_a_rule_that_onnx_lacks_is_refused_by_name(
-    kind: type[Operation], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rule_that_onnx_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(point, "RULES", (*point.RULES, "cubic"))
     builder, unit, m, tau = embedded((3,))
-    parts = {} if kind is point.Advance else {"linear": ((),), "coordinate": ()}
-    builder.add(kind, *((m, tau) if parts else (tau, m)), tau, rule="cubic", **parts)
+    builder.add(point.Advance, tau, m, tau, rule="cubic")
     with pytest.raises(ConformalError, match="activations supported by ONNX, got the rule cubic"):
         onnx_model(builder.recipe(unit), "float32", 20)
 
@@ -161,7 +156,6 @@ def test_graphs_are_small() -> None:
         (cases["spectrum 2d"], torch.float32, 34),
         (cases["stages published 0.0"], torch.float32, 63),
         (cases["banded_form 3 1"], torch.float32, 34),
-        (cases["grow and combine published"], torch.float32, 70),
     ]
     for recipe, dtype, most in typical:
         kinds = node_kinds(recipe, dtype)

@@ -52,8 +52,6 @@ class Banded(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse samples without image rows, and forms that cannot be written out."""
-        if (reason := base.not_a_chain(problem)) is not None:
-            return reason
         shape = problem.stage.input_shape
         if len(shape) < 2 or shape[1] < 3:
             return "a sample has no image rows"

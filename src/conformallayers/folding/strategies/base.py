@@ -20,7 +20,6 @@ from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...recipe.torch.points import RULES
 from ...scaling import Scaling
-from ..affine import Recurrence
 from ..certificate import Certificate
 from ..cost import Cost
 from ..operators import Operator, receptive_field
@@ -38,18 +37,11 @@ class Points:
 
     z: str
     peak: str  # m
-    tau: str | None  # None: z is the point itself
+    tau: str
     scaling: Scaling  # κ and σ, and a factor that is still to be applied
     bound: float = math.inf  # of the norm of z, in units of the normalised input
     size: float = math.inf  # a bound of the norm of the point
     rebased: bool = False  # z is the point: its squares may underflow beside a large m
-
-    @property
-    def coordinate(self) -> str:
-        """The value of τ; an error where there is none."""
-        if self.tau is None:
-            raise TypeError("points without a coordinate")
-        return self.tau
 
     def rebase(self, builder: RecipeBuilder) -> Points:
         """Append the change to z = the point itself, m = its coordinate and τ = 1 (0 for x = 0)."""
@@ -57,7 +49,7 @@ class Points:
             point.Rebase,
             self.z,
             self.peak,
-            self.coordinate,
+            self.tau,
             names=("z", "peak", "tau"),
             scale=float(self.scaling.rho),
             coordinate=float(self.scaling.sigma),
@@ -69,7 +61,7 @@ class Points:
 
         Returns the points and ``weight·‖z‖²``.
         """
-        inputs, names = (self.z, self.peak, self.coordinate), ("z", "peak", "tau", "n")
+        inputs, names = (self.z, self.peak, self.tau), ("z", "peak", "tau", "n")
         z, peak, tau, n = builder.add_many(point.Rescale, *inputs, names=names, weight=weight)
         bound = max(self.bound, RESCALED)
         return replace(self, z=z, peak=peak, tau=tau, bound=bound, rebased=False), n
@@ -90,7 +82,6 @@ class Strategy:
 
     name: ClassVar[str]
     exact_cost: ClassVar[bool] = False  # whether the cost is known before anything is built
-    wide_slowdown: ClassVar[float] = 2.0  # of float64, which biases and branches need
     # When "auto" may take it in a network of several stages, which are made for small devices.
     in_stages: ClassVar[Literal["always", "if small", "by name"]] = "by name"
 
@@ -121,13 +112,9 @@ class Strategy:
         stage = problem.stage
         if stage.direct:
             return self._lower_direct(problem, builder, start)
-        values = Values(builder, start.z, wide=stage.affine)
+        values = Values(builder, start.z)
         found = self.evaluate(problem, values)
-        image = add_reshape(builder, found.image, image_shape(problem))
-        if problem.recurrence is not None:
-            found = replace(found, image=image)
-            y = _combine(problem, problem.recurrence, values, start, found)
-            return Points(y, start.peak, None, Scaling()), found.certificate
+        image = add_reshape(builder, found.image, stage.output_shape)
         points = start
         for site, energies in zip(stage.chain.sites, found.energies, strict=True):
             points = add_advance(builder, site, points, energies)
@@ -143,9 +130,9 @@ class Strategy:
         """Append a stage with biases: a linear map of points, then the energy of its own output."""
         stage = problem.stage
         points = start.rebase(builder)
-        values = Values(builder, points.z, wide=False, bias=stage.constant)
+        values = Values(builder, points.z, bias=stage.constant)
         found = self.evaluate(problem, values)
-        image = add_reshape(builder, found.image, image_shape(problem))
+        image = add_reshape(builder, found.image, stage.output_shape)
         if values.bias is not None:
             bias = builder.constant("bias", values.bias / found.gain)
             image = builder.add(layer.AddConstant, image, value=bias)
@@ -166,7 +153,6 @@ class Values:
 
     builder: RecipeBuilder
     unit: str  # the z of the points that enter the stage
-    wide: bool  # all constants stay float64
     bias: Tensor | None = None  # of a direct stage; added to the image unless the strategy takes it
 
     def take_bias(self, gain: float) -> Tensor | None:
@@ -175,8 +161,8 @@ class Values:
         return None if bias is None else bias / gain
 
     def constant(self, name: str, array: Tensor, *, wide: bool = False) -> str:
-        """Store an array in the dtype that the stage needs."""
-        return self.builder.constant(name, array, wide=wide or self.wide)
+        """Store an array."""
+        return self.builder.constant(name, array, wide=wide)
 
     @cached_property
     def flat(self) -> str:
@@ -188,7 +174,7 @@ class Values:
 class Evaluation:
     """The values that a strategy computes."""
 
-    image: str  # ``M x̂ / gain`` in any shape, one output for each linear part
+    image: str  # ``M x̂ / gain`` in any shape
     energies: tuple[tuple[str, ...], ...]  # for each form, the values that add up to it
     gain: float  # a factor that the image still lacks
     certificate: Certificate | None  # the proven error of the denominator
@@ -205,7 +191,7 @@ def add_advance(
     builder: RecipeBuilder, site: ActivationSite, points: Points, energies: tuple[str, ...]
 ) -> Points:
     """Append the effect of an activation on τ."""
-    inputs = points.coordinate, points.peak, *energies
+    inputs = points.tau, points.peak, *energies
     tau = builder.add(point.Advance, *inputs, name="tau", **rule_fields(builder, site))
     return replace(points, tau=tau)
 
@@ -260,65 +246,7 @@ def add_product(values: Values, rows: str, matrix: Tensor, gain: float) -> str:
     return values.builder.add(layer.Matmul, rows, name="image", weight=weight, bias=bias)
 
 
-def image_shape(problem: Problem) -> tuple[int, ...]:
-    """Return the shape of M x̂: with an axis of parts where a point may have several."""
-    shape = problem.stage.output_shape
-    return (problem.output_parts, *shape) if problem.stage.affine else shape
-
-
-def _combine(
-    problem: Problem, recurrence: Recurrence, values: Values, start: Points, found: Evaluation
-) -> str:
-    """Append the scalars of a stage with biases or branches, and the sum of the parts."""
-    builder, tau, energies = values.builder, start.coordinate, iter(found.energies)
-    growths: list[str] = []
-    for terms in recurrence.sites:
-        forms = []
-        for _ in range(point.pairs(len(terms.linear))):
-            parts = next(energies)
-            forms.append(parts[0] if len(parts) == 1 else builder.add(layer.Add, *parts, name="n"))
-        fields: dict[str, object] = dict(rule_fields(builder, terms.site))
-        inputs = [start.peak, tau]
-        if terms.constant:
-            rows = values.constant("rows", terms.rows)
-            inputs.append(builder.add(layer.Matmul, values.flat, name="dots", weight=rows))
-            fields["gram"] = values.constant("gram", terms.gram)
-        growth = builder.add(
-            point.Grow,
-            *inputs,
-            *forms,
-            *growths,
-            name="growth",
-            linear=terms.linear,
-            constant_parts=terms.constant,
-            coordinate=terms.coordinate,
-            factor=terms.factor,
-            **fields,
-        )
-        growths.append(growth)
-    scale, vectors = 1.0 if problem.stage.branched else problem.stage.chain.scale, None
-    if recurrence.constant:
-        vectors = values.constant("vectors", scale * recurrence.vectors)
-    y = builder.add(
-        point.Combine,
-        found.image,
-        tau,
-        *growths,
-        name="y",
-        linear=recurrence.linear,
-        constant_parts=recurrence.constant,
-        scale=scale * found.gain,
-        vectors=vectors,
-    )
-    return builder.add(layer.Cast, y, name="y", to=layer.WORKING)
-
-
 # -- checks and costs that several strategies share -------------------------------------------------
-
-
-def not_a_chain(problem: Problem) -> str | None:
-    """Return the reason to refuse a stage with branches, or None."""
-    return "branches pass activations" if problem.stage.branched else None
 
 
 def out_of_range(problem: Problem) -> str | None:
@@ -341,7 +269,7 @@ def first_reach(chain: Chain, axis: int) -> int:
 
 def matrix_cost(problem: Problem) -> Cost:
     """Return the cost of M as one product."""
-    size = math.prod(problem.stage.input_shape) * math.prod(image_shape(problem))
+    size = math.prod(problem.stage.input_shape) * math.prod(problem.stage.output_shape)
     return Cost(gemm=size, calls=2, bytes=size * problem.itemsize)
 
 

@@ -28,11 +28,10 @@ class ComposedConv(Strategy):
     name = "conv"
     in_stages = "always"
     exact_cost = True
-    wide_slowdown = 4.0  # float64 has no convolution of its own
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse networks whose first layers do not compose, or whose maps could leave the range."""
-        reason = base.not_a_chain(problem) or base.no_axes(problem)
+        reason = base.no_axes(problem)
         if reason is not None:
             return reason
         if not problem.keeps_range():
@@ -103,8 +102,7 @@ class _RouteFollower:
             operators = self.places.operators[move.start : move.stop]
             factor = self.pending * self.places.factor(move.levels)
             own = self.values.take_bias(1.0) if move.ends(self.places) else None
-            to = Lowering(builder, self.values.wide)
-            y = add_operators(to, self.z, operators, factor, own)
+            y = add_operators(Lowering(builder), self.z, operators, factor, own)
         else:
             kernel = self.pending * kernel_of(self.places, move)
             if not move.keep and move.energy is not None:
@@ -133,7 +131,7 @@ class _RouteFollower:
             "weight": self.values.constant("kernel", kernel),
         }
         own = self.values.take_bias(1.0) if move.ends(self.places) else None
-        to = Lowering(self.values.builder, self.values.wide, bias=own)
+        to = Lowering(self.values.builder, bias=own)
         options["bias"], rest = to.channel_bias(None)
         return rest.add(layer.Conv, self.z, **options)
 
@@ -149,7 +147,7 @@ class _RouteFollower:
             matrix, source = self.pending * (matrix * self.places.factor(move.levels)), self.z
         matrix, self.gain = base.normalised(matrix)
         shape = builder.shape(source)
-        if len(shape) == 3 and not self.values.wide:
+        if len(shape) == 3:
             # Maps of images are channels last in memory: reordering the matrix saves a copy.
             source = builder.add(layer.Permute, source, name="rows", order=(1, 2, 0))
             matrix = matrix.unflatten(1, shape).movedim(1, -1).flatten(1)

@@ -23,12 +23,6 @@ def too_large(problem: Problem) -> str | None:
     """Return why the forms of a problem cannot be written out, or None if they can."""
     stage = problem.stage
     d_in, d_out = math.prod(stage.input_shape), math.prod(stage.output_shape)
-    if d_in <= MOST_COEFFICIENTS and stage.branched:
-        if problem.paths.most > problem.conditions.max_paths:
-            return f"{problem.paths.meeting}, more than max_paths={problem.conditions.max_paths}"
-        entries = problem.form_count * d_in**2 + problem.output_parts * d_out * d_in
-        if entries > ENTRIES:
-            return f"{problem.form_count} forms have {entries} entries"
     return too_many_entries(d_in, d_out)
 
 
@@ -59,21 +53,16 @@ class Dense(Strategy):
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count d_out·d_in for M, and for each form d_in times the rows of its factor."""
         d_in, count = math.prod(problem.stage.input_shape), problem.form_count
-        size = count * d_in**2
-        if not problem.stage.branched:
-            rows = (problem.stage.chain.rows_of(group) for group in range(count))
-            size = sum(min(row, d_in) * d_in for row in rows)
-        calls = 12 * count if problem.stage.branched else 4 * count
-        forms = Cost(gemm=size, stream=2 * count * d_in, calls=calls, bytes=size * problem.itemsize)
+        rows = (problem.stage.chain.rows_of(group) for group in range(count))
+        size = sum(min(row, d_in) * d_in for row in rows)
+        stream, calls = 2 * count * d_in, 4 * count
+        forms = Cost(gemm=size, stream=stream, calls=calls, bytes=size * problem.itemsize)
         return matrix_cost(problem) + forms
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a form for each Q and the product with M."""
         energies, shifts = [], []
         for index in range(problem.form_count):
-            if problem.stage.branched:
-                energies.append((_add_form(values, problem.forms.values[index]),))
-                continue
             factor = problem.factor(index)
             if factor is None:
                 factor, shift = triangular_factor(problem.forms.values[index])
@@ -91,10 +80,3 @@ def add_squares(values: Values, factor: Tensor) -> str:
     held = values.constant("factor", factor)
     z = values.builder.add(layer.Matmul, values.flat, weight=held)
     return values.builder.add(point.SumSquares, z, name="n", weight=peak**2)
-
-
-def _add_form(values: Values, form: Tensor) -> str:
-    """Append ``xᵀQx`` with a Q of two branches, which has no factor."""
-    scaled, weight = normalised(form)
-    held = values.constant("form", scaled)
-    return values.builder.add(point.QuadraticForm, values.flat, name="n", form=held, weight=weight)

@@ -1,6 +1,6 @@
 """Strategy "layers": the layers themselves, every α resolved, every factor merged into a weight.
 
-Where biases, branches or great depth could take numbers out of range, the recipe rescales values.
+Where great depth could take numbers out of range, the recipe rescales values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..cost import Cost
 from ..lower import Lowering, add_join
 from ..operators import Operator, products_per_output
 from ..problem import Problem
-from ..stages import ActivationSite
 from .base import Evaluation, Points, Strategy, Values, add_activation
 from .routes import layer_cost
 
@@ -32,7 +31,6 @@ class Layers(Strategy):
     name = "layers"
     in_stages = "always"
     exact_cost = True
-    wide_slowdown = 1.0  # values are rescaled, not widened
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse nothing."""
@@ -41,13 +39,9 @@ class Layers(Strategy):
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the layers as they are, and a pass over each map whose energy is taken."""
         stage, item = problem.stage, problem.dtype.itemsize
-        if stage.branched:
-            maps = sum(math.prod(operator.output_shape) for operator in stage.operators)
-            energies = Cost(stream=3 * maps, calls=12 * len(stage.sites))
-        else:
-            segments = stage.chain.segments
-            shapes = (s.operators[-1].output_shape if s.operators else () for s in segments)
-            energies = Cost(stream=sum(map(math.prod, shapes)), calls=3 * len(segments))
+        segments = stage.chain.segments
+        shapes = (s.operators[-1].output_shape if s.operators else () for s in segments)
+        energies = Cost(stream=sum(map(math.prod, shapes)), calls=3 * len(segments))
         return sum((layer_cost(operator, item) for operator in stage.operators), energies)
 
     def effort(self, problem: Problem) -> float:
@@ -59,7 +53,7 @@ class Layers(Strategy):
     ) -> tuple[Points, Certificate | None]:
         """Append the layers, rescaled where bounds do not keep them in range."""
         stage = problem.stage
-        if stage.direct or (not stage.affine and problem.keeps_range()):
+        if stage.direct or problem.keeps_range():
             return super().lower(problem, builder, start)
         return _lower_rescaled(problem, builder, start), _certificate(problem)
 
@@ -99,7 +93,7 @@ def add_operators(
         added = bias if index == len(operators) - 1 else None
         z = to.module(z, operator.module, operator.output_shape, own, added)
     if not operators:
-        z = Lowering(to.builder, to.wide, factor, bias).finish(z)
+        z = Lowering(to.builder, factor, bias).finish(z)
     return z
 
 
@@ -109,29 +103,20 @@ def _has_weight(operator: Operator) -> bool:
 
 
 def _lower_rescaled(problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
-    """Append the nodes of a stage one by one; every value has scalars of its own."""
-    to = Lowering(builder)
-    values: list[Points] = []
+    """Append the nodes of a stage one by one."""
+    to, points = Lowering(builder), start
     for node in problem.stage.nodes:
-        sources = [start if source < 0 else values[source] for source in node.sources]
         if isinstance(node.action, Operator):
-            values.append(_add_layer(to, node.action, sources[0]))
-        elif isinstance(node.action, ActivationSite):
-            # Bounds say nothing of numbers that are too small.
-            before = replace(sources[0], bound=math.inf)
-            values.append(add_activation(builder, node.action, before))
+            points = _add_layer(to, node.action, points)
         else:
-            values.append(join_points(builder, node.action, sources))
-    return values[-1] if values else start
+            # Bounds say nothing of numbers that are too small.
+            points = add_activation(builder, node.action, replace(points, bound=math.inf))
+    return points
 
 
 def _add_layer(to: Lowering, operator: Operator, before: Points) -> Points:
-    """Append a layer: on points if it has a bias, else with the pending factor of z."""
+    """Append a layer with the pending factor of z."""
     spec, shape = find_spec(operator.module), operator.output_shape
-    if operator.bias is not None:
-        points = before.rebase(to.builder)
-        z = to.module(points.z, operator.module, shape, bias=operator.bias)
-        return replace(points, z=z, bound=math.inf, size=math.inf)
     scaling = before.scaling.copy()
     # A layer without a weight leaves the factor to a later layer, which merges it for free.
     factor = scaling.take() if spec is not None and spec.scaled is not None else None

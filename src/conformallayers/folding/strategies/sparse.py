@@ -28,7 +28,7 @@ class Sparse(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse branches, and what cannot be written out while it is built."""
-        return base.not_a_chain(problem) or too_large(problem) or base.out_of_range(problem)
+        return too_large(problem) or base.out_of_range(problem)
 
     def cost(self, problem: Problem, *, built: bool) -> Cost:
         """Count the entries that are not zero, or those inside windows before they are known."""
@@ -50,7 +50,7 @@ class Sparse(Strategy):
         builder, energies = values.builder, []
         forms, squares = _arrays(problem)
         exact = values.flat
-        if not values.wide and not squares:  # a form cancels where Q x is small
+        if not squares:  # a form cancels where Q x is small
             exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
         for form in forms:
             scaled, weight = base.normalised(form)

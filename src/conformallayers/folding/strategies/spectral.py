@@ -44,7 +44,7 @@ class Spectral(Strategy):
 
     def refuses(self, problem: Problem) -> str | None:
         """Refuse stacks that are neither circular nor one convolution up to each activation."""
-        if (reason := base.not_a_chain(problem) or base.no_axes(problem)) is not None:
+        if (reason := base.no_axes(problem)) is not None:
             return reason
         stage, chain = problem.stage, problem.stage.chain
         if not chain.segments:
@@ -172,8 +172,7 @@ def _evaluate_circular(problem: Problem, values: Values, spatial: tuple[int, ...
 def _add_exact(values: Values, padding: tuple[int, ...]) -> str:
     """Append the sample in float64, with its margin of zeros."""
     builder, exact = values.builder, values.unit
-    if not values.wide:
-        exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
+    exact = builder.add(layer.Cast, exact, name="exact", to=layer.WIDE)
     if any(padding):
         pads = tuple((p, p) for p in padding)
         exact = builder.add(layer.Pad, exact, name="exact", pads=pads)
@@ -205,8 +204,7 @@ def _add_inverse(
     held = values.constant("transfer", torch.view_as_real(scaled).clone(), wide=True)
     product = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
     image = builder.add(point.InverseFourier, product, name="image", size=spatial)
-    if not values.wide:
-        image = builder.add(layer.Cast, image, name="image", to=layer.WORKING)
+    image = builder.add(layer.Cast, image, name="image", to=layer.WORKING)
     return image, gain
 
 

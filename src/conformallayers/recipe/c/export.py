@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 STORAGE = {"float32": "float", "int8": "int8_t"}
 _LIMIT = 2**25  # bytes of constants; compilers take minutes and gigabytes for more
 _SAMPLES, _ELEMENTS = 64, 2**24  # random samples to measure with, and numbers of all of them
-_OF_SCALARS = point.Advance, point.Grow, integer.IntegerAdvance, integer.IntegerRebase
+_OF_SCALARS = point.Advance, integer.IntegerAdvance, integer.IntegerRebase
 _KEYWORDS = """auto break case char const continue default do double else enum extern float for goto if
 inline int long register restrict return short signed sizeof static struct switch typedef union
 unsigned void volatile while alignas alignof and and_eq asm bitand bitor bool catch class compl concept
@@ -211,13 +211,6 @@ def _typed(recipe: Recipe, name: str, array: Array) -> Array:
 
 
 def _expect_operation(operation: Operation, storage: str) -> None:
-    if isinstance(operation, (point.Grow, point.Combine)) and storage != "float":
-        raise refusal(
-            'export_c(dtype="int8")',
-            "a part without inner biases or branches",
-            "one with them, whose energies are small differences",
-            'Use dtype="float32", which keeps double there.',
-        )
     remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
     if isinstance(operation, point.SPECTRAL):
         remedy = 'Fold with strategy="dense".'

@@ -5,8 +5,6 @@ Scalars of a sample are variables of type double; see ``point_operations.py`` fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from .. import point_operations as point
@@ -104,62 +102,3 @@ def _rebase(op: point.Rebase, program: Program) -> None:
     _scale(program, z, scaled, f"ratio({number(op.scale)}, {t})")
     program.define(coordinate, f"limited({old_m} * {number(op.coordinate)} * {t})")
     program.define(alive, f"{t} != {t} ? {t} : {t} != 0 ? 1.0 : 0.0")
-
-
-@WRITE.runs(point.Grow)
-def _grow(op: point.Grow, program: Program) -> None:
-    (growth,), (m, tau, *values) = op.outputs, op.inputs
-    dots, forms, sites = op.split(values)
-    t, count, parts = program.scalar(tau), len(op.constant_parts), len(op.linear)
-    result = program.identifier(f"s_{growth}_growth")
-    program.emit(f"double {result};", "{")
-    _coefficients(op, program, sites, t, "1")
-    program.emit(_doubles("n", [program.scalar(name) for name in forms]))
-    program.emit(f"double q = energy(k, n, {parts});")
-    if op.gram is not None:
-        products, function = program.exact(op.gram, "double"), f"mixed{program.suffix(dots[0])}"
-        program.emit(f"q += gram(c, {products}, {count});")
-        program.emit(f"q += {function}(k, {parts}, c, {count}, {program.read(dots[0])});")
-    if op.rule == "published":
-        sites_passed = program.integers(
-            f"{growth}_coordinate", [len(op.coordinate), *op.coordinate]
-        )
-        coordinate = f"grown({program.scalar(m)} * {t} * {number(op.factor)}, g, {sites_passed})"
-        program.emit(f"{result} = limited(1 + {coordinate} * positive(q));", "}")
-    else:
-        program.emit(f"{result} = limited(growth_{op.rule}(positive(q)));", "}")
-    program.define(growth, result)
-
-
-@WRITE.runs(point.Combine)
-def _combine(op: point.Combine, program: Program) -> None:
-    (v, tau, *sites), (y,) = op.inputs, op.outputs
-    count, parts = len(op.constant_parts), len(op.linear)
-    program.emit("{")
-    _coefficients(op, program, sites, program.scalar(tau), number(op.scale))
-    vectors = "0, 0, 0"
-    if op.vectors is not None:
-        vectors = f"{program.exact(op.vectors, program.ctype(v))}, c, {count}"
-    arguments = f"{program.read(v)}, k, {parts}, {vectors}, {program.write(y)}"
-    program.emit(f"combine{program.suffix(v)}({arguments}, {program.count(y)});", "}")
-    program.multiply_adds += (parts + count) * program.count(y)
-
-
-def _coefficients(
-    op: point.Grow | point.Combine, program: Program, sites: Sequence[str], tau: str, scale: str
-) -> None:
-    """Declare g, the growths, and k and c, the coefficients of linear and of constant parts."""
-    program.emit(_doubles("g", [program.scalar(site) for site in sites]))
-    alive = f"{tau} == 0 ? 0.0 : 1.0"
-    every = (("k", f"ratio({scale}, {tau})", op.linear), ("c", alive, op.constant_parts))
-    for name, first, keys in every:
-        if keys:
-            numbers = [number for key in keys for number in (len(key), *key)]
-            passed = program.integers(f"{op.outputs[0]}_{name}", numbers)
-            program.emit(f"double {name}[{len(keys)}];")
-            program.emit(f"coefficients({first}, g, {passed}, {len(keys)}, {name});")
-
-
-def _doubles(name: str, items: Sequence[str]) -> str:
-    """Declare an array; C has no empty ones."""
-    return f"const double {name}[{max(1, len(items))}] = {{{', '.join(items) or '0'}}};"

@@ -25,7 +25,7 @@ const POINTS = {
   sum_squares: ({ settings }) => (z) => dot(z, z) * settings.weight,
   dot: ({ settings }) => (a, b) => dot(a, b) * settings.weight,
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),
-  rebase, grow, combine,
+  rebase,
 };
 const OPERATIONS = { ...LAYERS, ...POINTS };
 

@@ -1,6 +1,6 @@
 // Operations on points; the letters are those of docs/mathematics.md.
 
-const LARGEST = 1.7e308; // of coordinates and growths, so that they stay finite
+const LARGEST = 1.7e308; // of coordinates, so that they stay finite
 
 // -- points: embedding and energies ----------------------------------------------------------------
 
@@ -78,45 +78,3 @@ const rebase = ({ settings: { scale, coordinate } }) => (z, m, tau) => {
   const alive = Number.isNaN(tau) ? tau : Number(tau !== 0);
   return [scaled(z, scale * inverse(tau)), Math.min(m * coordinate * tau, LARGEST), alive];
 };
-
-// Divide a coefficient by the growth of every site that its part has passed.
-const passed = (key, coefficient, growths) => key.reduce((k, site) => k / growths[site], coefficient);
-
-function grow(op, net) {
-  const { rule, linear, constant: fixed, coordinate, factor } = op.settings;
-  const gram = net.constant(op, "gram"), count = fixed.length, first = count ? 1 : 0;
-  const pairs = (linear.length * (linear.length + 1)) / 2;
-  return (m, tau, ...values) => {
-    const growths = values.slice(first + pairs);
-    const ks = linear.map((key) => passed(key, inverse(tau), growths));
-    let energy = 0, form = first;
-    for (let a = 0; a < ks.length; a++) {
-      for (let b = a; b < ks.length; b++) energy += ks[a] * ks[b] * values[form++] * (b > a ? 2 : 1);
-    }
-    if (count) {
-      const cs = fixed.map((key) => passed(key, Number(tau !== 0), growths));
-      energy += dot(rowTimes(cs, 0, count, gram, 0, count), cs);
-      ks.forEach((k, index) => { energy += 2 * k * dot(cs, values[0], count, 0, index * count); });
-    }
-    const q = Math.max(energy, 0);
-    if (rule !== "published") return Math.min(GROWTHS[rule](q), LARGEST);
-    let t = m * tau * factor;
-    for (const site of coordinate) t = Math.min(t * growths[site], LARGEST);
-    return Math.min(1 + t * q, LARGEST);
-  };
-}
-
-function combine(op, net) {
-  const { linear, constant: fixed, scale } = op.settings, vectors = net.constant(op, "vectors");
-  const size = product(op.to[0]);
-  return (v, tau, ...growths) => {
-    const sum = new Float64Array(size);
-    const addPart = (array, index, coefficient) => {
-      const k = rounded(coefficient, v);
-      for (let i = 0; i < size; i++) sum[i] += k * array[index * size + i];
-    };
-    linear.forEach((key, index) => addPart(v, index, scale * passed(key, inverse(tau), growths)));
-    fixed.forEach((key, index) => addPart(vectors, index, passed(key, Number(tau !== 0), growths)));
-    return new v.constructor(sum);
-  };
-}

@@ -1,6 +1,6 @@
 """Operations on points, in numpy: one function each, of (operation, network, *input values).
 
-The scalars of samples, m, τ, n and growths, are float64 arrays of shape (B,).
+The scalars of samples, m, τ and n, are float64 arrays of shape (B,).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .. import point_operations as point
-from ..arithmetic import along, column, coordinate_behind, energy_of_parts, flat
+from ..arithmetic import column, flat
 from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
 from .layers import RUN
@@ -132,28 +132,6 @@ def _rebase(
     coordinate = np.minimum(m * op.coordinate * tau, LARGEST_COORDINATE)
     alive = np.where(np.isnan(tau), tau, tau != 0)
     return _scaled(z, op.scale * _inverse(tau)), coordinate, alive
-
-
-@RUN.runs(point.Grow)
-def _grow(op: point.Grow, net: Network, m: Array, tau: Array, *values: Array) -> Array:
-    alive = (tau != 0).astype(np.float64)
-    gram = None if op.gram is None else net.constant(op.gram)
-    q = energy_of_parts(op, values, _inverse(tau), alive, gram, np.stack)
-    if op.rule != "published":
-        return np.minimum(GROWTHS[op.rule](q), LARGEST_COORDINATE)
-    t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return np.asarray(np.minimum(1 + t * q, LARGEST_COORDINATE))
-
-
-@RUN.runs(point.Combine)
-def _combine(op: point.Combine, net: Network, v: Array, tau: Array, *growths: Array) -> Array:
-    y, inverse, alive = np.zeros_like(v[:, 0]), _inverse(tau), (tau != 0).astype(np.float64)
-    for index, key in enumerate(op.linear):
-        y += _scaled(v[:, index], op.scale * along(key, inverse, growths))
-    if op.vectors is not None:
-        for key, vector in zip(op.constant_parts, net.constant(op.vectors), strict=True):
-            y += _scaled(np.broadcast_to(vector, y.shape), along(key, alive, growths))
-    return y
 
 
 def _peak(x: Array) -> Array:

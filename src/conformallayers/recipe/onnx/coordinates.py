@@ -36,7 +36,7 @@ _NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
 _LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter
 _RMS_OPSET = 23  # the first with RMSNormalization
 _READS = {point.Advance: (1, 0), point.Rebase: (1, 2), point.Divide: (2, 1)}  # places of m and τ
-_GUARDED = point.Rescale, point.Grow, point.Combine, layer.Cast  # need guards, or float64
+_GUARDED = point.Rescale, layer.Cast  # need guards, or float64
 Peak = Callable[[], Value]  # 1/m, a scalar of samples that the first call appends
 _LOSES_NAN = layer.MaxPool, layer.AdaptiveMaxPool, layer.PRelu
 

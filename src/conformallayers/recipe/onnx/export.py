@@ -94,7 +94,7 @@ def onnx_model(recipe: Recipe, dtype: torch.dtype | str, opset: int) -> Any:
         runtime.step(operation, graph, values)
     result = graph.finish(values[recipe.output])
     if len(graph.nodes) > _NODES:
-        remedy = 'Fold with a smaller max_paths, or with strategy="layers".'
+        remedy = 'Fold with strategy="layers".'
         raise refusal(_WHERE, f"at most {_NODES} nodes", f"{len(graph.nodes)}", remedy)
     x, y = (
         helper.make_tensor_value_info(

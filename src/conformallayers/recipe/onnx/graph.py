@@ -13,7 +13,7 @@ import numpy as np
 from ..integer_operations import integer_values
 from ..operation import Operation, Shape
 from ..places import Array, Table
-from ..point_operations import Combine, Divide, Normalize
+from ..point_operations import Divide, Normalize
 from ..recipe import INPUT, Recipe
 
 OUTPUT, BATCH = "y", "batch"
@@ -285,9 +285,7 @@ def between(recipe: Recipe) -> frozenset[str]:
     found: set[str] = set()
     for operation in recipe.operations:
         inside = not found.isdisjoint(operation.inputs)
-        if isinstance(operation, Normalize) or (
-            inside and not isinstance(operation, (Combine, Divide))
-        ):
+        if isinstance(operation, Normalize) or (inside and not isinstance(operation, Divide)):
             found.update(operation.outputs)
     return frozenset(found)
 

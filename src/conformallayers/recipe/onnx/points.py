@@ -12,7 +12,6 @@ from math import prod
 import numpy as np
 
 from .. import point_operations as point
-from ..arithmetic import along
 from ..operation import Shape
 from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
@@ -205,57 +204,6 @@ def _rebase(
 ) -> tuple[Value, Value, Value]:
     t = (m * tau).weighted(op.coordinate)
     return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST_COORDINATE), tau.node("Sign")
-
-
-@RUN.runs(point.Grow)
-def _grow(op: point.Grow, graph: OnnxGraph, m: Value, tau: Value, *values: Value) -> Value:
-    products, forms, growths = op.split(values)
-    linear = [along(key, _inverse(tau), growths) for key in op.linear]
-    pairs = [(a, b) for a in range(len(linear)) for b in range(a, len(linear))]
-    terms = []
-    for (a, b), form in zip(pairs, forms, strict=True):
-        terms.append((linear[a] * linear[b] * form).weighted(1.0 if a == b else 2.0))
-    if op.gram is not None:
-        ks, gram = _constant_coefficients(op, graph, tau, growths), graph.constant(op.gram)
-        inner = [ks @ gram]
-        for index, k in enumerate(linear):
-            dots = products[0].slice(1, index * len(gram), (index + 1) * len(gram))
-            inner.append(dots.scale(k * 2.0))
-        terms.append((graph.total(inner) * ks).reduce_sample("ReduceSum").scalar())
-    q = graph.total(terms).node("Max", 0.0)
-    if op.rule != "published":
-        return GROWTHS[op.rule](q).node("Min", LARGEST_COORDINATE)
-    t = (m * tau).weighted(op.factor)
-    for site in op.coordinate:  # one by one: a product of many could overflow on its way
-        t = (t * growths[site]).node("Min", LARGEST_COORDINATE)
-    return (t * q + 1.0).node("Min", LARGEST_COORDINATE)
-
-
-@RUN.runs(point.Combine)
-def _combine(op: point.Combine, graph: OnnxGraph, v: Value, tau: Value, *growths: Value) -> Value:
-    shape, size = v.shape[1:], prod(v.shape[1:])
-    inverse = _inverse(tau, op.scale)
-    ks = _side_by_side(graph, [along(key, inverse, growths) for key in op.linear])
-    rows = ks.cast(v.dtype).reshape((1, len(op.linear)))
-    parts = v.reshape((len(op.linear), size))
-    y = rows.node("MatMul", parts, shape=(1, size)).reshape((size,))
-    if op.vectors is not None:
-        ks = _constant_coefficients(op, graph, tau, growths).cast(v.dtype)
-        vectors = graph.constant(op.vectors).reshape(-1, size)
-        y = ks.node("Gemm", vectors, y, shape=(size,))
-    return y.reshape(shape)
-
-
-def _constant_coefficients(
-    op: point.Grow | point.Combine, graph: OnnxGraph, tau: Value, growths: Sequence[Value]
-) -> Value:
-    """Return the coefficients of the constant parts, (batch, parts); 0 where τ is."""
-    alive = tau.node("Sign")
-    return _side_by_side(graph, [along(key, alive, growths) for key in op.constant_parts])
-
-
-def _side_by_side(graph: OnnxGraph, scalars: Sequence[Value]) -> Value:
-    return graph.concatenate(scalars).reshape((len(scalars),))
 
 
 def reduced(kind: str, z: Value) -> Value:

@@ -18,7 +18,7 @@ from .. import layer_operations as layer
 from ..document import describe, read_recipe
 from ..integer_operations import KINDS
 from ..operation import Shape
-from ..point_operations import Advance, Grow
+from ..point_operations import Advance
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
 from .integers import RULES, RUN
 
@@ -156,7 +156,7 @@ class RecipeModule(nn.Module):
         """Return a constant, or None where an operation has none."""
         return None if name is None else self.constant(name)
 
-    def rule(self, operation: Advance | Grow) -> Rule:
+    def rule(self, operation: Advance) -> Rule:
         """Return the rule of an activation: a built-in rule, or the rule of a user's module."""
         if operation.module is None:
             return RULES[operation.rule]

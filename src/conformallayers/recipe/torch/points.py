@@ -15,7 +15,6 @@ from torch import Tensor
 from ... import functional
 from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 from .. import point_operations as point
-from ..arithmetic import along, coordinate_behind, energy_of_parts
 from .layers import RUN
 
 if TYPE_CHECKING:
@@ -148,28 +147,6 @@ def _rebase(
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
     return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
-
-
-@RUN.runs(point.Grow)
-def _grow(op: point.Grow, module: RecipeModule, m: Tensor, tau: Tensor, *values: Tensor) -> Tensor:
-    inverse, alive = functional.guarded_ratio(1.0, tau), (tau != 0).to(tau.dtype)
-    q = energy_of_parts(op, values, inverse, alive, module.optional(op.gram), torch.stack)
-    t = coordinate_behind(op, m * tau * op.factor, op.split(values)[2])
-    return module.rule(op).grow(q, t).clamp_max(point.LARGEST_COORDINATE)
-
-
-@RUN.runs(point.Combine)
-def _combine(
-    op: point.Combine, module: RecipeModule, v: Tensor, tau: Tensor, *growths: Tensor
-) -> Tensor:
-    inverse, y = functional.guarded_ratio(1.0, tau), torch.zeros_like(v[:, 0])
-    for index, key in enumerate(op.linear):
-        y = y + functional.scale_samples(v[:, index], op.scale * along(key, inverse, growths))
-    if op.vectors is not None:
-        alive = (tau != 0).to(tau.dtype)
-        for key, vector in zip(op.constant_parts, module.constant(op.vectors), strict=True):
-            y = y + functional.scale_samples(vector.expand_as(y), along(key, alive, growths))
-    return y
 
 
 def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
