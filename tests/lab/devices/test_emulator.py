@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices import emulator
 from conformallayers.lab.devices.emulator import (
-    host_instructions,
     missing_tools,
     require_tools,
     run_on_device,
@@ -78,7 +76,7 @@ def test_a_device_computes_what_torch_computes(folded: Any, made: CExport) -> No
     assert run.classes.tolist() == [*expected[:2].argmax(1).tolist(), -1]
     assert np.isnan(run.outputs[2]).all()
     assert made.constant_bytes < run.flash < made.constant_bytes + 20_000
-    assert 0 < run.stack <= made.stack_bytes
+    assert 0 < run.stack < 16_384
     again = run_on_device(made, x.numpy(), self_test=True)
     assert np.array_equal(run.outputs, again.outputs, equal_nan=True)
     assert np.array_equal(run.instructions, again.instructions)
@@ -93,7 +91,6 @@ def test_int8_is_the_same_to_the_bit(folded: Any, tmp_path: Path) -> None:
     run = run_on_device(made, x.numpy(), self_test=True)
     with torch.no_grad():
         assert np.array_equal(run.outputs, small(x).numpy())
-    assert run.stack <= made.stack_bytes
 
 
 @needs_tools
@@ -112,22 +109,6 @@ def test_instructions_are_counted(made: CExport, tmp_path: Path) -> None:
     run = run_on_device(loop, turns.astype(np.float32)[:, None])
     assert np.abs(run.instructions - 2 * turns).max() <= 100  # two in a turn; a tick is 40
     assert run.classes.tolist() == [3, 3, 3]
-
-
-@pytest.mark.skipif(
-    shutil.which("valgrind") is None or shutil.which("cc") is None,
-    reason="no valgrind or no cc on the path",
-)
-def test_instructions_of_this_computer_are_counted_by_valgrind(
-    folded: Any, made: CExport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = np.zeros(folded.input_shape, np.float32)
-    found = host_instructions(made, image)
-    assert found == host_instructions(made, image)
-    assert found is not None
-    assert made.multiply_adds / 16 < found < 16 * made.multiply_adds
-    monkeypatch.setenv("PATH", os.devnull)
-    assert host_instructions(made, image) is None
 
 
 @needs_tools

@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib")
 import conformallayers as cl
 from conformallayers.errors import MissingExtra
 from conformallayers.lab.experiments import corruptions, robustness
-from conformallayers.lab.experiments.contestants import CONTESTANTS, config_of
 from conformallayers.lab.experiments.robustness import NAMES, cells, run_robustness
+from conformallayers.lab.experiments.trained_networks import NETWORKS, config_of
 from conformallayers.lab.training.train import train
 from runs import few_digits
 from training import QUIET
@@ -28,9 +28,9 @@ OPTIONS: dict[str, Any] = {"dataset": "digits", "epochs": 1, "images": 40}
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in (*SEEN, *UNSEEN):
-        options = config_of(CONTESTANTS[name], "digits", 0, epochs=1).model_dump()
+        options = config_of(NETWORKS[name], "digits", 0, epochs=1).model_dump()
         del options["dataset"]
-        train(dataset=few_digits(), out=folder / name, console=QUIET, **options)
+        train(dataset=few_digits(), out=folder / f"{name}-digits-seed0", console=QUIET, **options)
     return folder
 
 
@@ -83,7 +83,10 @@ def test_corruptions_are_measured_one_by_one_and_kept(options: dict[str, Any]) -
     [
         ({"corruptions": ("fogg",)}, 'Did you mean "fog"'),
         ({"strengths": (6,)}, "--strengths: expected 1 to 5, got 6"),
-        ({"only": ("MLP",)}, "a run of MLP with seed 0 .* experiment 5 --only MLP --seeds 0"),
+        (
+            {"only": ("MLP",)},
+            "a finished run in .*MLP-digits-seed0, .* experiment 5 --only MLP --seeds 0",
+        ),
     ],
 )
 def test_wrong_options_are_refused(
@@ -94,7 +97,7 @@ def test_wrong_options_are_refused(
 
 
 def test_every_network_of_the_experiment_is_known() -> None:
-    assert set(NAMES) <= set(CONTESTANTS)
+    assert set(NAMES) <= set(NETWORKS)
 
 
 def test_table_has_the_mean_over_strengths_and_seeds() -> None:

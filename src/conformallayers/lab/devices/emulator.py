@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -102,24 +101,6 @@ def run_on_device(made: CExport, images: Array, *, self_test: bool = False) -> D
     )
 
 
-def host_instructions(made: CExport, image: Array) -> int | None:
-    """Count the instructions of one image on this computer; None without valgrind and a compiler."""
-    if shutil.which("valgrind") is None or shutil.which("cc") is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="conformallayers-") as name:
-        folder = Path(name)
-        np.ascontiguousarray(image, "<f4").tofile(folder / "image.bin")
-        with resources.as_file(resources.files(__package__) / "board") as board:
-            sources = [str(board / "host.c"), str(made.source.resolve())]
-            command = ["cc", *_FLAGS, *_macros(made), *sources, "-lm", "-o", "host"]
-            _run(command, folder, f"compile {made.source}")
-        tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
-        tool += [f"--toggle-collect={made.name}_predict", "./host"]
-        said = _run(tool, folder, "count instructions", folder / "image.bin")
-    found = re.search(r"Collected : (\d+)", said)
-    return int(found[1]) if found else None
-
-
 def _macros(made: CExport) -> list[str]:
     """Return compiler flags that tell the sources in ``board`` the names of the network."""
     macro = made.name.upper()
@@ -148,13 +129,17 @@ def _compile(made: CExport, folder: Path, self_test: bool) -> tuple[int, int]:
     return code + data, data + bss
 
 
-def _run(command: list[str], folder: Path, task: str, given: Path | None = None) -> str:
-    """Run a command with a file as its input; return its output."""
-    with open(given or os.devnull, "rb") as source:
-        done = subprocess.run(
-            command, cwd=folder, stdin=source, capture_output=True, text=True, timeout=_LONGEST
-        )
+def _run(command: list[str], folder: Path, task: str) -> str:
+    """Run a command; return its output."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_LONGEST,
+    )
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise ConformalError(f"device: could not {task}: exit status {done.returncode}. {said}")
-    return done.stdout + done.stderr
+    return done.stdout

@@ -27,7 +27,7 @@ from ..experiments.records import Row, provenance
 from ..training.evaluate import check_shape
 from ..training.quantize import CALIBRATION, calibration_images
 from ..training.saved_models import Loaded, fold_model, load_model, white_of
-from .emulator import host_instructions, require_tools, run_on_device, versions
+from .emulator import require_tools, run_on_device, versions
 
 INT8 = "int8"
 _BATCH = 1000  # images that the fold runs at a time
@@ -81,7 +81,6 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     with tempfile.TemporaryDirectory(prefix="conformallayers-") as folder:
         made = export_c(folded, folder, samples=x)
         run = run_on_device(made, x.numpy())
-        host = host_instructions(made, x[0].numpy())
     name = Path(network).name.removesuffix(".safetensors")
     shown = {option: getattr(chosen, option) for option in ("dataset", "images", "dtype")}
     return {
@@ -98,15 +97,7 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         "ram": run.ram,
         "stack": run.stack,
         "instructions": round(float(run.instructions.mean())),
-        "instructions_least": int(run.instructions.min()),
-        "instructions_most": int(run.instructions.max()),
-        "instructions_host": host,
         "multiply_adds": made.multiply_adds,
-        "stated": {
-            "constants": made.constant_bytes,
-            "arena": made.work_bytes,
-            "stack": made.stack_bytes,
-        },
         "tools": versions(),
         **provenance(command_line(["device", network], shown)),
     }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import ConformalError, refusal
 from ...folding.files import save
 from ...networks import IMAGE_SHAPE
-from ...recipe.onnx.export import check_engine, open_session
+from ...session import Session
 from ...testing import fold_error
 from ...utils.files import replace_file
 from ...utils.text import count, markdown
@@ -26,11 +26,9 @@ from ...utils.timing import interleave
 from ..checks import require_positive
 from ..report import figures
 from ..settings import torch_settings
-from ..training.config import TrainConfig, make_config
 from ..training.runs import RESULT
 from ..training.saved_models import load_model
 from ..training.train import train
-from .contestants import CONTESTANTS, Contestant, Runs, config_of, identity, named
 from .deployed import (
     deployed,
     has_conformal_layers,
@@ -42,6 +40,7 @@ from .deployed import (
 from .engines import Engine, relu_engines
 from .options import CostOptions
 from .records import Measurements, Row, grouped, mean_and_spread, read_rows
+from .trained_networks import NETWORKS, Trained, config_of, named
 
 BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
@@ -54,7 +53,7 @@ _WHERE = "experiment 5"
 def run_cost(
     *, say: Callable[[str], object] = print, console: Console | None = None, **options: Any
 ) -> Row:
-    """Train the missing contestants, or time those that are trained; write rows, table and figure.
+    """Train the missing networks, or time those that are trained; write rows, table and figure.
 
     Args:
         say: receives one line per row.
@@ -63,20 +62,11 @@ def run_cost(
     """
     chosen = CostOptions(**options)
     require_positive(_WHERE, chosen, "epochs", "executions", "threads")
-    contestants = named(f"{_WHERE} --only", chosen.only) or [
-        one for one in CONTESTANTS.values() if one.ablation == chosen.ablation
+    trained = named(f"{_WHERE} --only", chosen.only) or [
+        one for one in NETWORKS.values() if one.ablation == chosen.ablation
     ]
     if chosen.measure:
-        return _measure_times(contestants, chosen, say)
-    return _train(contestants, chosen, say, console)
-
-
-def _train(
-    contestants: Sequence[Contestant],
-    chosen: CostOptions,
-    say: Callable[[str], object],
-    console: Console | None,
-) -> Row:
+        return _measure_times(trained, chosen, say)
     measurements = Measurements(
         _WORDS,
         chosen,
@@ -87,19 +77,16 @@ def _train(
         line=_line,
         say=say,
     )
-    runs, failed = Runs(chosen.runs), []
+    failed = []
     with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
         for seed in chosen.seeds or _SEEDS:
-            for one in contestants:
+            for one in trained:
                 first = measurements.rows.get((one.name, _SEEDS[0]), {})
                 if not chosen.seeds and first.get("seconds", 0.0) > _LONG_RUN:
                     continue
-                config = _config(one, seed, chosen)
-                _require_same(measurements.rows.get((one.name, seed)), config)
                 try:
-                    measure = partial(train_and_measure, one, config, runs, chosen, console)
+                    measure = partial(train_and_measure, one, seed, chosen, console)
                     measurements.row((one.name, seed), measure)
-                    _save_fold(one, config, chosen)
                 except ConformalError as error:
                     say(f"{one.name}, seed {seed}: {error}")
                     failed.append(f"{one.name} seed {seed}")
@@ -109,39 +96,12 @@ def _train(
     return measurements.record
 
 
-def _config(one: Contestant, seed: int, chosen: CostOptions) -> TrainConfig:
+def train_and_measure(one: Trained, seed: int, chosen: CostOptions, console: Console | None) -> Row:
+    """Return the row of a run; train it if it is not finished. Save the fold of the first seed."""
     runtime = {"threads": chosen.threads, "device": chosen.device}
-    return config_of(one, chosen.dataset, seed, chosen.epochs, **runtime)
-
-
-def _require_same(row: Row | None, config: TrainConfig) -> None:
-    """Refuse a row that was trained with other options, such as an earlier recipe."""
-    if row is not None and identity(make_config(**row["options"])) != identity(config):
-        remedy = "Start again with --no-resume, or name another --out."
-        got = f"others in the row of {row['name']}"
-        raise refusal(f"{_WHERE} --resume", "the options of the recipe", got, remedy)
-
-
-def _save_fold(one: Contestant, config: TrainConfig, chosen: CostOptions) -> None:
-    """Save the fold of a conformal network with the first seed, unless its file exists."""
-    path = chosen.out / f"{one.name}-{config.dataset}.safetensors"
-    if path.exists() or one.ablation or config.seed != _SEEDS[0]:
-        return
-    folder = Runs(chosen.runs).find(config)
-    if folder is None:  # its row is kept, its run is not
-        return
-    loaded = load_model(folder, _WHERE)
-    if loaded.folds:
-        save(deployed(loaded.module), path, labels=loaded.labels, about=loaded.about)
-
-
-def train_and_measure(
-    one: Contestant, config: TrainConfig, runs: Runs, chosen: CostOptions, console: Console | None
-) -> Row:
-    """Return the row of a run; train it if there is none."""
-    folder = runs.find(config)
-    if folder is None:
-        folder = chosen.runs / f"{one.name}-{config.dataset}-seed{config.seed}"
+    config = config_of(one, chosen.dataset, seed, chosen.epochs, **runtime)
+    folder = one.folder(chosen.runs, chosen.dataset, seed)
+    if not (folder / RESULT).is_file():
         train(
             out=folder,
             resume=True,
@@ -151,11 +111,15 @@ def train_and_measure(
             **config.model_dump(),
         )
     result = json.loads((folder / RESULT).read_text("utf-8"))
-    network = without_centre(load_model(folder, _WHERE).module)
+    loaded = load_model(folder, _WHERE)
+    network = without_centre(loaded.module)
     folded = deployed(network)
+    if loaded.folds and seed == _SEEDS[0] and not one.ablation:
+        path = chosen.out / f"{one.name}-{chosen.dataset}.safetensors"
+        save(deployed(loaded.module), path, labels=loaded.labels, about=loaded.about)
     return {
         "name": one.name,
-        "seed": config.seed,
+        "seed": seed,
         "ablation": one.ablation,
         "accuracy": result["accuracy"],
         "multiply_adds": multiply_adds(folded),
@@ -165,13 +129,12 @@ def train_and_measure(
         "parameters": result["parameters"],
         "seconds": result["seconds"],
         "commit": result["commit"],
-        "command": config.command({"no_check": not chosen.verify}),
-        "options": config.model_dump(exclude={"threads", "device"}),
+        "command": result["command"],
     }
 
 
 def _measure_times(
-    contestants: Sequence[Contestant], chosen: CostOptions, say: Callable[[str], object]
+    trained: Sequence[Trained], chosen: CostOptions, say: Callable[[str], object]
 ) -> Row:
     """Time trained networks in ONNX Runtime with one thread, in turns."""
     measurements = Measurements(
@@ -184,24 +147,27 @@ def _measure_times(
         line=_time_line,
         say=say,
     )
-    runs = Runs(chosen.runs)
-    names = dict.fromkeys([OPPONENT, *(one.name for one in contestants)])
+    names = dict.fromkeys([OPPONENT, *(one.name for one in trained)])
+    seed = (chosen.seeds or _SEEDS)[0]
+    models = {}
+    for one in named(_WHERE, list(names)):
+        folder = one.folder(chosen.runs, chosen.dataset, seed)
+        if not (folder / RESULT).is_file():
+            remedy = "Train it first: the same command without --measure."
+            raise refusal(f"{_WHERE} --measure", f"a finished run in {folder}", "none", remedy)
+        models[one.name] = without_centre(load_model(folder, _WHERE).module)
+    rows: list[Row] = []  # written together: half of them must not replace an earlier record
     with torch_settings(1):
-        opened = {
-            one.name: _open(one.name, load_model(_trained(one, runs, chosen), _WHERE).module)
-            for one in named(_WHERE, list(names))
-        }
-        rows: list[Row] = []  # written together: half of them must not replace an earlier record
         for batch in BATCHES:
             x = _images(batch, seed=batch)
-            engines = {name: feed(x) for name, feed in opened.items()}
+            engines = {name: _engine(name, model, x) for name, model in models.items()}
             times = interleave(engines, chosen.executions)
             for name, timing in times.items():
                 row = {"name": name, "batch": batch, "milliseconds": timing.milliseconds}
                 rows.append({**row, "ratio": round(timing.median / times[OPPONENT].median, 3)})
-        with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
-            for row in rows:
-                measurements.add(row)
+    with measurements.drawing(lambda _: write_summary(chosen.out, chosen.dataset)):
+        for row in rows:
+            measurements.add(row)
     return measurements.record
 
 
@@ -210,33 +176,14 @@ def _images(count: int, seed: int) -> Tensor:
     return torch.rand(count, *IMAGE_SHAPE, generator=generator) - 0.5
 
 
-def _open(name: str, model: nn.Module) -> Callable[[Tensor], Engine]:
-    """Return a function from a batch to an engine of ONNX Runtime: our export of a fold, or torch's of a plain network."""
-    network = without_centre(model)
+def _engine(name: str, network: nn.Module, x: Tensor) -> Engine:
+    """Return a network in ONNX Runtime: our export of a fold, or torch's of a plain network."""
     if has_conformal_layers(network):
-        folded = deployed(network)
-        run = open_session(folded, threads=1)
-        check_engine(_WHERE, name, run, folded, "Report it.")
-        return lambda x: partial(run, x.numpy())
-    plain = merged(network)
-
-    def exported(x: Tensor) -> Engine:
-        engines, notes = relu_engines(plain, x, ["onnx"])
-        if not engines:
-            raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
-        return engines["onnx"]
-
-    return exported
-
-
-def _trained(one: Contestant, runs: Runs, chosen: CostOptions) -> Path:
-    """Return a finished run of a contestant."""
-    for seed in chosen.seeds or _SEEDS:
-        folder = runs.find(_config(one, seed, chosen))
-        if folder is not None:
-            return folder
-    remedy = "Train it first: the same command without --measure."
-    raise refusal(f"{_WHERE} --measure", f"a run of {one.name} in {runs.folder}", "none", remedy)
+        return partial(Session(deployed(network), engine="onnxruntime", threads=1), x.numpy())
+    engines, notes = relu_engines(merged(network), x, ["onnx"])
+    if not engines:
+        raise refusal(_WHERE, f"{name} in ONNX Runtime", notes["onnx"], "Report it.")
+    return engines["onnx"]
 
 
 def write_summary(out: Path, dataset: str) -> None:
@@ -268,14 +215,8 @@ def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[li
     return header, lines
 
 
-_TWIN, _SHALLOW = "ReLU twin", "ReLU twin, one layer in a stage"
 _CLOSE = 2.0  # percent: labels of points this close would touch
-_KINDS = {  # of the legend: the colour, and whether points are filled
-    "StageNet": (figures.GREEN, True),
-    _TWIN: (figures.ORANGE, True),
-    _SHALLOW: (figures.ORANGE, False),
-    "others": (figures.BLUE, True),
-}
+_KINDS = {"StageNet": figures.GREEN, "ReLU twin": figures.ORANGE, "others": figures.BLUE}
 
 
 def front_figure(rows: Sequence[Row]) -> Figure:
@@ -287,14 +228,13 @@ def front_figure(rows: Sequence[Row]) -> Figure:
     with figures.styled(7.2, 5.0) as (figure, axes):
         best = pareto([(cost, share) for _, cost, share in points])
         axes.plot(*zip(*best, strict=True), color="#999999", linewidth=1, zorder=1)
-        for label, (colour, filled) in _KINDS.items():
+        for label, colour in _KINDS.items():
             found = [point for point in points if _kind(point[0]) == label]
             if not found:
                 continue
             _, costs, shares = zip(*found, strict=True)
-            face = colour if filled else "white"
-            axes.scatter(costs, shares, s=28, color=face, edgecolor=colour, label=label)
-            for name, cost, share in found if filled else ():
+            axes.scatter(costs, shares, s=28, color=colour, label=label)
+            for name, cost, share in found:
                 text = name.removeprefix("StageNet-").removeprefix("StageReLUNet-")
                 offset = 6, _label_height(cost, share, points)
                 axes.annotate(text, (cost, share), offset, textcoords="offset points", size=8)
@@ -317,9 +257,9 @@ def _label_height(cost: float, share: float, points: Sequence[tuple[str, float, 
 
 def _kind(name: str) -> str:
     """Return the legend entry of a network."""
-    if not name.startswith("StageReLUNet"):
-        return "StageNet" if name.startswith("StageNet") else "others"
-    return _SHALLOW if name.endswith("depth1") else _TWIN
+    if name.startswith("StageReLUNet"):
+        return "ReLU twin"
+    return "StageNet" if name.startswith("StageNet") else "others"
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

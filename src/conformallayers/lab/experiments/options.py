@@ -107,7 +107,7 @@ class BatchOptions(TimeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContestantOptions(DataOptions):
+class TrainedOptions(DataOptions):
     """Options of the experiments that compare trained networks.
 
     Args:
@@ -116,7 +116,7 @@ class ContestantOptions(DataOptions):
         epochs: Passes over the training images; those of StageNet's recipe if not given.
         threads: Threads of torch; its own default if not given.
         resume: Keep the rows that are there.
-        runs: Folder of training runs; finished ones are taken over.
+        runs: Folder of training runs, NAME-DATASET-seedN; finished ones are taken over.
     """
 
     dataset: str = "cifar10"
@@ -128,7 +128,7 @@ class ContestantOptions(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostOptions(ContestantOptions):
+class CostOptions(TrainedOptions):
     """Options of experiment 5.
 
     Args:
@@ -149,7 +149,7 @@ class CostOptions(ContestantOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustnessOptions(ContestantOptions):
+class RobustnessOptions(TrainedOptions):
     """Options of experiment 6.
 
     Args:

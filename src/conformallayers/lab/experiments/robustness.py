@@ -22,11 +22,12 @@ from ..data.datasets import Dataset, load
 from ..report import figures
 from ..settings import torch_settings
 from ..training.evaluate import accuracy
+from ..training.runs import RESULT
 from ..training.saved_models import load_model
-from .contestants import Contestant, Runs, config_of, named
 from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
 from .options import RobustnessOptions
 from .records import Measurements, Row, grouped
+from .trained_networks import Trained, named
 
 # No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
@@ -84,18 +85,16 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
 
 
 def _models(
-    found: Sequence[Contestant], chosen: RobustnessOptions
+    found: Sequence[Trained], chosen: RobustnessOptions
 ) -> dict[tuple[str, int], nn.Module]:
     """Load the finished runs of experiment 5 by name and seed."""
-    runs = Runs(chosen.runs)
     models = {}
     for one in found:
         for seed in chosen.seeds:
-            folder = runs.find(config_of(one, chosen.dataset, seed, chosen.epochs))
-            if folder is None:
-                expected = f"a run of {one.name} with seed {seed} in {runs.folder}"
+            folder = one.folder(chosen.runs, chosen.dataset, seed)
+            if not (folder / RESULT).is_file():
                 remedy = f"Train it: conformallayers experiment 5 --only {one.name} --seeds {seed}."
-                raise refusal(_WHERE, expected, "none", remedy)
+                raise refusal(_WHERE, f"a finished run in {folder}", "none", remedy)
             models[one.name, seed] = load_model(folder, _WHERE).module.eval()
     return models
 
