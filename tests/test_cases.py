@@ -14,8 +14,8 @@ import conformallayers as cl
 from cases import ALPHAS, LINEAR_CASES, Case
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.nn.branches import Composite
-from conformallayers.registry.registry import _SPECS
-from conformallayers.registry.torch_layers import BATCH_NORMS
+from conformallayers.nn.registry import _SPECS
+from conformallayers.nn.supported import BATCH_NORMS
 from oracle import bound_of, exact, gradient_error, matrix_of, oracle, randomise, relative_error
 from support import ALWAYS, DTYPES, TOLERANCES, samples
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import _SPECS
+from conformallayers.nn.registry import _SPECS
 
 
 class Sorted(nn.Module):

@@ -28,7 +28,7 @@ _NAMES = {
     "nn.homogeneous": ("Abs", "Split"),
     "nn.traced": ("Traced",),
     "nn.container": ("ConformalLayers", "layer_by_layer"),
-    "registry.registry": ("register_linear", "register_homogeneous"),
+    "nn.registry": ("register_linear", "register_homogeneous"),
     "conversion.convert": ("convert",),
     "folding.fold": ("fold", "trace"),
     "folding.folded": ("Folded",),
@@ -99,12 +99,12 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .nn.layers import Flatten as Flatten
     from .nn.layers import Identity as Identity
     from .nn.layers import Linear as Linear
+    from .nn.registry import register_homogeneous as register_homogeneous
+    from .nn.registry import register_linear as register_linear
     from .nn.traced import Traced as Traced
     from .recipe.c.export import export_c as export_c
     from .recipe.c.files import CExport as CExport
     from .recipe.onnx.export import export_onnx as export_onnx
-    from .registry.registry import register_homogeneous as register_homogeneous
-    from .registry.registry import register_linear as register_linear
     from .session import Session as Session
     from .testing import fold_error as fold_error
 

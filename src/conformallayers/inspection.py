@@ -20,8 +20,8 @@ from .folding.stages import Chain, Stage
 from .folding.strategies.dense import stage_too_large
 from .functional import guarded_ratio, scale_samples
 from .nn.activations import Rule
+from .nn.bounds import Shape
 from .nn.container import ConformalLayers, layer_by_layer
-from .registry.bounds import Shape
 from .scaling import Scaling
 from .utils.html import Block, Printed, Table, separated
 

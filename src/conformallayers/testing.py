@@ -16,7 +16,7 @@ from .folding.fold import fold
 from .folding.folded import Folded
 from .folding.part import TOLERANCES
 from .nn.container import layer_by_layer
-from .registry.registry import find_spec
+from .nn.registry import find_spec
 from .utils.comparison import relative_error
 
 __all__ = [

@@ -275,7 +275,7 @@ def test_evaluation_folds_and_notices_changes() -> None:
 
     with torch.no_grad():
         assert relative_error(model(x), layers().double()) <= TOLERANCES[torch.float32]
-        assert model._cache.find(x) is not None
+        assert model._cache.find(model, x) is not None
         before = model(x)
         model[0].weight.add_(0.1)
         assert not torch.equal(model(x), before)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import is_homogeneous
+from conformallayers.nn.registry import is_homogeneous
 from support import samples
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from cases import HOMOGENEOUS_CASES, Case
-from conformallayers.registry.registry import _SPECS
+from conformallayers.nn.registry import _SPECS
 from oracle import bound_of, exact, gradient_error, oracle, randomise, relative_error
 from staged import EMBEDDINGS, Draw, scaled_down
 from support import DTYPES, TOLERANCES, assert_says, samples

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import conformallayers as cl
 from cnns import embedded
 from conformallayers.nn import layerwise
-from conformallayers.registry.registry import pool_at_once
+from conformallayers.nn.registry import pool_at_once
 from oracle import exact, oracle, relative_error
 from support import folds, samples
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import _SPECS
+from conformallayers.nn.registry import _SPECS
 from oracle import oracle, randomise, relative_error
 from support import samples
 

@@ -16,7 +16,7 @@ from ..errors import ConformalError, cause_line, checked_shape, refusal
 from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
 from ..nn.container import ConformalLayers
-from ..registry.registry import branches, is_affine, is_homogeneous
+from ..nn.registry import branches, is_affine, is_homogeneous
 from ..utils.html import Block, Printed, Table
 from .assemble import Assembly
 from .compare import check_twin

@@ -19,7 +19,7 @@ from ..errors import cause_line, refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
 from ..nn.container import ConformalLayers
-from ..registry.registry import find_spec, flatten_modules, has_hooks, suggestion
+from ..nn.registry import find_spec, flatten_modules, has_hooks, suggestion
 from .functions import CONSTANT, SAMPLES, Replacement, Values, dropout_mode, is_map, module_for
 
 INPUT = ""  # the name of the model's input, which no item has

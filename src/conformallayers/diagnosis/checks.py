@@ -10,7 +10,7 @@ from torch import nn
 from ..folding.folded import Explanation
 from ..folding.plan import alternatives
 from ..nn.activations import RadialActivation
-from ..registry.registry import is_homogeneous
+from ..nn.registry import is_homogeneous
 from .measure import Measurement
 from .record import LISTED, HealthWarning, LayerHealth, PartHealth
 

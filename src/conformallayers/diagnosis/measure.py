@@ -15,8 +15,8 @@ from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
 from ..nn.container import ConformalLayers, layer_by_layer
 from ..nn.layerwise import LayerFlow, Points, embed_batch
-from ..registry.registry import branches, flatten_modules, is_homogeneous
-from ..registry.torch_layers import BATCH_NORMS
+from ..nn.registry import branches, flatten_modules, is_homogeneous
+from ..nn.supported import BATCH_NORMS
 from .record import LayerHealth, NormHealth, PartHealth
 
 _SETTLED = 0.05  # share of its initial value that a settled running statistic has at most

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import shape_text
 from ..folding.folded import Explanation
 from ..folding.plan import Plan
-from ..registry.bounds import Shape
+from ..nn.bounds import Shape
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count
 

@@ -7,7 +7,7 @@ from itertools import dropwhile
 
 from torch import nn
 
-from ..registry.bounds import conv_pads
+from ..nn.bounds import conv_pads
 from .operators import Operator, same_in_channels
 from .split import StageGraph
 from .stages import ActivationSite, Stage

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..nn.registry import find_spec, has_batch_statistics, has_global_hooks, has_hooks
 from ..recipe.torch.module import RecipeModule
-from ..registry.registry import find_spec, has_batch_statistics, has_global_hooks, has_hooks
 
 Key = tuple[tuple[int, ...], torch.dtype, torch.device]
 

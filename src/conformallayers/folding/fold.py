@@ -10,8 +10,8 @@ import torch
 from torch import fx, nn
 
 from ..errors import checked_shape, refusal
+from ..nn.bounds import Shape
 from ..nn.container import EVAL_EFFORT, ConformalLayers
-from ..registry.bounds import Shape
 from ..utils.fingerprint import fingerprint
 from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine

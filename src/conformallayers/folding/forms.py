@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..registry.bounds import Shape
+from ..nn.bounds import Shape
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
 from .forms_by_row import applies, forms_by_row, tail

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..registry.bounds import Shape, conv_pads
+from ..nn.bounds import Shape, conv_pads
 from ..utils.progress import progress
 from .certificate import ErrorBudget, smallest_eigenvalue
 from .operators import CONVOLUTIONS, Operator, impulses, is_plain

@@ -11,10 +11,10 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
+from ..nn.bounds import Shape
 from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Centre
-from ..registry.bounds import Shape
-from ..registry.registry import branches, find_spec
+from ..nn.registry import branches, find_spec
 from ..utils.text import call_text
 from .folded import Folded
 from .operators import (

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..nn.bounds import channel_factor, conv_pads, pad_mode, pool_axes
 from ..nn.branches import Composite, Flow, Join
 from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
 from ..nn.homogeneous import Abs, Channels
+from ..nn.registry import computes_like, find_spec, modules_in, shape_after
+from ..nn.supported import PADS
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import RecipeBuilder
-from ..registry.bounds import channel_factor, conv_pads, pad_mode, pool_axes
-from ..registry.registry import computes_like, find_spec, modules_in, shape_after
-from ..registry.torch_layers import PADS
 from ..utils.axes import per_axis
 from .operators import same_in_channels
 

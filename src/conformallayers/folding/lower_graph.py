@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..conversion.functions import modules_of_call
+from ..nn.registry import shape_after
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
-from ..registry.registry import shape_after
 from ..utils.text import call_text
 from .graph import Graph, flattens, reshapes
 from .lower import Lowering, by_sample, find_lowering

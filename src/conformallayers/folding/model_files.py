@@ -25,11 +25,11 @@ from ..nn import activations, extra_layers, homogeneous, layers
 from ..nn.branches import Composite, Parallel, Residual, below
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Split
+from ..nn.registry import has_hooks
 from ..recipe.fields import Reader, flag, optional, several, whole, word
 from ..recipe.file import OPERATIONS_LIMIT
 from ..recipe.layer_operations import MODES
 from ..recipe.operation import expect
-from ..registry.registry import has_hooks
 from ..utils.fingerprint import tensor_bytes
 from .lower import LOWER
 

@@ -19,9 +19,9 @@ from torch.nn.utils.prune import BasePruningMethod
 
 from ..errors import refusal
 from ..functional import wide_dtype
+from ..nn.bounds import Shape, channel_factor
 from ..nn.extra_layers import ChannelScale, RepeatChannels
-from ..registry.bounds import Shape, channel_factor
-from ..registry.registry import computes_like, find_spec, flatten_modules, is_affine
+from ..nn.registry import computes_like, find_spec, flatten_modules, is_affine
 from ..utils.axes import per_axis
 
 # Hooks that compute the weight before each forward; their work is done once, at freezing.

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ..errors import shape_text
 from ..functional import norm_unit
 from ..nn.activations import RadialActivation
+from ..nn.bounds import Shape
 from ..nn.branches import Join
-from ..registry.bounds import Shape
-from ..registry.registry import is_homogeneous
+from ..nn.registry import is_homogeneous
 from ..scaling import Scaling
 from .operators import Operator, merged, operator_of, push_constant
 from .stages import ActivationSite, Node, Stage, shape_at

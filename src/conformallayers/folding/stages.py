@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ..errors import shape_text
 from ..nn.activations import RadialActivation, Rule
+from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
-from ..registry.bounds import Shape
 from ..scaling import Scaling
 from .operators import Operator, apply_all, device_of, push_constant, same_in_channels
 

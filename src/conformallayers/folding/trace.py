@@ -12,10 +12,10 @@ from torch import nn
 from ..errors import ConformalError, first_line, refusal_at, shape_text
 from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
+from ..nn.bounds import Shape
 from ..nn.branches import Composite, Flow, Join, joined_bound
-from ..registry.bounds import Shape
-from ..registry.input_checks import check_batch_axis, check_input
-from ..registry.registry import (
+from ..nn.input_checks import check_batch_axis, check_input
+from ..nn.registry import (
     branches,
     is_homogeneous,
     modules_in,
@@ -23,7 +23,7 @@ from ..registry.registry import (
     spec_of,
     warn_if_eps_dominates,
 )
-from ..registry.specs import LayerSpec
+from ..nn.specs import LayerSpec
 from ..utils.html import Block, Printed, Table
 
 

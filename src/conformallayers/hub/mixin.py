@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import first_line, missing_extra, refusal
-from ..registry.registry import has_hooks
+from ..nn.registry import has_hooks
 from ..utils.files import kind_of_file, replace_files
 from .card import model_card
 

@@ -18,7 +18,7 @@ from ..nn.activations import ReSPro
 from ..nn.collapse import run_sequence
 from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
-from ..registry.registry import has_global_hooks, has_hooks
+from ..nn.registry import has_global_hooks, has_hooks
 from ..utils.text import suggest
 from .base import IMAGE_SHAPE, Network, check_share, make_head
 

@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional import autocasts
-from ..recipe.layer_operations import windows
-from ..registry.registry import has_global_hooks, has_hooks
-from ..utils.axes import per_axis
+from ..utils.axes import per_axis, windows
 from . import layers
+from .registry import has_global_hooks, has_hooks
 
 Shape = tuple[int, ...]
 _Convolution = tuple[Shape, int | Shape, int | Shape]  # shape of the kernel, stride, padding

@@ -21,13 +21,13 @@ from ..folding.split import stages_of
 from ..folding.trace import Trace, trace_modules
 from ..functional import Scalar, autocasts, transformed, wide_dtype
 from ..recipe.torch.module import RecipeModule
-from ..registry.registry import (
+from .layerwise import run_layers
+from .registry import (
     SUPPORTED_KINDS,
     check_module,
     flatten_modules,
     modules_in,
 )
-from .layerwise import run_layers
 
 # Multiply-adds that the first call in eval() may spend on folding: about half a second.
 EVAL_EFFORT = 4e9

@@ -31,9 +31,14 @@ from ..functional import (
     transformed,
     unity,
 )
-from ..recipe.point_operations import LARGEST_COORDINATE
-from ..registry.input_checks import check_batch_axis, check_input
-from ..registry.registry import (
+from ..scaling import Scaling, constant, positive, product
+from .activations import PROJECTIVE, PUBLISHED, RadialActivation, Rule
+from .branches import Composite, Flow, Join, below, joined_bound
+from .collapse import collapsible, run_collapsed
+from .homogeneous import Split
+from .input_checks import check_batch_axis, check_input
+from .power_iteration import Layer, power_step
+from .registry import (
     bias_is_redundant,
     branches,
     has_batch_statistics,
@@ -44,14 +49,9 @@ from ..registry.registry import (
     run,
     spec_of,
 )
-from ..scaling import Scaling, constant, positive, product
-from .activations import PROJECTIVE, PUBLISHED, RadialActivation, Rule
-from .branches import Composite, Flow, Join, below, joined_bound
-from .collapse import collapsible, run_collapsed
-from .homogeneous import Split
-from .power_iteration import Layer, power_step
 
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
+LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay finite
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
 _MODERATE = 2.0**-20, 2.0**20  # norms of inputs that need no division by their peak
 

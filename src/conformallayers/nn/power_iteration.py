@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from ..functional import full_precision, wide_dtype
-from ..registry.registry import linear_part
-from ..registry.specs import LayerSpec
 from .activations import RadialActivation
+from .registry import linear_part
+from .specs import LayerSpec
 
 Layer = tuple[nn.Module, LayerSpec, tuple[int, ...]]  # with the shape of one input sample
 

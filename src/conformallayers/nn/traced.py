@@ -10,12 +10,12 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from ..errors import cause_line, refusal
-from ..registry.registry import find_spec, is_homogeneous
 from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
 from .container import ConformalLayers
 from .homogeneous import Abs
+from .registry import find_spec, is_homogeneous
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from ..utils.axes import windows
 from .fields import (
     constant,
     flag,
@@ -458,12 +459,6 @@ class Call(Operation):
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         return (() if self.result is None else self.result,)
-
-
-def windows(n: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """Count the windows along an axis; with ``ceil_mode`` the last one must start inside."""
-    count = (n + 2 * padding - span + (stride - 1 if ceil_mode else 0)) // stride + 1
-    return count - 1 if ceil_mode and (count - 1) * stride >= n + padding else count
 
 
 def expect_broadcast(array: Shape, x: Shape) -> None:

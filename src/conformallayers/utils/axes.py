@@ -14,3 +14,9 @@ def per_axis(value: Any, axes: int) -> tuple[Any, ...]:
     """
     values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return values * axes if len(values) == 1 else values
+
+
+def windows(n: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:
+    """Count the windows along an axis; with ``ceil_mode`` the last one must start inside."""
+    count = (n + 2 * padding - span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= n + padding else count

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import conformallayers as cl
 from conformallayers.folding.cost import TYPICAL
 from conformallayers.folding.strategies import conv
+from conformallayers.nn import bounds
 from conformallayers.recipe.layer_operations import Matmul
-from conformallayers.registry import bounds
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

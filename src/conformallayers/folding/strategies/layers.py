@@ -12,10 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from ...nn.branches import Join
+from ...nn.registry import find_spec
+from ...nn.specs import scale_output
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ...registry.registry import find_spec
-from ...registry.specs import scale_output
 from ..certificate import Certificate
 from ..cost import Cost
 from ..lower import Lowering, add_join

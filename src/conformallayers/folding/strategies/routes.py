@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...nn.bounds import Shape, conv_pads
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
-from ...registry.bounds import Shape, conv_pads
 from ...utils.axes import per_axis
 from ..cost import Cost, Machine
 from ..operators import (

@@ -18,14 +18,14 @@ from torch.nn.modules import module as torch_module
 
 from ..errors import ConformalError, refusal
 from ..functional import Scalar
-from ..nn import layers
-from ..nn.activations import RadialActivation
-from ..nn.branches import BatchFlow, Composite, Flow, Join, below, joined_bound
 from ..pooling import avg_pool, norm_pool, pool_groups
 from ..utils.axes import per_axis
+from . import layers
+from .activations import RadialActivation
 from .bounds import Shape, pool_axes
+from .branches import BatchFlow, Composite, Flow, Join, below, joined_bound
 from .specs import Bound, Check, LayerSpec, scale_output
-from .torch_layers import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
+from .supported import BATCH_NORMS, NORM_POOLS, REFUSED, SUPPORTED
 
 SUPPORTED_KINDS = (
     "a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU"

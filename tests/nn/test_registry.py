@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.registry.registry import _SPECS, branches, find_spec, is_homogeneous
+from conformallayers.nn.registry import _SPECS, branches, find_spec, is_homogeneous
 from oracle import relative_error
 from support import (
     assert_says,

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import refusal, refusal_at, shape_text
 from .bounds import nearest_depends_on_dtype, pool_windows
 from .specs import LayerSpec
-from .torch_layers import MAX_POOLS
+from .supported import MAX_POOLS
 
 
 def check_input(

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..functional import Scalar, wide_dtype
-from ..recipe.layer_operations import windows
 from ..utils.autograd import apply
-from ..utils.axes import per_axis
+from ..utils.axes import per_axis, windows
 
 Shape = tuple[int, ...]  # one sample, without the batch axis
 

@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import conformallayers as cl
+from conformallayers.nn import bounds
+from conformallayers.nn.bounds import pad_copies
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.extra_layers import ChannelScale
 from conformallayers.nn.homogeneous import Channels
-from conformallayers.registry import bounds
-from conformallayers.registry.bounds import pad_copies
-from conformallayers.registry.registry import _SPECS
+from conformallayers.nn.registry import _SPECS
 
 WIDE = [torch.float64, torch.float32]
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functional import Scalar
-from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
-from ..nn.homogeneous import Abs, Channels
 from . import bounds
+from .extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from .homogeneous import Abs, Channels
 from .specs import Check, LayerSpec
 
 BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d

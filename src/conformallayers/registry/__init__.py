@@ -1,1 +1,0 @@
-"""Which modules may stand in a ConformalLayers: their bounds, checks and suggestions."""
