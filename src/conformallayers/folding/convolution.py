@@ -104,6 +104,10 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
     Along each axis the second must not pad, or the first must take single pixels: a chain of padded
     convolutions sees zeros around the map between them, one padded convolution does not.
     """
+    if second.is_diagonal:
+        return _scaled_outputs(first, second)
+    if first.is_diagonal:
+        return _scaled_inputs(first, second, shape)
     pads = any(second.padding)
     for axis, padding in enumerate(second.padding):
         alone = first.kernel[axis] == first.stride[axis] == 1 and first.padding[axis] == 0
@@ -129,6 +133,30 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
         groups,
         mode,
     )
+
+
+def _scaled_outputs(first: Convolution, second: Convolution) -> Convolution:
+    """Return a diagonal map behind a convolution: it multiplies the rows of the kernel."""
+    factor = second.weight.flatten()
+    bias = second.bias
+    if first.bias is not None:
+        own = first.bias * _rows(factor, first.bias.dim())
+        bias = own if bias is None else own + bias
+    weight = first.weight * _rows(factor, first.weight.dim())
+    return replace(first, weight=weight, bias=bias)
+
+
+def _scaled_inputs(first: Convolution, second: Convolution, shape: Shape) -> Convolution:
+    """Return a diagonal map before a convolution: it multiplies the columns of the kernel."""
+    grouped = second.weight.unflatten(0, (second.groups, -1))
+    factor = first.weight.view(second.groups, 1, -1)
+    weight = (grouped * factor.view(*factor.shape, *[1] * len(second.kernel))).flatten(0, 1)
+    return replace(second, weight=weight, bias=_pushed(first, second, shape))
+
+
+def _rows(factor: Tensor, rank: int) -> Tensor:
+    """View factors (n,) so that they broadcast along the first of ``rank`` axes."""
+    return factor.view(-1, *[1] * (rank - 1))
 
 
 def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | None:
@@ -197,8 +225,7 @@ def regrouped(weight: Tensor, groups: int, fewer: int) -> Tensor:
     merged, per_group = groups // fewer, weight.shape[1]
     blocks = weight.view(fewer, merged, -1, *weight.shape[1:])
     full = weight.new_zeros(*blocks.shape[:3], merged, per_group, *weight.shape[2:])
-    for index in range(merged):
-        full[:, index, :, index] = blocks[:, index]
+    full.diagonal(dim1=1, dim2=3).copy_(blocks.movedim(1, -1))
     return full.reshape(len(weight), merged * per_group, *weight.shape[2:])
 
 
