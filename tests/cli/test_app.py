@@ -50,7 +50,7 @@ def options_of(*command: str) -> dict[str, str | None]:
 COMMANDS = [
     *("demo", "bench", "train", "evaluate", "fold", "export", "predict", "sweep", "inspect"),
     *("report", "data list", "data check", "data get"),
-    *("experiment 1", "experiment 2", "experiment 3", "experiment 4", "experiment ablation"),
+    *("experiment 1", "experiment 2", "experiment 3", "experiment 4"),
 ]
 
 
@@ -74,9 +74,6 @@ def test_options_of_train_are_the_fields_of_its_model() -> None:
         (["trian"], 'Unknown command "trian". Did you mean "train"?'),
         (["train", "LeNet", "digits", "--lr", "1"], 'option --lr. Did you mean "--learning-rate"?'),
         (["train", "LeNet", "digits", "--epoch=1"], 'option --epoch. Did you mean "--epochs"?'),
-        (["bench", "--depth", "3"], 'unknown option --depth. Did you mean "--depths"?'),
-        (["bench", "--rounds", "3"], 'unknown option --rounds. Did you mean "--executions"?'),
-        (["experiment", "4", "--rounds", "3"], 'option --rounds. Did you mean "--executions"?'),
         (["report", "--zzz"], "unknown option --zzz.\n"),
         (["bench", "lenet"], 'got \'lenet\'. Name a network; --depths adds depths of DkNet. Did you'),
         (["sweep", "Lenet", "digits"], "conformallayers: network: expected one of MLP, "),

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("sklearn")
@@ -63,14 +62,8 @@ def test_fold_takes_the_options_of_cl_fold(
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij") + "\n")
     options = ["--strategy", "layers", "--dtype", dtype, "--labels", names]
-    proof = ["--tolerance", "0.01", "--max-norm", "60"]
     command = ["fold", folder, "--out", path, "--input-shape", 3, 32, 32, *options]
-    if dtype == "bfloat16":  # its rounding alone takes more than that
-        assert run_command(*command, *proof) == 1
-        assert "expected a denominator that torch.bfloat16 computes" in capsys.readouterr().err
-        assert not path.exists()
-        proof = []
-    assert run_command(*command, *proof) == 0
+    assert run_command(*command) == 0
     folded = cl.load(path)
     assert (folded.strategy, folded.input_shape) == ("layers", (3, 32, 32))
     assert (str(folded.dtype), folded.labels) == (f"torch.{dtype}", tuple("abcdefghij"))
@@ -111,7 +104,6 @@ def test_models_of_ones_own_fold_and_evaluate(
         (["--dtype", "int8"], "--dtype: expected one of float64, float32"),
         (["--strategy", "magic"], "got 'magic'"),
         (["--input-shape", 1, 64, 64], "with sides of at most 32"),
-        (["--tolerance", "-1"], "got -1.0"),
     ],
 )
 def test_wrong_options_of_fold_are_refused(
@@ -169,13 +161,11 @@ def test_export_for_numpy_is_run_before_it_is_there(
     [
         (["--format", "tflite"], "--format: expected one of c, onnx, numpy, got 'tflite'"),
         (["--format", "numpy", "--opset", 3], "it for --format onnx alone, got 3 for numpy"),
-        (["--format", "onnx", "--weights", "int8"], "it for --format c alone, got int8 for onnx"),
-        (["--format", "onnx", "--dtype", "int8"], "--dtype: expected it for --format c alone"),
+        (["--format", "onnx", "--name", "net"], "it for --format c alone, got net for onnx"),
         (["--format", "numpy", "--dtype", "int4"], "--dtype: expected one of float64, float32"),
         (["--format", "onx"], "got 'onx'. Name one of them. Did you mean \"onnx\"?"),
         (["--format", "c", "--strategy", "dense"], "A fold cannot be folded again"),
         (["--format", "c", "--input-shape", 3, 8, 8], "again: --input-shape, "),
-        (["--format", "c", "--samples", "nothing.npy"], "nothing.npy: expected samples"),
     ],
 )
 def test_wrong_options_of_export_are_refused(
@@ -191,20 +181,12 @@ def test_wrong_options_of_export_are_refused(
 def test_export_to_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "net.safetensors", tmp_path / "c"
     cl.save(cl.fold(net("torus head"), SHAPE, strategy="dense"), path)
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((8, *SHAPE), np.float32))
-    options = ["--name", "tiny", "--samples", tmp_path / "x.npy"]
-    for option in ("--dtype", "--weights"):
-        arguments = ["--format", "c", "--out", out, *options, option, "int8"]
-        assert run_command("export", path, *arguments) == 0
-        assert {file.name for file in out.iterdir()} == {"tiny.c", "tiny.h"}
-        assert "int8: constants" in capsys.readouterr().out
-    assert run_command("export", path, "--format", "c", "--out", out, "--dtype", "float32") == 0
+    arguments = ["--format", "c", "--out", out, "--name", "tiny"]
+    assert run_command("export", path, *arguments) == 0
+    assert {file.name for file in out.iterdir()} == {"tiny.c", "tiny.h"}
     capsys.readouterr()
     assert run_command("export", path, "--format", "c", "--out", path) == 1
     assert "expected a folder, got the file" in capsys.readouterr().err
-    other = tmp_path / "other"
-    assert run_command("export", path, "--format", "c", "--out", other, "--weights", "int3") == 1
-    assert not other.exists()
 
 
 def test_export_reports_a_program_in_c_without_writing_it(

@@ -27,7 +27,6 @@ _EXPERIMENTS = {
     "rich": "rich",
     "sklearn": "scikit-learn",
 }
-_FORMER_OPTIONS = {"--depth": "--depths", "--rounds": "--executions"}
 _PYTHON_NAMES = {"verify": "check"}  # arguments whose options have another name
 
 
@@ -77,10 +76,7 @@ def _usage_error(error: "CycloptsError") -> str:
         return " ".join(str(error).split())
     option = (error.token.keyword or error.token.value).partition("=")[0]
     known = [name for argument in error.argument_collection for name in argument.names]
-    former = _FORMER_OPTIONS.get(option)
-    word = former if former in known else option
-    hint = f' Did you mean "{word}"?' if word in known else suggest(word, known)
-    return f"unknown option {option}.{hint}"
+    return f"unknown option {option}.{suggest(option, known)}"
 
 
 @contextmanager

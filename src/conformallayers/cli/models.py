@@ -12,11 +12,8 @@ from ..errors import ConformalError, refusal
 from ..lab.checks import require_choice
 from ..lab.experiments.options import DataOptions
 from ..lab.predict.options import PredictOptions
-from ..utils.text import suggest
 
 if TYPE_CHECKING:
-    import torch
-
     from ..folding.folded import Folded
     from ..lab.training.saved_models import Loaded
 
@@ -75,9 +72,7 @@ class FoldOptions:
         input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not
             given.
         grey: Take grey images though it was trained on others; 1 28 28 if the data set is unknown.
-        strategy: auto, dense, banded, sparse, conv, spectral or layers.
-        tolerance: Relative error allowed in the denominator, with proof.
-        max_norm: Largest norm of a sample for which the tolerance must hold; any if not given.
+        strategy: auto, layers, conv, dense or banded.
         dtype: float64, float32, float16 or bfloat16; that of the network if not given.
         labels: Text file with the name of each class, one per line; those of the data set if not given.
     """
@@ -85,8 +80,6 @@ class FoldOptions:
     input_shape: tuple[int, ...] = ()
     grey: bool = False
     strategy: str | None = None
-    tolerance: float | None = None
-    max_norm: float | None = None
     dtype: str | None = None
     labels: Path | None = None
 
@@ -96,19 +89,15 @@ class ExportOptions(FoldOptions):
     """How to export a network, and how to fold it first.
 
     Args:
-        dtype: Type of the weights in C, float32 or int8; otherwise the dtype of the fold.
         name: Name of the files and functions in C.
         example: Write an example in C that needs no board, and a Makefile, as well.
         report: Print flash, RAM and stack of the program in C, and write nothing.
-        samples: Some inputs as .npy, on which the error of int8 is measured.
         opset: Opset of ONNX; the newest if not given.
     """
 
-    dtype: Annotated[str | None, Parameter(name=("--dtype", "--weights"))] = None
     name: str = "cl_model"
     example: bool = False
     report: bool = False
-    samples: Path | None = None
     opset: int | None = None
 
 
@@ -138,7 +127,7 @@ def quantize(
     data: Flat[DataOptions] = None,
     options: Flat[FoldOptions] = None,
 ) -> None:
-    """Turn a network into one of 8-bit whole numbers, measure both on test images, and save it as one file.
+    """Turn a network into one of 8-bit integers, measure both on test images, and save it as one file.
 
     Args:
         model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo.
@@ -189,24 +178,27 @@ def export(
     options = options or ExportOptions()
     require_choice("export --format", format, _FORMATS, "Name one of them.")
     target = _checked_export(format, out, options)
-    folding = options if format != "c" else replace(options, dtype=None)
-    folded = _fold_of(load_model(model, "export"), "export", folding)
-    if format != "c":  # export_c creates its folder
-        target.parent.mkdir(parents=True, exist_ok=True)
+    folded = _fold_of(load_model(model, "export"), "export", options)
+    if format == "c":
+        from ..recipe.c.export import export_c
+
+        chosen = {name: getattr(options, name) for name in ("name", "example", "report")}
+        made = export_c(folded, target, **chosen)
+        print(made.report if options.report else made)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
     if format == "numpy":
         _write_numpy(folded, target)
-    elif format == "onnx":
-        from ..recipe.onnx.export import export_onnx
+        return
+    from ..recipe.onnx.export import export_onnx
 
-        export_onnx(folded, target, opset=options.opset)
-        _print_written(target)
-    else:
-        _write_c(folded, target, options)
+    export_onnx(folded, target, opset=options.opset)
+    _print_written(target)
 
 
 def predict(
     model: Path,
-    paths: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)],
+    paths: tuple[str, ...],
     *,
     options: Flat[PredictOptions] = None,
 ) -> None:
@@ -219,11 +211,6 @@ def predict(
     """
     from ..lab.predict.run import run_predict
 
-    known = [f"--{field.name}" for field in fields(PredictOptions)]
-    for path in paths:
-        if path.startswith("-"):
-            remedy = f"A file of this name is ./{path}.{suggest(path, known)}"
-            raise refusal("predict", "an option of predict", path, remedy)
     if run_predict(model, paths, options or PredictOptions()):
         sys.exit(1)
 
@@ -242,9 +229,7 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
 
 def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Path:
     """Refuse options that the format does not have; return where to write."""
-    alone = {"name": "c", "samples": "c", "example": "c", "report": "c", "opset": "onnx"}
-    if options.dtype == "int8":
-        alone["dtype"] = "c"
+    alone = {"name": "c", "example": "c", "report": "c", "opset": "onnx"}
     for name, meant in alone.items():
         value = getattr(options, name)
         if format != meant and value != getattr(ExportOptions(), name):
@@ -279,26 +264,17 @@ def _folded(loaded: "Loaded", command: str, options: FoldOptions) -> "Folded":
             got, remedy = "both", "Give one of them."
             raise refusal(f"{command} --grey", "--grey or --input-shape", got, remedy)
         shape = GREY if loaded.dataset is None or loaded.shape is None else (1, *loaded.shape[1:])
-    chosen = {name: getattr(options, name) for name in ("strategy", "tolerance", "max_norm")}
+    chosen: dict[str, Any] = {}
+    if options.strategy is not None:
+        chosen["strategy"] = options.strategy
     if options.dtype is not None:
         require_choice(f"{command} --dtype", options.dtype, _DTYPES, "Leave it out.")
         chosen["dtype"] = getattr(torch, options.dtype)
-    chosen = {name: value for name, value in chosen.items() if value is not None}
     folded = fold_model(loaded, command, shape, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
     labels, path = options.labels, str(loaded.path)
     folded.labels = chosen_labels(labels, loaded.labels, outputs, command, path)
     return folded
-
-
-def _write_c(folded: "Folded", out: Path, options: ExportOptions) -> None:
-    """Export to C and print what was written, or what would be."""
-    from ..recipe.c.export import export_c
-
-    samples = None if options.samples is None else _samples(options.samples, folded)
-    chosen = {name: getattr(options, name) for name in ("name", "example", "report")}
-    made = export_c(folded, out, dtype=options.dtype or "float32", samples=samples, **chosen)
-    print(made.report if options.report else made)
 
 
 def _write_numpy(folded: "Folded", out: Path) -> None:
@@ -318,23 +294,6 @@ def _write_numpy(folded: "Folded", out: Path) -> None:
         y = torch.from_numpy(load(staged)(x.float().numpy()).astype(np.float64))
         error = relative_error(y, folded(x).double())
     _print_written(out, f"; numpy and torch differ by {error:.1g}")
-
-
-def _samples(path: Path, folded: "Folded") -> "torch.Tensor":
-    """Return the samples of an .npy file as a tensor, scaled as predict does."""
-    import torch
-
-    from ..lab.data.images import Unreadable
-    from ..lab.predict.samples import open_rows, scaled
-    from ..lab.training.saved_models import white_of
-
-    shape, white = folded.input_shape, white_of(folded.about, path)
-    try:
-        rows = open_rows(str(path), shape)
-    except Unreadable as fault:
-        where, remedy = f"export --samples {path}", "Save an array of inputs with numpy.save."
-        raise refusal(where, "samples of the model", str(fault), remedy) from None
-    return torch.from_numpy(scaled(rows, white))
 
 
 def _print_written(path: Path, note: str = "") -> None:

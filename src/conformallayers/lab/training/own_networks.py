@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -144,13 +143,11 @@ def _from_file(network: str, source: str | None) -> Build:
 def _import(file: str, code: bytes) -> ModuleType:
     """Run the code of a file as a module; modules beside it can be imported, as Python does for a script."""
     name = f"conformallayers_own_{hashlib.sha256(os.fsencode(file) + code).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None:
-        raise refusal("network", "a file of Python code", file, _REMEDY)
-    module = importlib.util.module_from_spec(spec)
-    folder, before = Path(file).absolute().parent, set(sys.modules)
-    sys.modules[name] = module  # which dataclasses and pickle look for
-    sys.path.insert(0, str(folder))
+    module = ModuleType(name)
+    module.__file__ = file
+    folder, before = os.path.dirname(os.path.abspath(file)), set(sys.modules)
+    sys.modules[name] = module  # which dataclasses look for
+    sys.path.insert(0, folder)
     try:
         exec(compile(code, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:  # code of the user
@@ -158,16 +155,10 @@ def _import(file: str, code: bytes) -> ModuleType:
         got = f"{type(error).__name__}: {error}"
         raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
     finally:
-        sys.path.remove(str(folder))
-        new = set(sys.modules) - before - {name}
-        for key in [key for key in new if _is_beside(key, sys.modules[key], folder)]:
-            del sys.modules[key]  # another network may have a file of this name
+        sys.path.remove(folder)
+        for key in (
+            set(sys.modules) - before - {name}
+        ):  # another network may have files of these names
+            if os.path.dirname(getattr(sys.modules[key], "__file__", None) or "") == folder:
+                del sys.modules[key]
     return module
-
-
-def _is_beside(name: str, module: ModuleType, folder: Path) -> bool:
-    """Return whether a module is a file or package directly in a folder; modules of a venv there are not."""
-    top = name.partition(".")[0]
-    places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
-    found = [Path(place) for place in places if place and folder in Path(place).parents]
-    return any(path.relative_to(folder).parts[0].partition(".")[0] == top for path in found)
