@@ -1,7 +1,6 @@
 """Bounds of operator norms and the radii made from them, against explicit matrices and their SVD."""
 
 import copy
-import itertools
 import math
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 
 import conformallayers as cl
 from conformallayers.nn import bounds
-from conformallayers.nn.bounds import pad_copies
 from conformallayers.nn.branches import Composite
 from conformallayers.nn.extra_layers import ChannelScale
 from conformallayers.nn.homogeneous import Channels
@@ -175,28 +173,14 @@ def test_padding_modules_count_exactly_their_norm(n, name, data):
     shape = drawn(data, n, 2, LARGEST[n] + 1)
     pads = []
     for size in reversed(shape):
-        low, high = {"ReflectionPad": (0, size - 1), "CircularPad": (0, size)}.get(name, (0, 3))
-        low = -(size // 2) if name in ("ZeroPad", "ConstantPad") else low
-        pads += [
-            data.draw(st.integers(low, high)),
-            data.draw(st.integers(max(low, 1 - size // 2), high)),
-        ]
+        low, high = -(size // 2), {"ReflectionPad": size - 1, "CircularPad": size}.get(name, 3)
+        before = data.draw(st.integers(low, high))
+        after = data.draw(st.integers(max(low, 1 - size // 2), high))
+        if name == "CircularPad":  # which crops before it repeats
+            assume(size + min(before, 0) + min(after, 0) >= max(before, after))
+        pads += [before, after]
     arguments = (tuple(pads), 0.0) if name == "ConstantPad" else (tuple(pads),)
     bound, matrix = checked(getattr(nn, f"{name}{n}d")(*arguments), (1, *shape))
-    assert bound == pytest.approx(norm_of(matrix), rel=1e-12)
-
-
-class Mirror(nn.ReflectionPad2d):
-    pass
-
-
-class ZeroPadded(nn.ReplicationPad1d):
-    pass
-
-
-@pytest.mark.parametrize(("module", "shape"), [(Mirror(2), (1, 4, 4)), (ZeroPadded(2), (1, 4))])
-def test_bound_of_a_padding_subclass_does_not_depend_on_its_name(module, shape):
-    bound, matrix = checked(module, shape)
     assert bound == pytest.approx(norm_of(matrix), rel=1e-12)
 
 
@@ -252,21 +236,6 @@ def test_largest_column_sum_is_no_bound():
     assert bound == pytest.approx(math.sqrt(3), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.AvgPool1d(3, 1, 1, count_include_pad=False), (1, 3)),
-        (nn.AvgPool2d(2, divisor_override=1), (1, 4, 4)),
-        (nn.AdaptiveAvgPool1d(3), (1, 2)),
-        (nn.ReplicationPad1d(1), (1, 3)),
-    ],
-)
-def test_examples_where_one_is_no_bound(module, shape):
-    bound, matrix = checked(module, shape)
-    assert norm_of(matrix) > 1.01
-    assert bound > 1.01
-
-
 def test_circular_padding_counts_outputs_that_wrap_round():
     conv = nn.Conv1d(1, 1, 1, padding=3, padding_mode="circular", bias=False)
     nn.init.ones_(conv.weight)
@@ -300,21 +269,6 @@ def test_gradient_flows_through_young(dtype):
     assert gap[1] > 1e-2
 
 
-@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
-@pytest.mark.parametrize(
-    ("n", "size", "scale"), [(1, 5, None), (7, 3, None), (8, None, 2.5), (9, 9, None)]
-)
-@pytest.mark.parametrize("corners", [False, True])
-def test_interpolation_sums_are_those_of_its_matrix(
-    mode: str, n: int, size: int | None, scale: float | None, corners: bool
-) -> None:
-    layer = nn.Upsample(size, scale, mode, corners if mode == "linear" else None)
-    matrix = layer(torch.eye(n, dtype=torch.float64)[:, None])[:, 0]
-    expected = matrix.sum(0).max() * matrix.sum(1).max()
-    found = bounds.upsample_bound(layer, (1, n)) ** 2
-    assert found == pytest.approx(float(expected), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("sizes", "mode", "scale"),
     [
@@ -325,6 +279,8 @@ def test_interpolation_sums_are_those_of_its_matrix(
         ((2, 70), "nearest", (1.2, 1.01)),
         ((5, 4), "bicubic", 1.15),
         ((5, 4), "bilinear", 1.15),
+        ((8,), "linear", 2.5),
+        ((7,), "nearest-exact", 0.4),
         ((4, 6), "area", (1.1, 0.7)),
     ],
 )
@@ -338,25 +294,6 @@ def test_interpolation_of_a_long_signal_needs_no_matrix() -> None:
     """A matrix of this one would take 20 TB."""
     layer = nn.Upsample(scale_factor=1.5, mode="linear")
     assert 1 <= bounds.upsample_bound(layer, (1, 1_300_000)) ** 2 < 2
-
-
-@pytest.mark.parametrize("pads", [(1, -1), (-1, 1), (2, -1), (1, 1), (-1, -1), (4, 3)])
-def test_circular_padding_crops_before_it_repeats(pads: tuple[int, int]) -> None:
-    module = nn.CircularPad1d(pads)
-    rows = module(torch.eye(5).unsqueeze(1)).squeeze(1)
-    norm = float(torch.linalg.matrix_norm(rows, 2))
-    assert pad_copies(5, *pads, "circular") ** 0.5 == pytest.approx(norm)
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_copies_are_counted_exactly(mode: str) -> None:
-    for size, before, after in itertools.product(range(2, 7), range(-6, 6), range(-6, 6)):
-        if max(before, after) >= size or size + before + after < 1:
-            continue
-        line = torch.arange(size).view(1, 1, -1).float()
-        padded = nn.functional.pad(line, (before, after), mode)
-        most = int(torch.bincount(padded.flatten().long()).max())
-        assert pad_copies(size, before, after, mode) == most, (size, before, after)
 
 
 @ranks
@@ -397,12 +334,12 @@ def test_adaptive_maxima(n, data):
     assert bound_of(module, (1, *shape)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_attributes_of_a_pooling_subclass_do_not_change_its_bound():
-    for pool in (nn.MaxPool2d(3, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)):
-        kind = type(f"Own{type(pool).__name__}", (type(pool),), {"output_size": 1})
-        own = kind(3, 1, pool.padding)
-        own.__dict__.update(vars(pool))
-        assert bound_of(own, (1, 7, 7)) == bound_of(pool, (1, 7, 7))
+def test_subclasses_have_the_bounds_of_their_bases():
+    pools = nn.MaxPool2d(3, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+    for module in (*pools, nn.ReflectionPad2d(2)):
+        own = copy.copy(module)
+        own.__class__ = type("ZeroPadded", (type(module),), {"output_size": 1})
+        assert bound_of(own, (1, 7, 7)) == bound_of(module, (1, 7, 7))
 
 
 def test_slopes_count_and_train():
