@@ -159,6 +159,13 @@ def _import(file: str, code: bytes) -> ModuleType:
         for key in (
             set(sys.modules) - before - {name}
         ):  # another network may have files of these names
-            if os.path.dirname(getattr(sys.modules[key], "__file__", None) or "") == folder:
+            if _is_below(sys.modules[key], folder):
                 del sys.modules[key]
     return module
+
+
+def _is_below(module: ModuleType, folder: str) -> bool:
+    """Return whether a module lies below a folder, and not in a virtual environment there."""
+    places = [getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ())]
+    own = [str(place) for place in places if place and "site-packages" not in str(place)]
+    return any(place.startswith(folder + os.sep) for place in own)
