@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from conformallayers import container
 from conformallayers.folding import fold
 from conformallayers.folding.folded import Folded
-from conformallayers.nn import container
 from conformallayers.recipe.torch.module import RecipeModule
 
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.

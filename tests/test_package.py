@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,87 +16,6 @@ import pytest
 import conformallayers as cl
 
 SOURCE = Path(cl.__file__).parent
-
-# A file, or a folder as one place, imports only from places before it. New files are listed here.
-ORDER = (
-    "errors",
-    "utils",
-    "functional",
-    "pooling",
-    "scaling",
-    "recipe.fields",
-    "recipe.operation",
-    "recipe.layer_operations",
-    "recipe.point_operations",
-    "recipe.integer_operations",
-    "recipe.arithmetic",
-    "recipe.recipe",
-    "recipe.document",
-    "recipe.places",
-    "recipe.archive",
-    "recipe.file",
-    "recipe.javascript",
-    "recipe.numpy",
-    "numpy",
-    "nn.extra_layers",
-    "nn.layers",
-    "nn.activations",
-    "nn.branches",
-    "nn.homogeneous",
-    "nn.bounds",
-    "nn.specs",
-    "nn.supported",
-    "nn.registry",
-    "nn.input_checks",
-    "recipe.torch",
-    "recipe.onnx",
-    "folding.cost",
-    "folding.operators",
-    "folding.trace",
-    "folding.stages",
-    "folding.split",
-    "folding.certificate",
-    "folding.forms_by_row",
-    "folding.forms",
-    "folding.affine",
-    "folding.problem",
-    "folding.lower",
-    "folding.strategies",
-    "folding.plan",
-    "folding.advice",
-    "folding.part",
-    "folding.cache",
-    "nn.power_iteration",
-    "nn.collapse",
-    "nn.layerwise",
-    "nn.container",
-    "nn.traced",
-    "conversion",
-    "folding.explicit",
-    "folding.quantization_report",
-    "folding.folded",
-    "folding.graph",
-    "folding.lower_graph",
-    "folding.fold",
-    "folding.calibration",
-    "folding.quantized_values",
-    "folding.quantizer",
-    "folding.quantize",
-    "testing",
-    "folding.verify",
-    "inspection",
-    "diagnosis",
-    "hub",
-    "networks",
-    "recipe.c",
-    "folding.model_files",
-    "folding.files",
-    "session",
-    "zoo",
-    "lab",
-    "cli",
-    "__main__",
-)
 
 
 def python(*arguments: str) -> str:
@@ -113,48 +31,6 @@ def imported_after(statement: str) -> set[str]:
     """Return the top-level names in sys.modules after a statement."""
     code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
     return set(python("-c", code).split())
-
-
-def place_of(name: str) -> str | None:
-    """Return the place in the order that a module of the package belongs to."""
-    parts = name.split(".")
-    whole = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-    return next((part for part in whole if part in ORDER), None)
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Yield what a file imports from the package, in functions and for type checking too."""
-    package = ("conformallayers", *path.relative_to(SOURCE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found = [alias.name.split(".") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = list(package[: len(package) - node.level + 1]) if node.level else []
-            base += node.module.split(".") if node.module else []
-            found = [[*base, alias.name] for alias in node.names]
-        else:
-            continue
-        for parts in found:
-            if parts[0] == "conformallayers" and len(parts) > 1:
-                yield ".".join(parts[1:])
-
-
-def sources() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(SOURCE).as_posix())
-def test_files_import_only_from_files_before_them(path: Path) -> None:
-    parts = [part for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__"]
-    own = place_of(".".join(parts))
-    if own is None and path.name == "__init__.py":
-        assert not list(imports(path)), "a folder of several places imports nothing itself"
-        return
-    assert own is not None, f"list {'.'.join(parts)} in the order of imports"
-    for name in imports(path):
-        place = place_of(name)
-        if place is not None and place != own:
-            assert ORDER.index(place) < ORDER.index(own), f"{own} imports {place}"
 
 
 def test_the_package_itself_imports_nothing_of_its_own_at_once() -> None:
@@ -245,5 +121,9 @@ def test_one_version_number() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/conformallayers/__init__.py"
-    others = [path for path in sources() if re.search(r"^__version__", path.read_text(), re.M)]
+    others = [
+        path
+        for path in SOURCE.glob("**/*.py")
+        if path.parent != SOURCE and re.search(r"^__version__", path.read_text(), re.M)
+    ]
     assert others == []

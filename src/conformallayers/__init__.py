@@ -27,7 +27,7 @@ _NAMES = {
     "nn.branches": ("Residual", "Parallel"),
     "nn.homogeneous": ("Abs", "Split"),
     "nn.traced": ("Traced",),
-    "nn.container": ("ConformalLayers", "layer_by_layer"),
+    "container": ("ConformalLayers", "layer_by_layer"),
     "nn.registry": ("register_linear", "register_homogeneous"),
     "conversion.convert": ("convert",),
     "folding.fold": ("fold", "trace"),
@@ -55,6 +55,8 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from . import networks as networks
     from . import testing as testing
     from . import zoo as zoo
+    from .container import ConformalLayers as ConformalLayers
+    from .container import layer_by_layer as layer_by_layer
     from .conversion.convert import convert as convert
     from .diagnosis.diagnose import diagnose as diagnose
     from .diagnosis.record import Diagnosis as Diagnosis
@@ -76,8 +78,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .nn.activations import ReSPro as ReSPro
     from .nn.branches import Parallel as Parallel
     from .nn.branches import Residual as Residual
-    from .nn.container import ConformalLayers as ConformalLayers
-    from .nn.container import layer_by_layer as layer_by_layer
     from .nn.extra_layers import Centre as Centre
     from .nn.extra_layers import RepeatChannels as RepeatChannels
     from .nn.extra_layers import Scale as Scale

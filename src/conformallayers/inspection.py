@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from .container import ConformalLayers, layer_by_layer
 from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.certificate import ErrorBudget
 from .folding.fold import stages_by_part
@@ -21,7 +22,6 @@ from .folding.strategies.dense import stage_too_large
 from .functional import guarded_ratio, scale_samples
 from .nn.activations import Rule
 from .nn.bounds import Shape
-from .nn.container import ConformalLayers, layer_by_layer
 from .scaling import Scaling
 from .utils.html import Block, Printed, Table, separated
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .container import layer_by_layer
 from .errors import checked_shape, refusal
 from .folding.fold import fold
 from .folding.folded import Folded
 from .folding.part import TOLERANCES
-from .nn.container import layer_by_layer
 from .nn.registry import find_spec
 from .utils.comparison import relative_error
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from cases import HOMOGENEOUS_CASES, LINEAR_CASES, Case
+from conformallayers.container import ConformalLayers
 from conformallayers.errors import ConformalError
+from conformallayers.folding.fold import trace
 from conformallayers.nn import extra_layers, layers
 from conformallayers.nn.activations import Gnomonic, RadialActivation, ReSPro
 from conformallayers.nn.branches import How, Parallel, Residual
-from conformallayers.nn.container import ConformalLayers
 from conformallayers.nn.homogeneous import Abs, Split
 from conformallayers.nn.traced import Traced
 
@@ -143,7 +144,7 @@ class Generator:
                 ConformalLayers(proposed)
                 out = output_shape(proposed, shape)
                 if 0 < math.prod(out) <= LIMIT and not _is_tie(proposed, shape):
-                    ConformalLayers(proposed).trace(shape)
+                    trace(ConformalLayers(proposed), shape)
                     return proposed
 
     def _proposal(self, shape: Shape, classes: dict[Any, list[dict[str, Any]]]) -> nn.Module:
@@ -301,7 +302,7 @@ def output_shape(module: nn.Module, shape: Shape) -> Shape:
     """Return the shape of an output sample, by torch."""
     with torch.no_grad():
         if any(isinstance(part, RadialActivation) for part in module.modules()):
-            return tuple(ConformalLayers(module).trace(shape).output_shape)
+            return tuple(trace(ConformalLayers(module), shape).output_shape)
         was, _ = module.training, module.eval()
         dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
         out = module(torch.zeros(1, *shape, dtype=dtype))

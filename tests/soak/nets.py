@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from conformallayers.container import layer_by_layer
 from conformallayers.errors import ConformalError
 from conformallayers.folding.fold import fold
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.nn.container import layer_by_layer
 from soak.case import Case
 from soak.generator import Generator, Shape, samples
 from soak.reference import Reference

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from conformallayers.container import ConformalLayers
 from conformallayers.folding.part import TOLERANCES
-from conformallayers.nn.container import ConformalLayers
 from oracle import Run, run_conformal
 
 _SEEDS = 1, 2, 3  # of the runs with noise

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from conformallayers.container import layer_by_layer
 from conformallayers.nn.activations import RadialActivation
-from conformallayers.nn.container import layer_by_layer
 from soak.case import Case
 from soak.generator import Generator
 

@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from ..container import layer_by_layer
 from ..errors import refusal, shape_text
 from ..nn.activations import RadialActivation
-from ..nn.container import layer_by_layer
 
 SAMPLES = 3  # another number than that of the batch that records shapes
 

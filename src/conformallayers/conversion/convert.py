@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..container import ConformalLayers
 from ..errors import ConformalError, cause_line, checked_shape, refusal
 from ..nn.activations import RadialActivation, ReSPro
 from ..nn.branches import Join
-from ..nn.container import ConformalLayers
 from ..nn.registry import branches, is_affine, is_homogeneous
 from ..utils.html import Block, Printed, Table
 from .assemble import Assembly

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import errors
+from ..container import ConformalLayers
 from ..errors import cause_line, refusal, shape_text
 from ..nn.activations import RadialActivation
 from ..nn.branches import Join, below
-from ..nn.container import ConformalLayers
 from ..nn.registry import find_spec, flatten_modules, has_hooks, suggestion
 from .functions import CONSTANT, SAMPLES, Replacement, Values, dropout_mode, is_map, module_for
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..container import ConformalLayers
 from ..errors import ConformalError, refusal
 from ..folding.fold import quick_plans
 from ..folding.folded import Explanation, Folded
-from ..nn.container import ConformalLayers
 from ..utils.quiet import ignored_warnings
 from .checks import refused_fold, warnings_of, warnings_of_fold
 from .measure import Measurement, measure

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..container import ConformalLayers, layer_by_layer
 from ..folding.operators import device_of, frozen_wide, lost_hooks
 from ..functional import norm, norm_unit
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
-from ..nn.container import ConformalLayers, layer_by_layer
 from ..nn.layerwise import LayerFlow, Points, embed_batch
 from ..nn.registry import branches, flatten_modules, is_homogeneous
 from ..nn.supported import BATCH_NORMS

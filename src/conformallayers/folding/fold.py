@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from ..errors import checked_shape, refusal
 from ..nn.bounds import Shape
-from ..nn.container import EVAL_EFFORT, ConformalLayers
+from ..nn.container import ConformalSequential
 from ..utils.fingerprint import fingerprint
 from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine
@@ -21,9 +21,9 @@ from .lower_graph import GraphLowering, LoweredPart
 from .merge import merge
 from .part import lower_checked, lower_part, placed
 from .plan import checked_strategy, optimistic_seconds
-from .problem import Conditions, Problem
+from .problem import EVAL_EFFORT, Conditions, Problem
 from .split import StageGraph
-from .trace import Step, Trace
+from .trace import Step, Trace, trace_layers
 
 
 def fold(
@@ -109,8 +109,8 @@ def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
         2     Flatten(start_dim=1, end_dim=-1)               (3, 4, 4)  (48,)                 1
     """
     shape = checked_shape(input_shape, "trace(input_shape=...)")
-    if isinstance(model, ConformalLayers):
-        return model.trace(shape)
+    if isinstance(model, ConformalSequential):
+        return trace_layers(model, shape)
     graph = capture(model, shape, keep_hooks=True, conformal=True)
     steps: list[Step] = []
     for found in graph.traces.values():

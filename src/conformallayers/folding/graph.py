@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
 from ..nn.bounds import Shape
-from ..nn.container import ConformalLayers
+from ..nn.container import ConformalSequential
 from ..nn.extra_layers import Centre
 from ..nn.registry import branches, find_spec
 from ..utils.text import call_text
@@ -66,7 +66,7 @@ def capture(
     """
     _check_model(model, keep_hooks)
     root: nn.Module = freeze(model)
-    if isinstance(model, ConformalLayers):
+    if isinstance(model, ConformalSequential):
         container = nn.Sequential()
         container.add_module(_ROOT, root)
         root = container
@@ -106,8 +106,8 @@ def _check_model(model: nn.Module, keep_hooks: bool) -> None:
     if isinstance(model, Folded):
         raise refusal("fold(model)", "a model with layers", "a Folded", "It is folded already.")
     for path, module in model.named_modules():
-        custom = type(module).forward is not ConformalLayers.forward
-        if isinstance(module, ConformalLayers) and custom:
+        custom = type(module).forward is not ConformalSequential.forward
+        if isinstance(module, ConformalSequential) and custom:
             raise refusal(
                 f"fold({path or 'model'})",
                 "the forward of ConformalLayers",
@@ -120,7 +120,9 @@ def _check_model(model: nn.Module, keep_hooks: bool) -> None:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = isinstance(m, ConformalLayers) or is_plain(m, (Centre,)) or find_spec(m) is not None
+        known = (
+            isinstance(m, ConformalSequential) or is_plain(m, (Centre,)) or find_spec(m) is not None
+        )
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -138,7 +140,7 @@ class _ShapeRecorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.done.add(n)
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
-        if isinstance(module, ConformalLayers):
+        if isinstance(module, ConformalSequential):
             x: Tensor = self.env[n.all_input_nodes[0]]
             layers = frozen_layers(module, _path(n))
             self.traces[n] = trace_modules(layers, tuple(x.shape[1:]), *module.embedding)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from .. import __all__ as public_names
 from .. import networks
+from ..container import ConformalLayers
 from ..conversion.convert import Converted
 from ..errors import refusal
 from ..nn import activations, extra_layers, homogeneous, layers
 from ..nn.branches import Composite, Parallel, Residual, below
-from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Split
 from ..nn.registry import has_hooks
 from ..recipe.fields import Reader, flag, optional, several, whole, word

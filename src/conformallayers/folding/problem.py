@@ -22,6 +22,10 @@ SQUARED = 1e15  # numbers whose square fits into float32 with room
 LARGEST_SQUARED = 1e140  # the same for float64, summed over layers
 
 
+# Multiply-adds that the first call in eval() may spend on folding: about half a second.
+EVAL_EFFORT = 4e9
+
+
 @dataclass(frozen=True)
 class Conditions:
     """The settings of a fold."""

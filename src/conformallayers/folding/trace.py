@@ -14,9 +14,11 @@ from ..functional import Scalar, norm_unit
 from ..nn.activations import ALPHA_LIMITS, RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite, Flow, Join, joined_bound
+from ..nn.container import ConformalSequential
 from ..nn.input_checks import check_batch_axis, check_input
 from ..nn.registry import (
     branches,
+    flatten_modules,
     is_homogeneous,
     modules_in,
     shape_after,
@@ -25,6 +27,7 @@ from ..nn.registry import (
 )
 from ..nn.specs import LayerSpec
 from ..utils.html import Block, Printed, Table
+from .operators import freeze
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,12 @@ def trace_modules(
         for path, module in warn_if_eps_dominates(modules):
             place = tracing.step(path, module, place)
     return Trace(input_shape, tuple(tracing.steps), offset, unit)
+
+
+def trace_layers(container: ConformalSequential, input_shape: Shape) -> Trace:
+    """Return the steps of a container for a shape of one sample."""
+    frozen = [(path, freeze(module)) for path, module in flatten_modules(container)]
+    return trace_modules(frozen, input_shape, *container.embedding)
 
 
 def _output_shape(path: str, module: nn.Module, kind: LayerSpec, shape: Shape) -> Shape:

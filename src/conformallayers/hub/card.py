@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from .. import __version__
+from ..container import ConformalLayers
 from ..errors import is_real, missing_extra, refusal, shape_text
 from ..folding.folded import Folded
 from ..nn.activations import RadialActivation
-from ..nn.container import ConformalLayers
 
 LIBRARY = "conformallayers"
 TASK = "image-classification"

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import nn
 
+from ..container import ConformalLayers
 from ..errors import check_count
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
-from ..nn.container import ConformalLayers
 from ..nn.extra_layers import Scale
 from .base import Network, check_share, make_head
 

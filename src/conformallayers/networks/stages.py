@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..container import ConformalLayers
 from ..errors import check_count, refusal, shape_text
 from ..nn import layers as cl
 from ..nn.activations import ReSPro
 from ..nn.collapse import run_sequence
-from ..nn.container import ConformalLayers
 from ..nn.homogeneous import Abs, Split
 from ..nn.registry import has_global_hooks, has_hooks
 from ..utils.text import suggest

@@ -13,7 +13,7 @@ from ..errors import cause_line, refusal
 from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
-from .container import ConformalLayers
+from .container import ConformalSequential
 from .homogeneous import Abs
 from .registry import find_spec, is_homogeneous
 
@@ -51,7 +51,7 @@ class Traced(Composite):
             remedy = "Put it into the ConformalLayers as it is."
             raise refusal(f"Traced({name})", "a module with layers inside", "a layer", remedy)
         for path, part in module.named_modules():
-            if isinstance(part, ConformalLayers):
+            if isinstance(part, ConformalSequential):
                 got = f"a ConformalLayers at {path or 'its root'}, which embeds and divides itself"
                 remedy = "Put its layers into an nn.Sequential instead."
                 raise refusal(f"Traced({name})", "layers and activations", got, remedy)

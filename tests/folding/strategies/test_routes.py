@@ -36,7 +36,7 @@ def pooled(*, pool: int = 2, kernel: int = 3, padding: int = 0) -> nn.Module:
         cl.ReSPro(),
         cl.AvgPool2d(2),
     )
-    size = features.trace((3, 14, 14)).output_shape
+    size = cl.trace(features, (3, 14, 14)).output_shape
     return nn.Sequential(features, nn.Flatten(), nn.Linear(size[0] * size[1] * size[2], 3))
 
 

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ... import networks
+from ...container import layer_by_layer
 from ...folding.fold import fold
 from ...folding.strategies import STRATEGIES
-from ...nn.container import layer_by_layer
 from ...utils.memory import available, parse_size, peak, settle
 from ...utils.text import size
 from ...utils.timing import Timing, call_seconds

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...container import ConformalLayers
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
 from ...nn.collapse import composed
-from ...nn.container import ConformalLayers
 from ...nn.extra_layers import Centre
 
 

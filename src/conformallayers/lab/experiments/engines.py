@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...container import layer_by_layer
 from ...errors import cause_line
-from ...nn.container import layer_by_layer
 from ...recipe.onnx.export import inference_session
 from ...utils.quiet import ignored_warnings
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...container import ConformalLayers, layer_by_layer
 from ...errors import refusal, shape_text
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks import IMAGE_SHAPE
-from ...nn.container import ConformalLayers, layer_by_layer
 from ..checks import require_device
 from ..data.batches import Batches
 from ..data.datasets import Dataset

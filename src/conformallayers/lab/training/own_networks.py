@@ -82,8 +82,8 @@ def check_outputs(model: nn.Module, shape: tuple[int, ...], classes: int) -> Non
     """Refuse a network that has no score for every class, or that cannot be folded, before it is trained."""
     import torch
 
+    from ...container import ConformalLayers, layer_by_layer
     from ...folding.fold import fold
-    from ...nn.container import ConformalLayers, layer_by_layer
 
     expected = f"scores of shape (2, {classes}) for images of {shape_text((2, *shape))}"
     remedy = "Let the network take num_classes and in_shape as arguments."

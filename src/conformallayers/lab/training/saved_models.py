@@ -105,8 +105,8 @@ class Loaded:
     @property
     def folds(self) -> bool:
         """Whether the module has ConformalLayers to fold."""
+        from ...container import ConformalLayers
         from ...folding.folded import Folded
-        from ...nn.container import ConformalLayers
 
         parts = self.module.modules()
         folded = isinstance(self.module, Folded)

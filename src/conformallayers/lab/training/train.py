@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
+from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
 from ...errors import first_line, refusal
-from ...nn.container import ConformalLayers, layer_by_layer
 from ...nn.extra_layers import Centre
 from ...utils.files import write_json
 from ..data.batches import Batches, as_input, derive_seed, mean_image

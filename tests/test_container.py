@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import conformallayers as cl
 from cases import ALPHAS
-from conformallayers.nn import container
+from conformallayers import container
 from conformallayers.recipe.torch.module import RecipeModule
 from nets import POOLED_SHAPE, SHAPE, circular_net, conv_stack, pooled_net
 from oracle import exact_output, oracle, randomise, relative_error

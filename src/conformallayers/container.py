@@ -1,0 +1,140 @@
+"""ConformalLayers: nn's container, which trains layer by layer, folded in eval()."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from .errors import ConformalError
+from .folding.cache import FoldCache, must_run
+from .folding.certificate import rounding_budget
+from .folding.operators import frozen_layers
+from .folding.part import lower_part
+from .folding.problem import EVAL_EFFORT, Conditions
+from .folding.split import stages_of
+from .folding.trace import trace_layers, trace_modules
+from .functional import transformed
+from .nn.container import ConformalSequential
+from .recipe.torch.module import RecipeModule
+
+_LAYER_BY_LAYER: ContextVar[bool] = ContextVar("layer_by_layer", default=False)
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Make every ConformalLayers in this context run its layers one by one, folding nothing.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()).eval()
+        >>> with cl.layer_by_layer(), torch.no_grad():
+        ...     model(torch.ones(1, 4)).shape
+        torch.Size([1, 2])
+    """
+    token = _LAYER_BY_LAYER.set(True)
+    try:
+        yield
+    finally:
+        _LAYER_BY_LAYER.reset(token)
+
+
+class ConformalLayers(ConformalSequential):
+    """Chain linear layers, :class:`ReSPro` activations and homogeneous maps, as ``nn.Sequential`` does.
+
+    In training mode the layers run one by one. In evaluation mode, without gradients to trainable
+    parameters, the first call for an input shape folds them into one linear map and one quadratic
+    form; later calls reuse the fold until a parameter, a buffer, an attribute of a layer or the list of
+    layers changes. Every call compares them with a copy; :func:`conformallayers.fold` is the way without that cost.
+    At most 32 folds and 64 MiB are kept. Both modes give the same numbers. A sample of
+    zeros gives zeros; a sample with NaN or infinity gives NaN and does not affect others.
+
+    The embedding of the input gives a sample x the coordinate ``t = √(‖x‖² + offset²)``. Without an offset a
+    network of projective activations does not see the contrast of an image; an offset of the size of a typical
+    norm keeps it. With ``unit="rms"`` every norm is a root mean square over the coefficients, so that the
+    entries of points are of order 1, as batch normalisation, learning rates and heads expect.
+
+    Args:
+        *modules: layers of supported kinds, or one ``OrderedDict`` of them.
+        offset: None, a number > 0, or ``"learned"``: the exponential of the parameter ``log_offset``, initially 1.
+        unit: ``"norm"`` or ``"rms"``. The defaults of both are the paper's.
+
+    Shape:
+        (B, ...) → (B, ...); always with a batch axis.
+
+    Examples:
+        >>> import conformallayers as cl
+        >>> model = cl.ConformalLayers(
+        ...     cl.Conv2d(3, 32, 3), cl.ReSPro(), cl.AvgPool2d(2), cl.Flatten()
+        ... )
+        >>> model(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 7200])
+        >>> model.append(torch.nn.Sigmoid())
+        Traceback (most recent call last):
+        ...
+        conformallayers.errors.ConformalError: ConformalLayers at position 4: expected a linear layer, an activation such as cl.ReSPro or a homogeneous map such as nn.ReLU, got Sigmoid. Use nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), which fold, or put it into the head.
+    """
+
+    _cache: FoldCache  # no part of the module's state
+
+    def __init__(
+        self, *modules: Any, offset: str | float | None = None, unit: str = "norm"
+    ) -> None:
+        super().__init__(*modules, offset=offset, unit=unit)
+        self._cache = FoldCache()
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch the mode; training forgets the fold."""
+        if mode:
+            self._cache.clear()
+        return super().train(mode)
+
+    def _run(self, input: Tensor) -> Tensor:
+        """Fold first where that is allowed and worth it."""
+        if torch.compiler.is_compiling():
+            return self._run_layers(input)
+        gradients = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
+        if self.training or gradients or transformed() or _LAYER_BY_LAYER.get():
+            return self._run_layers_or_explain(input)
+        folded = self._cache.find(self, input)
+        if folded is None:
+            others = [module for module in self.modules() if module is not self]
+            busy = any(must_run(module) for module in others)
+            if busy or input.device.type == "meta":
+                return self._run_layers_or_explain(input)
+            folded = self._cache.fold(self, input, self._fold)
+        result: Tensor = folded(input)
+        return result
+
+    def _run_layers_or_explain(self, input: Tensor) -> Tensor:
+        try:
+            return self._run_layers(input)
+        except ConformalError:
+            raise
+        except (RuntimeError, ValueError, IndexError):
+            trace_layers(self, tuple(input.shape[1:]))  # raises an error that names the layer
+            raise
+
+    def _fold(self, input: Tensor) -> RecipeModule:
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                shape = tuple(input.shape[1:])
+                steps = trace_modules(frozen_layers(self), shape, *self.embedding)
+            except ConformalError:
+                self._run_layers_or_explain(input)  # raises an error that shows the batch
+                raise
+            budget = rounding_budget(input.dtype)
+            conditions = Conditions(budget, input.dtype, input.device, effort=EVAL_EFFORT)
+            recipe, _ = lower_part(stages_of(steps), conditions)
+            return RecipeModule(recipe, input.dtype).eval()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_cache"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._cache = FoldCache()
