@@ -74,7 +74,8 @@ class Behind(nn.Module):
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "tanh": (torch.tanh, "elementwise"),
     "sigmoid": (lambda y: y.sigmoid(), "elementwise"),
-    "gelu": (lambda y: F.gelu(y, approximate="tanh"), "elementwise"),
+    "gelu": (lambda y: F.gelu(y), "elementwise"),
+    "mish": (F.mish, "call"),
     "leaky_relu": (lambda y: F.leaky_relu(y, 0.3), "elementwise"),
     "max_pool": (lambda y: F.max_pool2d(y, 2), "max_pool"),
     "softmax": (lambda y: torch.softmax(y, 1), "softmax"),

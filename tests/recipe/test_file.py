@@ -383,7 +383,6 @@ def test_peaks_and_spectra_go_where_they_belong(
         (layer.Elementwise, {"function": "tanh"}),
         (layer.Pad, {"pads": ((0, 0),), "value": 2.0}),
         (layer.Softmax, {"axis": 0}),
-        (layer.LayerNorm, {"axes": 1, "eps": 1e-5}),
     ],
 )
 @pytest.mark.parametrize("rebased", [False, True])

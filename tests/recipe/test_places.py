@@ -57,7 +57,7 @@ def test_pads(n: int, before: int, after: int, mode: str) -> None:
 @given(sizes, sizes, st.booleans())
 def test_linear_interpolation(n: int, m: int, corners: bool) -> None:
     x = torch.randn(1, 1, n, dtype=torch.float64)
-    table, weights = places.interpolated(n, m, None, "linear", corners, np.float64)
+    table, weights = places.interpolated(n, m, None, corners, np.float64)
     found = (x[0, 0].numpy()[table] * weights).sum(0)
     expected = F.interpolate(x, m, mode="linear", align_corners=corners)[0, 0].numpy()
     assert np.allclose(found, expected, rtol=1e-12, atol=1e-12)

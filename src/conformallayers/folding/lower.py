@@ -307,6 +307,8 @@ def _pad(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def _upsample(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     if module.mode == "area":  # torch runs it as adaptive pooling too
         return _adaptive_avg_pool(to, value, module, shape)
+    if module.mode == "bicubic":
+        return to.call(value, module, shape)
     axes = len(shape) - 1
     scales = None
     if module.size is None and not module.recompute_scale_factor:
@@ -322,15 +324,9 @@ _FUNCTIONS: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.ReLU: ("relu", ()),
     nn.ReLU6: ("relu6", ()),
     nn.LeakyReLU: ("leaky_relu", ("negative_slope",)),
-    nn.ELU: ("elu", ("alpha",)),
-    nn.CELU: ("celu", ("alpha",)),
-    nn.SELU: ("selu", ()),
     nn.SiLU: ("silu", ()),
-    nn.Mish: ("mish", ()),
     nn.Sigmoid: ("sigmoid", ()),
     nn.Tanh: ("tanh", ()),
-    nn.Softplus: ("softplus", ("beta", "threshold")),
-    nn.Hardtanh: ("hardtanh", ("min_val", "max_val")),
     nn.Hardswish: ("hardswish", ()),
     nn.Hardsigmoid: ("hardsigmoid", ()),
 }
@@ -346,8 +342,9 @@ def _function(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 
 @lowers(nn.GELU)
 def _gelu(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    function = "gelu_tanh" if module.approximate == "tanh" else "gelu"
-    return to.add(layer.Elementwise, value, function=function)
+    if module.approximate != "none":
+        return to.call(value, module, shape)
+    return to.add(layer.Elementwise, value, function="gelu")
 
 
 @lowers(nn.PReLU)
@@ -363,19 +360,6 @@ def _softmax(to: Lowering, value: str, module: Any, shape: Shape) -> str:
         return to.call(value, module, shape, by_sample=False)
     log = isinstance(module, nn.LogSoftmax)
     return to.add(layer.Softmax, value, axis=module.dim % axes - 1, log=log)
-
-
-@lowers(nn.LayerNorm, nn.GroupNorm)
-def _norm(to: Lowering, value: str, module: Any, shape: Shape) -> str:
-    arrays = {
-        name: to.constant(name, getattr(module, name))
-        for name in ("weight", "bias")
-        if getattr(module, name) is not None
-    }
-    if isinstance(module, nn.GroupNorm):
-        return to.add(layer.GroupNorm, value, groups=module.num_groups, eps=module.eps, **arrays)
-    axes = len(module.normalized_shape)
-    return to.add(layer.LayerNorm, value, axes=axes, eps=module.eps, **arrays)
 
 
 # -- branches without activations -------------------------------------------------------------------

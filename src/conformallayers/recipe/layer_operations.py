@@ -29,21 +29,14 @@ FUNCTIONS = {  # name → number of parameters
     "relu": 0,
     "relu6": 0,
     "leaky_relu": 1,  # slope
-    "elu": 1,  # alpha
-    "celu": 1,  # alpha
-    "selu": 0,
     "gelu": 0,
-    "gelu_tanh": 0,
     "silu": 0,
-    "mish": 0,
     "sigmoid": 0,
     "tanh": 0,
-    "softplus": 2,  # beta, threshold
-    "hardtanh": 2,  # min, max
     "hardswish": 0,
     "hardsigmoid": 0,
 }
-MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
+MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear")
 WIDE, WORKING = "wide", "working"
 # Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
 # equal products have one sign, so that n entries in float32 lose up to 2.4e-9·n. 5e-6 is promised.
@@ -273,7 +266,7 @@ class Upsample(Operation):
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         _expect_axes(x, self.size)
-        axes = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(self.mode)
+        axes = {"linear": 1, "bilinear": 2, "trilinear": 3}.get(self.mode)
         expect(axes in (None, len(x) - 1), f"{self.mode} interpolation of {x}")
         if self.scales is not None:
             every = zip(x[1:], self.size, self.scales, strict=True)
@@ -402,41 +395,6 @@ class Softmax(Operation):
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.axis < len(x), f"axis {self.axis} of {x}")
-        return x
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Norm(Operation):
-    eps: float = setting("eps", number)
-    weight: str | None = constant("weight", optional=True)
-    bias: str | None = constant("bias", optional=True)
-
-    def _expect_constants(self, expected: Shape, constant: ShapeOf) -> None:
-        for stored, array in self.constants():
-            expect_shape(constant(array), expected, f"the {stored} of {self.kind}")
-
-
-@operation("layer_norm")
-class LayerNorm(_Norm):
-    """Normalise the last ``axes`` axes together, then multiply and add constants of their shape."""
-
-    axes: int = setting("axes", whole(1))
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        expect(self.axes <= len(x), f"{self.axes} axes of {x}")
-        self._expect_constants(x[len(x) - self.axes :], constant)
-        return x
-
-
-@operation("group_norm")
-class GroupNorm(_Norm):
-    """Normalise each group of channels, then multiply and add one number per channel."""
-
-    groups: int = setting("groups", whole(1))
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        expect(x and x[0] % self.groups == 0, f"{self.groups} groups of {x}")
-        self._expect_constants(x[:1], constant)
         return x
 
 

@@ -19,7 +19,6 @@ Array = np.ndarray[Any, Any]
 Resampling = (
     layer.AdaptiveAvgPool | layer.AdaptiveMaxPool | layer.AvgPool | layer.Pad | layer.Upsample
 )
-_CUBIC = -0.75  # torch's coefficient of bicubic interpolation
 
 
 def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, Table, Array]]:
@@ -47,7 +46,7 @@ def resampled(op: Resampling, shape: Shape, dtype: Any) -> Iterator[tuple[int, T
         if op.mode.startswith("nearest"):
             found = [_copies(nearest(op, *axis, dtype)) for axis in axes]
         else:
-            found = [interpolated(*axis, op.mode, op.align_corners, dtype) for axis in axes]
+            found = [interpolated(*axis, op.align_corners, dtype) for axis in axes]
     for axis, (table, weights) in enumerate(found, len(shape) - len(found)):
         same = len(table) == 1 and np.array_equal(table[0], np.arange(shape[axis]))
         if not (same and np.all(weights == 1)):
@@ -222,18 +221,17 @@ def nearest(op: layer.Upsample, n: int, m: int, scale: float | None, dtype: Any)
 
 
 def interpolated(
-    n: int, m: int, scale: float | None, mode: str, align_corners: bool, dtype: Any
+    n: int, m: int, scale: float | None, align_corners: bool, dtype: Any
 ) -> tuple[Table, Array]:
-    """Return the table and the weights of a linear or cubic interpolation, as torch has them.
+    """Return the table and the weights of a linear interpolation, as torch has them.
 
     Args:
         n, m: sizes of the axis before and after.
         scale: the factor that coordinates are computed with; None: m / n.
-        mode: of the operation ``upsample``.
         align_corners: whether the first and the last entry keep their place.
         dtype: that torch computes coordinates in.
     """
-    if n == m and mode != "bicubic":  # torch copies such an axis, whatever the scale
+    if n == m:  # torch copies such an axis, whatever the scale
         return _copies(np.arange(n))
     number = np.dtype(dtype).type
     ratio = number(n) / number(m) if scale is None else number(1 / scale)
@@ -242,26 +240,10 @@ def interpolated(
         source = index * (number(n - 1) / number(m - 1) if m > 1 else number(0))
     else:
         source = (index + number(0.5)) * ratio - number(0.5)
-    if mode == "bicubic":
-        first = np.floor(source)
-        places = first.astype(np.int64) + np.arange(-1, 3)[:, None]
-        return np.clip(places, 0, n - 1), _cubic_weights((source - first).astype(np.float64))
     source = np.maximum(source, 0)
     low = np.minimum(source.astype(np.int64), n - 1)
     share = np.clip(source - low, 0, 1).astype(np.float64)
     return np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1 - share, share])
-
-
-def _cubic_weights(t: Array) -> Array:
-    """Return the weights (4, positions) of the entries around a coordinate, t behind the second of them."""
-
-    def near(d: Array) -> Array:
-        return ((_CUBIC + 2) * d - (_CUBIC + 3)) * d * d + 1
-
-    def far(d: Array) -> Array:
-        return ((_CUBIC * d - 5 * _CUBIC) * d + 8 * _CUBIC) * d - 4 * _CUBIC
-
-    return np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)])
 
 
 def written_out(rows: Array, column: Array, value: Array, columns: int) -> Array:

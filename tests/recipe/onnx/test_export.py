@@ -25,7 +25,7 @@ from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, runtime, session, single
 from oracle import relative_error
 from recipe_cases import RECIPE_CASES, RecipeCase
-from support import samples
+from support import assert_says, samples
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 CASES = {case.name: case for case in RECIPE_CASES}
@@ -48,6 +48,9 @@ def network(name: str = TYPICAL, dtype: torch.dtype = torch.float32) -> Network:
 @pytest.mark.parametrize("case", RECIPE_CASES, ids=lambda case: case.name)
 def test_every_operation_gives_the_numbers_of_torch(case: RecipeCase, dtype: torch.dtype) -> None:
     net = Network(case.build(), dtype)
+    if case.name == "elementwise gelu" and dtype == torch.float64:
+        assert_says(lambda: session(net.recipe, dtype), "gelu in float64", "dtype=torch.float32")
+        return
     run = session(net.recipe, dtype)
     for batch in (1, 4):
         x = samples(net.input_shape, dtype, batch, seed=batch)
@@ -62,7 +65,7 @@ def test_every_operation_has_a_translation_or_is_refused() -> None:
 @pytest.mark.parametrize("opset", [18, 25])
 def test_graphs_are_valid_in_every_opset(opset: int) -> None:
     for case in RECIPE_CASES[::3] + RECIPE_CASES[-30:]:
-        model = onnx_model(case.build(), "float64", opset)
+        model = onnx_model(case.build(), "float32", opset)
         onnx.checker.check_model(model, full_check=True)
         assert [entry.version for entry in model.opset_import] == [opset]
 

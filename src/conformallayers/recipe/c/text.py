@@ -38,17 +38,10 @@ MAPS = {
     "relu": "v < 0 ? 0 : v",  # NaN stays, as everywhere
     "relu6": "v < 0 ? 0 : v > 6 ? 6 : v",
     "leaky_relu": "v < 0 ? ($V)a * v : v",
-    "elu": "v < 0 ? ($V)(a * expm1(d)) : v",
-    "celu": "v < 0 ? ($V)(a * expm1(d / a)) : v",
-    "selu": "($V)(1.0507009873554805 * (v < 0 ? 1.6732632423543772 * expm1(d) : d))",
     "gelu": "($V)(0.5 * d * erfc(-0.7071067811865476 * d))",
-    "gelu_tanh": "($V)(d / (1 + exp(-1.5957691216057308 * d * (1 + 0.044715 * d * d))))",
     "silu": "($V)(d / (1 + exp(-d)))",
-    "mish": "($V)(d * tanh(log1p(exp(d))))",
     "sigmoid": "($V)(1 / (1 + exp(-d)))",
     "tanh": "($V)tanh(d)",
-    "softplus": "a * d > b ? v : ($V)(log1p(exp(a * d)) / a)",
-    "hardtanh": "d < a ? ($V)a : d > b ? ($V)b : v",
     "hardswish": "v <= -3 ? 0 : v >= 3 ? v : v * (v + 3) / 6",
     "hardsigmoid": "v <= -3 ? 0 : v >= 3 ? 1 : v / 6 + ($V)0.5",
 }

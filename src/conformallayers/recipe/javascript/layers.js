@@ -248,11 +248,9 @@ function permute(op) {
 const cast = (op, net) => (x) =>
   op.settings.to === "wide" ? new Float64Array(x) : new net.Array(x);
 
-// -- functions of single numbers, and normalisations -----------------------------------------------
+// -- functions of single numbers -------------------------------------------------------------------
 
-const SELU_SCALE = 1.0507009873554804934, SELU_ALPHA = 1.6732632423543772848;
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
-const elu = (x, alpha) => (x > 0 ? x : alpha * Math.expm1(x));
 
 // erf by a series of positive terms, which is 1 to rounding from 6 on.
 function erf(x) {
@@ -270,18 +268,10 @@ const FUNCTIONS = {
   relu: (x) => Math.max(x, 0),
   relu6: (x) => clip(x, 0, 6),
   leaky_relu: (x, slope) => (x > 0 ? x : x * slope),
-  elu,
-  celu: (x, alpha) => (x > 0 ? x : alpha * Math.expm1(x / alpha)),
-  selu: (x) => SELU_SCALE * elu(x, SELU_ALPHA),
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
-  gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x))),
   silu: (x) => x * sigmoid(x),
-  mish: (x) => x * Math.tanh(Math.log1p(Math.exp(x))),
   sigmoid,
   tanh: Math.tanh,
-  softplus: (x, beta, threshold) =>
-    x * beta > threshold ? x : Math.log1p(Math.exp(x * beta)) / beta,
-  hardtanh: clip,
   hardswish: (x) => (x * clip(x + 3, 0, 6)) / 6,
   hardsigmoid: (x) => clip(x + 3, 0, 6) / 6,
 };
@@ -308,33 +298,4 @@ function softmax(op) {
     }
     return y;
   };
-}
-
-// Standardise groups of `size` entries in a row; `indexOf` finds the constants of an entry.
-function standardized(op, net, size, indexOf) {
-  const weight = net.constant(op, "weight"), bias = net.constant(op, "bias");
-  return (x) => {
-    const y = like(x);
-    for (let first = 0; first < x.length; first += size) {
-      const part = new Float64Array(x.subarray(first, first + size));
-      const mean = part.reduce((a, b) => a + b, 0) / size;
-      const variance = part.reduce((sum, value) => sum + (value - mean) ** 2, 0) / size;
-      const deviation = Math.sqrt(variance + op.settings.eps);
-      part.forEach((value, i) => {
-        const index = indexOf(first + i), plain = (value - mean) / deviation;
-        y[first + i] = plain * (weight ? weight[index] : 1) + (bias ? bias[index] : 0);
-      });
-    }
-    return y;
-  };
-}
-
-function layerNorm(op, net) {
-  const size = product(op.from[0].slice(op.from[0].length - op.settings.axes));
-  return standardized(op, net, size, (i) => i % size);
-}
-
-function groupNorm(op, net) {
-  const whole = product(op.from[0]), channel = whole / op.from[0][0];
-  return standardized(op, net, whole / op.settings.groups, (i) => Math.floor(i / channel));
 }

@@ -18,7 +18,6 @@ const LAYERS = {
   add_constant: withConstant("value", (x, value) => x + value),
   prelu: withConstant("slope", (x, slope) => (x > 0 ? x : x * slope)),
   add, concatenate, slice, reshape: () => (x) => x, permute, cast, elementwise, softmax,
-  layer_norm: layerNorm, group_norm: groupNorm,
 };
 const POINTS = {
   normalize, rescale, quadratic_form: quadraticForm, banded_form: bandedForm,

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 RUN = Runtime("numpy")
 
 
-def _affine(net: Network, y: Array, weight: str | None, bias: str | None, after: int = 0) -> Array:
-    """Multiply by a weight and add a bias, if there; y has ``after`` more axes behind theirs."""
-    for name, function in ((weight, np.multiply), (bias, np.add)):
-        if name is not None:
-            constant = net.constant(name)
-            y = function(y, constant.reshape((*constant.shape, *[1] * after)))
-    return y
+def _plus(net: Network, y: Array, bias: str | None) -> Array:
+    """Add a bias (channels,) to (B, channels, ...), if there is one."""
+    if bias is None:
+        return y
+    return np.asarray(y + net.constant(bias).reshape(-1, *[1] * (y.ndim - 2)))
 
 
 # -- products and convolutions ----------------------------------------------------------------------
@@ -40,7 +38,7 @@ def _matmul(op: layer.Matmul, net: Network, x: Array) -> Array:
         y = x @ weight.T
     else:
         y = _long_product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], len(weight))
-    return _affine(net, y, None, op.bias)
+    return y if op.bias is None else y + net.constant(op.bias)
 
 
 def _long_product(x: Array, weight: Array) -> Array:
@@ -66,7 +64,7 @@ def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
 
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
-    return _affine(net, convolved(op, net.constant(op.weight), x), None, op.bias, x.ndim - 2)
+    return _plus(net, convolved(op, net.constant(op.weight), x), op.bias)
 
 
 def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
@@ -105,7 +103,7 @@ def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
         y[(slice(None), slice(None), *cut)] += image.reshape(op.groups, batch, *sizes, outputs)
     inside = [slice(p, n - p) for p, n in zip(op.padding, full, strict=True)]
     y = _channels_first(y[(slice(None), slice(None), *inside)])
-    return _affine(net, y, None, op.bias, len(inside))
+    return _plus(net, y, op.bias)
 
 
 def _channels_first(images: Array) -> Array:
@@ -186,8 +184,8 @@ def _surrounded(x: Array, pads: Sequence[tuple[int, int]], value: float = 0.0) -
 # -- sums and shapes --------------------------------------------------------------------------------
 
 
-RUN[layer.Multiply] = lambda op, net, x: _affine(net, x, op.factor, None)
-RUN[layer.AddConstant] = lambda op, net, x: _affine(net, x, None, op.value)
+RUN[layer.Multiply] = lambda op, net, x: x * net.constant(op.factor)
+RUN[layer.AddConstant] = lambda op, net, x: x + net.constant(op.value)
 RUN[layer.Add] = lambda _op, _net, *values: reduce(np.add, values)
 RUN[layer.Concatenate] = lambda op, _, *values: np.concatenate(values, op.axis + 1)
 RUN[layer.Slice] = lambda op, _, x: x[(slice(None),) * (op.axis + 1) + (slice(op.start, op.stop),)]
@@ -198,27 +196,13 @@ RUN[layer.Cast] = lambda op, net, x: x.astype(
 )
 
 
-# -- functions of single numbers, and normalisations ------------------------------------------------
+# -- functions of single numbers --------------------------------------------------------------------
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])  # numpy has none of its own
-_SELU_SCALE, _SELU_ALPHA = 1.0507009873554804934, 1.6732632423543772848
 
 
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
-
-
-def _elu(x: Array, alpha: float) -> Array:
-    return np.where(x > 0, x, alpha * np.expm1(x))
-
-
-def _gelu_tanh(x: Array) -> Array:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
-
-
-def _softplus(x: Array, beta: float, threshold: float) -> Array:
-    return np.where(x * beta > threshold, x, np.log1p(np.exp(x * beta)) / beta)
 
 
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
@@ -226,17 +210,10 @@ _ELEMENTWISE: dict[str, Callable[..., Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "relu6": lambda x: np.clip(x, 0, 6),
     "leaky_relu": lambda x, slope: np.where(x > 0, x, x * slope),
-    "elu": _elu,
-    "celu": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x / alpha)),
-    "selu": lambda x: _SELU_SCALE * _elu(x, _SELU_ALPHA),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2)).astype(x.dtype)),
-    "gelu_tanh": _gelu_tanh,
     "silu": lambda x: x * _sigmoid(x),
-    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
-    "softplus": _softplus,
-    "hardtanh": np.clip,
     "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
 }
@@ -253,24 +230,3 @@ def _softmax(op: layer.Softmax, net: Network, x: Array) -> Array:
     powers = np.exp(x)
     total = powers.sum(axis, keepdims=True)
     return np.asarray(x - np.log(total) if op.log else powers / total)
-
-
-@RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, net: Network, x: Array) -> Array:
-    y = _standardized(x, tuple(range(x.ndim - op.axes, x.ndim)), op.eps)
-    return _affine(net, y, op.weight, op.bias)
-
-
-@RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, net: Network, x: Array) -> Array:
-    groups = x.reshape(len(x), op.groups, math.prod(x.shape[1:]) // op.groups)
-    y = _standardized(groups, (2,), op.eps)
-    return _affine(net, y.reshape(x.shape), op.weight, op.bias, x.ndim - 2)
-
-
-def _standardized(x: Array, axes: tuple[int, ...], eps: float) -> Array:
-    """Subtract the mean over axes and divide by ``√(variance + eps)``, in float64."""
-    wide = x.astype(np.float64)
-    wide = wide - wide.mean(axes, keepdims=True)
-    variance = np.square(wide).mean(axes, keepdims=True)
-    return np.asarray(wide / np.sqrt(variance + eps), x.dtype)

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ...errors import refusal
 from .. import layer_operations as layer
 from .. import places
 from ..operation import Operation, Runtime, Shape
 from ..places import Array, Table
-from .functions import FUNCTIONS, leaky
 from .graph import WIDE, OnnxGraph, Value
 
 RUN = Runtime("ONNX")
@@ -24,18 +24,16 @@ LARGEST_WINDOW = 2**10  # that is averaged in float32: ONNX Runtime adds the ent
 _BLOCK = 8  # for other multiples of channels, ONNX Runtime's pooling is slower than its convolution
 
 
-def _affine(y: Value, weight: str | None, bias: str | None, after: int = 0) -> Value:
-    """Multiply and add constants that are there; ``after`` axes come behind those of the constants."""
-    for kind, name in (("Mul", weight), ("Add", bias)):
-        if name is not None:
-            constant = y.graph.constant(name)
-            constant = constant.reshape((*constant.shape, *[1] * after))
-            if constant.size == 1 and y.dtype == WIDE:
-                # ONNX Runtime would merge a single factor into a product beside it, in float32.
-                shape = y.shape if y.shape[-1] == 1 else y.shape[-1:]
-                constant = np.full(shape, constant.item())
-            y = y.node(kind, constant)
-    return y
+def _with_constant(kind: str, y: Value, name: str | None) -> Value:
+    """Multiply by a constant or add it, if there is one."""
+    if name is None:
+        return y
+    constant = y.graph.constant(name)
+    if constant.size == 1 and y.dtype == WIDE:
+        # ONNX Runtime would merge a single factor into a product beside it, in float32.
+        shape = y.shape if y.shape[-1] == 1 else y.shape[-1:]
+        constant = np.full(shape, constant.item())
+    return y.node(kind, constant)
 
 
 @RUN.runs(layer.Matmul)
@@ -48,10 +46,10 @@ def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
             part = weight[:, start : start + layer.LONG_ROW]
             piece = x.slice(len(x.shape), start, start + part.shape[1])
             sums.append((piece @ part.T).cast(WIDE))
-        return _affine(graph.total(sums).cast(x.dtype), None, op.bias)
+        return _with_constant("Add", graph.total(sums).cast(x.dtype), op.bias)
     if len(shape) == 1:
         return x.node("Gemm", weight, *graph.optional(op.bias), shape=shape, transB=1)
-    return _affine(x @ weight.T, None, op.bias)
+    return _with_constant("Add", x @ weight.T, op.bias)
 
 
 @RUN.runs(layer.SparseMatmul)
@@ -111,7 +109,8 @@ def windowed(
     windows = _windows(x, [places.sliding(*axis) for axis in axes])
     columns = weight.reshape(op.groups, shape[0] // op.groups, -1)
     rows = windows.reshape((op.groups, columns.shape[2], prod(shape[1:])))
-    return _affine((columns @ rows).reshape(shape), None, op.bias, len(kernel))
+    y = (columns @ rows).reshape(shape)
+    return y if op.bias is None else y + x.graph.constant(op.bias).reshape(-1, *[1] * len(kernel))
 
 
 def _windows(x: Value, tables: Sequence[Table]) -> Value:
@@ -232,29 +231,45 @@ def _softmax(op: layer.Softmax, graph: OnnxGraph, x: Value) -> Value:
     return x.node("LogSoftmax" if op.log else "Softmax", axis=op.axis + 1)
 
 
-@RUN.runs(layer.LayerNorm)
-def _layer_norm(op: layer.LayerNorm, graph: OnnxGraph, x: Value) -> Value:
-    return _affine(_standardized(x, op.axes, op.eps), op.weight, op.bias)
+# -- functions of single numbers --------------------------------------------------------------------
 
 
-@RUN.runs(layer.GroupNorm)
-def _group_norm(op: layer.GroupNorm, graph: OnnxGraph, x: Value) -> Value:
-    groups = x.reshape((op.groups, prod(x.shape) // op.groups))
-    y = _standardized(groups, 1, op.eps).reshape(x.shape)
-    return _affine(y, op.weight, op.bias, len(x.shape) - 1)
+def _leaky(x: Value, slope: float | Array) -> Value:
+    return (x > 0.0).node("Where", x, x * slope)
 
 
-def _standardized(x: Value, axes: int, eps: float) -> Value:
-    """Subtract the mean over the last axes and divide by ``√(variance + eps)``."""
-    kept = len(x.shape) - axes
-    if x.dtype != WIDE:
-        ones = np.ones(x.shape[kept:])
-        return x.node("LayerNormalization", ones, axis=-axes, epsilon=eps)
-    # The operator rounds its eps to float32.
-    last = range(kept + 1, len(x.shape) + 1)
-    y = x - x.reduce("ReduceMean", last)
-    variance = (y * y).reduce("ReduceMean", last)
-    return y / (variance + eps).node("Sqrt")
+def _clip(x: Value, low: float, high: float) -> Value:
+    # Comparisons instead of Clip, which may lose NaN.
+    below, above = x < low, x > high
+    return below.node("Where", low, above.node("Where", high, x))
+
+
+def _gelu(x: Value) -> Value:
+    """Return ``x·(1 + erf(x/√2))/2``."""
+    if x.dtype == WIDE:
+        got, remedy = "gelu in float64, whose Erf it lacks", "Fold with dtype=torch.float32."
+        raise refusal("export_onnx(folded)", "operations supported by ONNX Runtime", got, remedy)
+    return x * 0.5 * ((x * np.sqrt(0.5)).node("Erf") + 1.0)
+
+
+def _one_and_exp(x: Value) -> Value:
+    """Return ``1 + exp(−x)``; the Sigmoid of ONNX Runtime in float32 is constant below −18."""
+    return x.node("Neg").node("Exp") + 1.0
+
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "abs": abs,
+    # ONNX Runtime merges it with the product before it, and keeps NaN.
+    "relu": lambda x: x.node("Relu"),
+    "relu6": lambda x: _clip(x, 0.0, 6.0),
+    "leaky_relu": _leaky,
+    "gelu": _gelu,
+    "silu": lambda x: x / _one_and_exp(x),
+    "sigmoid": lambda x: 1.0 / _one_and_exp(x),
+    "tanh": lambda x: x.node("Tanh"),
+    "hardswish": lambda x: x / 6.0 * (x + 3.0).node("Clip", 0.0, 6.0),
+    "hardsigmoid": lambda x: _clip(x + 3.0, 0.0, 6.0) / 6.0,
+}
 
 
 @RUN.runs(layer.Elementwise)
@@ -262,7 +277,7 @@ def _elementwise(op: layer.Elementwise, graph: OnnxGraph, x: Value) -> Value:
     if graph.loses_nan(op) and x.dtype != WIDE and op.function == "leaky_relu":
         # ONNX Runtime merges it with a Conv.
         return x.node("LeakyRelu", alpha=op.parameters[0])
-    return FUNCTIONS[op.function](x, *op.parameters)
+    return _FUNCTIONS[op.function](x, *op.parameters)
 
 
 @RUN.runs(layer.PRelu)
@@ -270,11 +285,11 @@ def _prelu(op: layer.PRelu, graph: OnnxGraph, x: Value) -> Value:
     slope = graph.constant(op.slope)
     if graph.loses_nan(op) and x.dtype != WIDE:
         return x.node("PRelu", slope)
-    return leaky(x, slope)
+    return _leaky(x, slope)
 
 
-RUN[layer.Multiply] = lambda op, _, x: _affine(x, op.factor, None)
-RUN[layer.AddConstant] = lambda op, _, x: _affine(x, None, op.value)
+RUN[layer.Multiply] = lambda op, _, x: _with_constant("Mul", x, op.factor)
+RUN[layer.AddConstant] = lambda op, _, x: _with_constant("Add", x, op.value)
 RUN[layer.Add] = lambda _, graph, *values: graph.total(values)
 RUN[layer.Concatenate] = lambda op, graph, *values: graph.concatenate(values, op.axis + 1)
 RUN[layer.Slice] = lambda op, _, x: x.slice(op.axis + 1, op.start, op.stop)

@@ -78,8 +78,6 @@ def is_shifted_behind(recipe: Recipe, value: str) -> bool:
     for op in recipe.operations:
         if reached.isdisjoint(op.inputs):
             continue
-        if isinstance(op, (layer.LayerNorm, layer.GroupNorm)):
-            return False  # it magnifies tiny entries
         reached.update(op.outputs)
         added = op.value if isinstance(op, layer.AddConstant) else getattr(op, "bias", None)
         if added is not None and np.linalg.norm(np.float64(recipe.constants[added])) > _LEAST_SHIFT:

@@ -33,17 +33,10 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
     "leaky_relu": F.leaky_relu,
-    "elu": F.elu,
-    "celu": F.celu,
-    "selu": F.selu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
-    "mish": F.mish,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
-    "softplus": F.softplus,
-    "hardtanh": F.hardtanh,
     "hardswish": F.hardswish,
     "hardsigmoid": F.hardsigmoid,
 }
@@ -193,12 +186,6 @@ def _cast(op: layer.Cast, module: RecipeModule, x: Tensor) -> Tensor:
 RUN[layer.Elementwise] = lambda op, _, x: _ELEMENTWISE[op.function](x, *op.parameters)
 RUN[layer.PRelu] = lambda op, module, x: torch.where(x > 0, x, x * module.constant(op.slope))
 RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x, op.axis + 1)
-RUN[layer.LayerNorm] = lambda op, module, x: F.layer_norm(
-    x, x.shape[-op.axes :], module.optional(op.weight), module.optional(op.bias), op.eps
-)
-RUN[layer.GroupNorm] = lambda op, module, x: F.group_norm(
-    x, op.groups, module.optional(op.weight), module.optional(op.bias), op.eps
-)
 
 
 @RUN.runs(layer.Call)
