@@ -18,7 +18,7 @@ import conformallayers as cl
 from ...utils.files import write_json
 from ...utils.text import table
 from ...utils.timing import interleave
-from ..checks import make_folder, require_folder
+from ..checks import make_folder
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
 from ..report import figures
@@ -116,9 +116,9 @@ def compare(model: nn.Sequential, folded: cl.Folded, data: Dataset) -> Row:
 def run_demo(out: Path, *, epochs: int = 20, seed: int = 0, depth: int = 6) -> Row:
     """Run the demo, write figures and ``metrics.json`` into a folder, and return its metrics."""
     console, started = Console(), time.monotonic()
-    require_folder("demo --out", out)
     with torch_settings(1, seed):  # more threads do not speed up layers this small
         data, model = digits(), build_model(depth)
+        make_folder("demo --out", out)
         progress = track(train(model, data, epochs), "training", epochs, console=console)
         history = list(progress)
         folded = cl.fold(model, SHAPE)
@@ -131,7 +131,6 @@ def run_demo(out: Path, *, epochs: int = 20, seed: int = 0, depth: int = 6) -> R
             **compare(model, folded, data),
             "history": history,
         }
-        make_folder("demo --out", out)
         _draw(model, history, depth, out)
     metrics["seconds"] = time.monotonic() - started
     write_json(out / "metrics.json", metrics)

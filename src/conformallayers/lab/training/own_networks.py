@@ -156,11 +156,9 @@ def _import(file: str, code: bytes) -> ModuleType:
         raise refusal(f"network {file}", "code that can be imported", got, "Correct it.") from error
     finally:
         sys.path.remove(folder)
-        for key in (
-            set(sys.modules) - before - {name}
-        ):  # another network may have files of these names
-            if _is_below(sys.modules[key], folder):
-                del sys.modules[key]
+        new = set(sys.modules) - before - {name}
+        for key in [key for key in new if _is_below(sys.modules[key], folder)]:
+            del sys.modules[key]  # another network may have a file of this name
     return module
 
 
