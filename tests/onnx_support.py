@@ -28,7 +28,6 @@ class Network(RecipeModule):
         casted = recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype))
         super().__init__(casted, dtype)
         self.strategy, self.origin = "conv", "a test"
-        self.certificate: Any = None
 
 
 def single(kind: type[Operation], shape: tuple[int, ...], **fields: Any) -> Recipe:

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformallayers.folding.certificate import Certificate
 from conformallayers.folding.quantize import quantize
 from conformallayers.recipe.c.export import export_c
 from conformallayers.recipe.c.files import CExport
@@ -51,16 +49,10 @@ Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Fold(RecipeModule):
     """A recipe with what an export asks of a fold."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        dtype: torch.dtype = torch.float32,
-        certificates: tuple[Certificate | None, ...] = (),
-    ) -> None:
+    def __init__(self, recipe: Recipe, dtype: torch.dtype = torch.float32) -> None:
         kept = recipe.wide | recipe.integer_constants().keys()
         super().__init__(recipe.with_constants(lambda n, a: a if n in kept else a.to(dtype)), dtype)
         self.strategy, self.origin, self.labels = "dense", "sha256:00", None
-        self.plans = {str(i): SimpleNamespace(certificate=c) for i, c in enumerate(certificates)}
 
 
 def export(fold: Any, folder: Path, **options: Any) -> CExport:

@@ -32,8 +32,6 @@ _NAMES = {
     "conversion.convert": ("convert",),
     "folding.fold": ("fold", "trace"),
     "folding.folded": ("Folded",),
-    "folding.certificate": ("Certificate",),
-    "folding.verify": ("verify",),
     "folding.quantize": ("quantize",),
     "folding.quantization_report": ("Quantization",),
     "folding.files": ("save", "load"),
@@ -62,7 +60,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .diagnosis.record import Diagnosis as Diagnosis
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
-    from .folding.certificate import Certificate as Certificate
     from .folding.files import load as load
     from .folding.files import save as save
     from .folding.fold import fold as fold
@@ -70,7 +67,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.folded import Folded as Folded
     from .folding.quantization_report import Quantization as Quantization
     from .folding.quantize import quantize as quantize
-    from .folding.verify import verify as verify
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .errors import ConformalError
 from .folding.cache import FoldCache, must_run
-from .folding.certificate import rounding_budget
 from .folding.operators import frozen_layers
 from .folding.part import lower_part
 from .folding.problem import EVAL_EFFORT, Conditions
@@ -127,8 +126,7 @@ class ConformalLayers(ConformalSequential):
             except ConformalError:
                 self._run_layers_or_explain(input)  # raises an error that shows the batch
                 raise
-            budget = rounding_budget(input.dtype)
-            conditions = Conditions(budget, input.dtype, input.device, effort=EVAL_EFFORT)
+            conditions = Conditions(input.dtype, input.device, effort=EVAL_EFFORT)
             recipe, _ = lower_part(stages_of(steps), conditions)
             return RecipeModule(recipe, input.dtype).eval()
 

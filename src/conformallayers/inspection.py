@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .container import ConformalLayers, layer_by_layer
 from .errors import check_count, checked_shape, refusal, shape_text
-from .folding.certificate import ErrorBudget
 from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
 from .folding.operators import apply_all, frozen_wide
@@ -227,7 +226,7 @@ def _parts(path: str, graph: StageGraph, top: int) -> Iterator[Part]:
     """Yield every stage of a network, without its terms."""
     for number, (node, stage) in enumerate(_stages(graph), 1):
         chain = stage.chain
-        values = forms_of(chain, stage.device, ErrorBudget(0.0)).values
+        values = forms_of(chain, stage.device).values
         found = zip(chain.groups, values, strict=True)
         forms = tuple(_form(chain, group, form, top) for group, form in found)
         scale, bias = chain.scale, graph.bias if node is graph.nodes[-1] else None

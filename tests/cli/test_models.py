@@ -55,9 +55,7 @@ def test_fold_writes_a_file_that_evaluates_the_same(
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_fold_takes_the_options_of_cl_fold(
-    folder: Path, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fold_takes_the_options_of_cl_fold(folder: Path, dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij") + "\n")

@@ -95,12 +95,6 @@ def test_twins_fold_in_both_dtypes(name: str) -> None:
     assert "stage" in str(cl.fold(twin, shape).explain())
 
 
-def test_a_fold_is_verified_stage_by_stage() -> None:
-    twin = cl.convert(randomise(vgg()), SHAPE)
-    verification = cl.verify(cl.fold(twin, SHAPE), twin)
-    assert verification, verification
-
-
 @pytest.mark.parametrize("name", CNNS)
 @pytest.mark.sampled(2)
 def test_twins_learn(name: str) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conformallayers.folding.certificate import (
-    ErrorBudget,
-)
+import conformallayers as cl
 from conformallayers.folding.forms import forms_of
-from nets import conv_stack
+from conformallayers.folding.negligible import rounding
 from support import chain_of
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -18,11 +16,30 @@ pytestmark = pytest.mark.usefixtures("seeded")
 CPU = torch.device("cpu")
 
 
-def test_what_a_truncated_form_lacks_is_below_its_bound() -> None:
-    model = conv_stack(8, channels=16, padding=1)
-    chain = chain_of(model, (3, 12, 12))
-    exact = forms_of(chain, CPU, ErrorBudget(0.0))
-    short = forms_of(chain, CPU, ErrorBudget(1e-3, radius=20.0))
+@pytest.mark.parametrize(
+    ("activation", "padding", "epsilon"),
+    [(cl.ReSPro, 1, 1e-3), (cl.Gnomonic, 1, 1e-3), (cl.Gnomonic, 0, 1e-2)],
+    ids=["published, by rows", "gnomonic, by rows", "gnomonic, by columns"],
+)
+def test_terms_left_out_are_negligible(
+    activation: type[cl.RadialActivation], padding: int, epsilon: float
+) -> None:
+    layers = [
+        module
+        for channels in (1, *[8] * 11)
+        for module in (cl.Conv2d(channels, 8, 3, padding=padding), activation())
+    ]
+    chain = chain_of(cl.ConformalLayers(*layers), (1, 12, 12) if padding else (1, 26, 26))
+    unit = float(activation is cl.Gnomonic)
+    assert chain.unit == unit
+    exact, short = forms_of(chain, CPU), forms_of(chain, CPU, epsilon)
     assert exact.missing == 0
-    lacking = torch.linalg.matrix_norm(exact.values[0] - short.values[0], 2)
-    assert 0 < float(lacking) <= short.missing
+    lacking = exact.values[0] - short.values[0]
+    assert 0 < float(torch.linalg.matrix_norm(lacking, 2)) <= short.missing
+    room = epsilon * (exact.values[0] + unit * torch.eye(len(lacking)))
+    for sign in (1, -1):
+        assert float(torch.linalg.eigvalsh(room + sign * lacking).min()) >= 0
+
+
+def test_nothing_is_left_out_in_float64() -> None:
+    assert rounding(torch.float64) == 0

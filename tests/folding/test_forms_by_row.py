@@ -6,9 +6,6 @@ import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.folding.certificate import (
-    ErrorBudget,
-)
 from conformallayers.folding.forms import _forms
 from conformallayers.folding.forms_by_row import applies, forms_by_row
 from support import chain_of
@@ -32,8 +29,9 @@ def test_forms_from_rows_equal_forms_from_columns(height: int, projective: bool)
         cl.ReSPro(projective=projective),
     ).double()
     shape = (2, height, 5)
-    segments = chain_of(model, shape).segments
+    chain = chain_of(model, shape)
+    segments = chain.segments
     assert applies(shape, segments)
-    rows = forms_by_row(shape, segments, CPU, ErrorBudget(0.0))[0]
+    rows = forms_by_row(chain, CPU, 0.0)[0]
     columns = _forms(shape, segments, CPU)[0]
     assert torch.allclose(rows, columns, rtol=1e-12, atol=1e-14 * float(columns.abs().max()))

@@ -98,7 +98,6 @@ def test_grey_images_fold_from_their_own_pixels(projective: bool) -> None:
     dense = cl.fold(model, (1, 28, 28), strategy="dense")
     assert dense.constants.factor.shape == (784, 784)
     assert cl.fold_error(model, dense, x) <= TOLERANCES[torch.float32]
-    assert all(finding.ok for finding in cl.verify(dense, model))
 
 
 def test_only_what_keeps_the_norm_folds_before_the_part() -> None:

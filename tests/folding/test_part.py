@@ -40,7 +40,6 @@ def test_auto_leaves_out_what_is_not_accurate(monkeypatch: pytest.MonkeyPatch) -
     folded = cl.fold(model, SHAPE)
     assert folded.explain()[""].reason == "layers is not accurate enough"
     assert cl.fold_error(model, folded, x) < 5e-6
-    assert cl.verify(folded, model)
     cl.testing.assert_folds(model, SHAPE)
 
 

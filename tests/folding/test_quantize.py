@@ -102,7 +102,6 @@ def test_networks_of_the_zoo_hold() -> None:
     assert "same class" in str(report)
     assert quantized.labels == folded.labels
     assert folded.quantization is None
-    assert quantized.certificate is None
 
 
 def test_heads_run_in_floats_where_int8_has_no_operation() -> None:

@@ -130,7 +130,6 @@ def test_a_document_without_sense_is_refused_or_runs(name: str, path: Path) -> N
         *(("dtype", value) for value in ("int64", "load", None, ["float32"], "float64")),
         *(("kind", value) for value in (None, ["folded"], "other", "model")),
         *(("parts", value) for value in (None, {}, [], [1], "x")),
-        *(("certificate", value) for value in (1, {}, {"epsilon": 1})),
         *(("strategy", value) for value in (None, "conv", 1)),
         *(("labels", value) for value in ("ab", ["a"], [1] * 24)),
         ("about", [1]),
@@ -188,7 +187,7 @@ def test_settings_of_operations_are_checked(kind: str, key: str, value: Any, pat
 def test_parts_are_checked(path: Path) -> None:
     for key, value in (
         *(("path", 1), ("strategy", "conv"), ("reason", None), ("absorbed", -1)),
-        *(("absorbed", True), ("candidates", []), ("candidates", [{}]), ("certificate", [])),
+        *(("absorbed", True), ("candidates", []), ("candidates", [{}])),
     ):
         file = StoredFile(fold(), path)
         file.document["parts"][0][key] = value
@@ -200,13 +199,6 @@ def test_parts_are_checked(path: Path) -> None:
         item[key] = value
         file.write()
         refused(path, "makes no network")
-
-
-def test_a_certificate_is_that_of_a_part(path: Path) -> None:
-    file = StoredFile(fold(), path)
-    file.document["certificate"] = {"epsilon": 0.1, "max_norm": "inf", "margin": 0.5}
-    file.write()
-    refused(path, "a certificate that no part has", cl.load)
 
 
 # -- arrays -------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from ..recipe.layer_operations import Call
 from ..recipe.recipe import Recipe
 from ..utils.fingerprint import fingerprint, tensor_bytes
 from ..utils.quiet import ignored_warnings
-from .certificate import Certificate
 from .folded import Folded
 from .model_files import STORED_DTYPES, ModelReader, ModelWriter
 from .plan import Candidate, Plan
@@ -134,7 +133,6 @@ def _fold(folded: Folded) -> tuple[dict[str, Any], Arrays]:
         "kind": "folded",
         "dtype": dtype,
         "strategy": folded.strategy,
-        "certificate": None if folded.certificate is None else folded.certificate.stored(),
         "origin": folded.origin,
         "recipe": describe(recipe),
         "parts": [_part(path, plan) for path, plan in folded.plans.items()],
@@ -166,7 +164,6 @@ def _part(path: str, plan: Plan) -> dict[str, Any]:
         "absorbed": plan.absorbed,
         "advice": list(plan.advice),
         "operations": None if plan.operations is None else list(plan.operations),
-        "certificate": None if plan.certificate is None else plan.certificate.stored(),
         "candidates": [
             {
                 "strategy": item.name,
@@ -187,9 +184,6 @@ def _read_fold(archive: Archive) -> Folded:
     recipe.check_values()
     folded = Folded(recipe, getattr(torch, document.dtype), _plans(document), document.origin)
     folded.labels, folded.about = document.labels, document.about
-    claimed = document.certificate
-    if folded.certificate != (None if claimed is None else Certificate(**claimed)):
-        raise ValueError("a certificate that no part has")
     with torch.no_grad(), ignored_warnings():
         y = folded(torch.empty(0, *folded.input_shape, dtype=folded.dtype))
     if tuple(y.shape) != (0, *folded.output_shape) or y.dtype != folded.dtype:
@@ -200,7 +194,6 @@ def _read_fold(archive: Archive) -> Folded:
 def _plans(document: FoldDocument) -> dict[str, Plan]:
     found = {}
     for part in document.parts:
-        proof = part["certificate"]
         candidates = tuple(
             Candidate(c["strategy"], c["multiply_adds"], c["bytes"], c["seconds"], c["note"])
             for c in part["candidates"]
@@ -210,7 +203,6 @@ def _plans(document: FoldDocument) -> dict[str, Plan]:
             part["reason"],
             candidates,
             part["absorbed"],
-            None if proof is None else Certificate(**proof),
             part["advice"],
             part["operations"],
         )

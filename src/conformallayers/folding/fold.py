@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -13,7 +11,6 @@ from ..errors import checked_shape, refusal
 from ..nn.bounds import Shape
 from ..nn.container import ConformalSequential
 from ..utils.fingerprint import fingerprint
-from .certificate import ErrorBudget, rounding_budget
 from .cost import Cost, machine
 from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
@@ -31,8 +28,6 @@ def fold(
     input_shape: tuple[int, ...],
     *,
     strategy: str = "auto",
-    tolerance: float | None = None,
-    max_norm: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> Folded:
     """Fold a model into a new module for inference; the model is not changed.
@@ -49,10 +44,6 @@ def fold(
             ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed kernels along the
             cheapest route), ``"spectral"`` (Fourier transform, for stride 1 with circular padding
             or none), ``"layers"`` (no folding, only α and factors resolved).
-        tolerance: None drops only what is proven to be below the rounding of the dtype. A number
-            allows that relative error of the denominator, and proves it: ``folded.certificate``.
-        max_norm: the largest norm of an input that the tolerance must hold for; None: as large as can be
-            proven, see ``folded.certificate.max_norm``.
         dtype: of the result; None takes that of the model's first parameter.
 
     Returns:
@@ -74,8 +65,7 @@ def fold(
     shape = checked_shape(input_shape, "fold(input_shape=...)")
     strategy = checked_strategy(strategy)
     dtype, device = _dtype_and_device(model, dtype)
-    budget = _budget(tolerance, max_norm, dtype)
-    conditions = Conditions(budget, dtype, device, strategy)
+    conditions = Conditions(dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, conditions)
 
@@ -86,7 +76,7 @@ def quick_plans(model: nn.Module, input_shape: Shape) -> Explanation:
     Where the cheapest form takes longer to build, the plan keeps the layers and says so.
     """
     dtype, device = _dtype_and_device(model, None)
-    conditions = Conditions(rounding_budget(dtype), dtype, device, effort=EVAL_EFFORT)
+    conditions = Conditions(dtype, device, effort=EVAL_EFFORT)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, input_shape, conditions).explain()
 
@@ -128,14 +118,6 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     parts: dict[fx.Node, LoweredPart] = {}
     for node, label in graph.labels().items():
         found = _largest_part(graph, node, conditions)
-        single = found.stages.single
-        if conditions.budget.requested and (single is None or single.direct):
-            raise refusal(
-                f"fold(tolerance={conditions.budget.epsilon:g})",
-                "a network whose output is one linear map divided by one denominator",
-                f"several stages or biases in {label or 'the model'}",
-                "Leave the tolerance out: the fold is exact to rounding.",
-            )
         lower = lower_checked if conditions.strategy == "auto" else lower_part
         recipe, chosen = lower(found.stages, conditions, found.problem)
         labels = [label]
@@ -180,9 +162,6 @@ class _Part:
 def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
     """Choose how many following layers to absorb, by predicted costs: building each would take too long."""
     stages, feed = stages_at(graph, node)
-    if feed.op != "placeholder":  # max_norm is that of the model's input
-        budget = replace(conditions.budget, radius=math.inf)
-        conditions = replace(conditions, budget=budget)
     candidates = with_followers(graph, node, stages)
     problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
     seconds: list[float] = []  # of that stage and of the layers that are not absorbed
@@ -207,26 +186,6 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
     return _Part(chosen, problems[best] if chosen.single else None, feed, end, best)
 
 
-def _budget(tolerance: Any, max_norm: Any, dtype: torch.dtype) -> ErrorBudget:
-    """Check the arguments and return the error budget."""
-    _check_positive("tolerance", tolerance)
-    _check_positive("max_norm", max_norm)
-    if tolerance is None:
-        if max_norm is not None:
-            remedy = "Give tolerance=... as well."
-            raise refusal("fold(max_norm=...)", "a tolerance beside it", "none", remedy)
-        return rounding_budget(dtype)
-    rounding = torch.finfo(dtype).eps / 2
-    if not rounding <= tolerance < 1:
-        raise refusal(
-            "fold(tolerance=...)",
-            f"a number from {rounding:.1g}, the rounding of {dtype}, to 1",
-            repr(tolerance),
-            "Leave it out for a fold that is exact to rounding.",
-        )
-    return ErrorBudget(tolerance, max_norm or math.inf, requested=True)
-
-
 def _dtype_and_device(
     model: nn.Module, dtype: torch.dtype | None
 ) -> tuple[torch.dtype, torch.device]:
@@ -238,12 +197,3 @@ def _dtype_and_device(
             "fold(dtype=...)", "a floating-point torch.dtype", repr(dtype), "Try torch.float32."
         )
     return dtype, torch.device("cpu") if parameter is None else parameter.device
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if value is None:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        remedy = "Leave it out." if number else f"Pass float({name})."
-        raise refusal(f"fold({name}=...)", "None or a finite number > 0", repr(value), remedy)

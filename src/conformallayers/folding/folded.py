@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
 from ..utils.html import Block, Printed
-from .certificate import Certificate, weakest
 from .explicit import explicit_forms, explicit_matrix
 from .plan import Plan
 from .quantization_report import Quantization, read_quantization
@@ -45,7 +43,6 @@ class Folded(RecipeModule):
         input_shape: of one sample.
         output_shape: of one sample.
         strategy: the name of the strategy of each part, joined with "+".
-        certificate: a :class:`Certificate` where terms were left out, None where none were.
         origin: the fingerprint of the weights that were folded.
         quantization: errors and sizes of a fold in int8; None for one in floats.
         labels, about: the names of the outputs and other notes from a file; None without.
@@ -84,21 +81,6 @@ class Folded(RecipeModule):
     def strategy(self) -> str:
         """The chosen strategy; several parts are joined with "+"."""
         return "+".join(plan.strategy for plan in self.plans.values())
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """The weakest certificate of the parts, or None where nothing was left out.
-
-        Also None if a part behind another is proven up to some norm only: that is a norm of its own input,
-        which no norm of the model's input bounds. And None with homogeneous maps, where the proof of a stage says nothing
-        of the stages behind it. ``explain()`` shows the certificate of each part and stage.
-        """
-        if any(plan.operations is not None for plan in self.plans.values()):
-            return None
-        parts = [plan.certificate for plan in self.plans.values()]
-        if any(proof is not None and math.isfinite(proof.max_norm) for proof in parts[1:]):
-            return None
-        return weakest([proof for proof in parts if proof is not None])
 
     @property
     def quantization(self) -> Quantization | None:

@@ -2,7 +2,7 @@
 
 A column of Q is half the gradient of the form at an impulse: two passes through the layers, never
 a Gram product over their many rows. Terms of deep layers are left out once their sum is proven to be
-below the budget.
+below the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..nn.bounds import Shape
 from ..utils.progress import progress
-from .certificate import ErrorBudget, smallest_eigenvalue
-from .forms_by_row import applies, forms_by_row, tail
+from .forms_by_row import TERMS, applies, forms_by_row, tail
+from .negligible import is_negligible
 from .operators import Operator, adjoint, apply_all, impulses
 from .stages import Chain, Segment
 
@@ -32,11 +31,6 @@ class Forms:
 
     values: Tensor  # float64 (groups, d_in, d_in)
     missing: float = 0.0  # a bound of the spectral norm of the terms left out
-
-    @cached_property
-    def smallest(self) -> float:
-        """A proven lower bound of the smallest eigenvalue of the first form."""
-        return smallest_eigenvalue(self.values[0])
 
 
 def dense_matrix(
@@ -58,22 +52,25 @@ def matrix_of(chain: Chain, device: torch.device) -> Tensor:
     return matrix * math.prod(segment.factor for segment in chain.segments)
 
 
-def forms_of(chain: Chain, device: torch.device, budget: ErrorBudget) -> Forms:
-    """Return every Q of a chain in float64, with as few terms as the budget provably allows."""
+def forms_of(chain: Chain, device: torch.device, epsilon: float = 0.0) -> Forms:
+    """Return every Q of a chain in float64, without the last terms that are negligible.
+
+    Together they change the denominator by less than ``epsilon`` times itself.
+    """
     input_shape, segments = chain.input_shape, chain.segments
     if not segments:
         size = math.prod(input_shape)
         return Forms(torch.zeros(0, size, size, dtype=torch.float64, device=device))
     if len(segments) > 2 and applies(input_shape, segments):
-        return Forms(*forms_by_row(input_shape, segments, device, budget))
-    depth = _guess_depth(input_shape, segments, device, budget)
+        return Forms(*forms_by_row(chain, device, epsilon))
+    depth = _guess_depth(chain, device, epsilon)
     while True:
         values, last = _forms(input_shape, segments[:depth], device)
         if depth == len(segments):
             return Forms(values)
-        forms = Forms(values, tail(segments, depth) * last)
-        if forms.missing <= budget.epsilon / 4 * (forms.smallest + budget.inverse_radius):
-            return forms
+        missing = tail(segments, depth) * last
+        if is_negligible(values[0], TERMS * epsilon, chain.unit, norm=missing):
+            return Forms(values, missing)
         depth = min(len(segments), depth + 3)
 
 
@@ -128,15 +125,28 @@ def stacked_layers(chain: Chain, group: int, device: torch.device) -> Tensor:
     return torch.cat(columns).T
 
 
-def _guess_depth(
-    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
-) -> int:
-    """Estimate from a few columns how many terms the budget needs; the proof comes afterwards."""
-    if (
-        budget.epsilon == 0
-        or len({segment.group for segment in segments}) != 1
-        or len(segments) < 3
-    ):
+def triangular_factor(form: Tensor) -> Tensor:
+    """Return L, upper triangular, with ``LᵀL = Q`` to a few roundings of float64.
+
+    To a singular form, the first of a few multiples of I is added with which the factorisation succeeds.
+    """
+    size, peak = len(form), float(form.diagonal().abs().max())
+    if peak == 0:
+        return torch.zeros_like(form)
+    # Rounding makes zero eigenvalues negative by a few roundings of the largest entry, by n(n + 1) at worst.
+    for roundings in (0, 1, 30, 1000, size * (size + 1)):
+        shifted = form.clone()
+        shifted.diagonal().add_(roundings * torch.finfo(form.dtype).eps * peak)
+        found = torch.linalg.cholesky_ex(shifted, upper=True)
+        if int(found.info) == 0:
+            return found.L
+    return torch.full_like(form, math.nan)
+
+
+def _guess_depth(chain: Chain, device: torch.device, epsilon: float) -> int:
+    """Estimate from a few columns how many terms count; the proof comes afterwards."""
+    input_shape, segments = chain.input_shape, chain.segments
+    if epsilon == 0 or len(chain.groups) != 1 or len(segments) < 3:
         return len(segments)
     d_in = math.prod(input_shape)
     picks = torch.linspace(0, d_in - 1, min(_SAMPLE, d_in)).long()
@@ -151,7 +161,7 @@ def _guess_depth(
             total += segment.weight * mean
             # ‖Z‖² is at most d_in times the mean of its squared columns; λ_min(Q) is guessed as 1/100 of
             # the mean diagonal. A wrong guess costs time, not correctness.
-            small = budget.epsilon / 4 * (total / 100 + budget.inverse_radius)
+            small = TERMS * epsilon * (total / 100 + chain.unit)
             if depth < len(segments) and 3 * d_in * mean * tail(segments, depth) < small:
                 return depth
     return len(segments)

@@ -2,7 +2,7 @@
 
 The response to a row spreads by a few rows per layer, and rows far from the border respond alike.
 So each layer needs the responses of few rows on few rows, and a block of Q is the product of two
-of them. Terms are added layer by layer until the rest is proven to be below the budget.
+of them. Terms are added layer by layer until the rest is proven to be negligible.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch.nn import functional as F
 
 from ..nn.bounds import Shape, conv_pads
 from ..utils.progress import progress
-from .certificate import ErrorBudget, smallest_eigenvalue
+from .negligible import is_negligible
 from .operators import CONVOLUTIONS, Operator, impulses, is_plain
-from .stages import Segment
+from .stages import Chain, Segment
+
+TERMS = 0.25  # the share of the rounding error that deep terms may take
 
 
 class Response(NamedTuple):
@@ -53,10 +55,9 @@ def applies(input_shape: Shape, segments: Sequence[Segment]) -> bool:
     )
 
 
-def forms_by_row(
-    input_shape: Shape, segments: Sequence[Segment], device: torch.device, budget: ErrorBudget
-) -> tuple[Tensor, float]:
+def forms_by_row(chain: Chain, device: torch.device, epsilon: float) -> tuple[Tensor, float]:
     """Return the forms, (groups, d_in, d_in), and a bound of the norm of the terms left out."""
+    input_shape, segments = chain.input_shape, chain.segments
     height = input_shape[1]
     size = math.prod(input_shape) // height
     groups = 1 + segments[-1].group
@@ -64,8 +65,7 @@ def forms_by_row(
     narrow = (1, input_shape[0], *input_shape[2:])  # an image row
     responses = {0: Response(0, next(impulses(narrow, size, device)))}
     level = 0, 0  # how far the responses spread up and down so far
-    truncates = groups == 1 and budget.epsilon > 0
-    smallest = 0.0
+    truncates = groups == 1 and epsilon > 0
     for depth, segment in enumerate(progress(segments, len(segments), "folding Q"), 1):
         spread = [_reach(op) or (0, 0) for op in segment.operators]
         after_segment = level[0] + sum(up for up, _ in spread), level[1] + sum(d for _, d in spread)
@@ -76,13 +76,11 @@ def forms_by_row(
         level = after_segment
         norm = _add_products(blocks[segment.group], responses, level, segment.weight)
         if truncates and 2 <= depth < len(segments):
-            # Later terms only add to Q, so an eigenvalue proven early stays a lower bound.
             missing = tail(segments, depth) * norm
-            allowed = budget.epsilon / 4
-            mean = blocks[0].reshape(height * size, -1).diagonal().mean()
-            if not smallest and missing <= allowed * (float(mean) + budget.inverse_radius):
-                smallest = smallest_eigenvalue(_in_input_order(blocks, input_shape)[0])
-            if missing <= allowed * (smallest + budget.inverse_radius):
+            form = blocks[0].reshape(height * size, -1)
+            # No eigenvalue is proven to be larger than the mean; the proof takes much longer than the mean.
+            possible = missing <= TERMS * epsilon * (float(form.diagonal().mean()) + chain.unit)
+            if possible and is_negligible(form, TERMS * epsilon, chain.unit, norm=missing):
                 return _in_input_order(blocks, input_shape), missing
     return _in_input_order(blocks, input_shape), 0.0
 

@@ -360,12 +360,6 @@ def receptive_field(operators: Iterable[Operator], axis: int) -> tuple[int, int]
     return size, step
 
 
-def products_per_output(operators: Sequence[Operator]) -> float:
-    """Count the products behind one output of a chain, times its layers: each adds the errors of its sums."""
-    sums = [op.multiply_adds() / math.prod(op.output_shape) for op in operators]
-    return len(sums) * sum(sums)
-
-
 def window(operator: Operator, axis: int) -> tuple[int, int, int]:
     """Return kernel, stride and dilation of an operator along a spatial axis; 1 where it has none."""
     found = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,7 +18,6 @@ from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from ..recipe.torch.module import RecipeModule
 from ..scaling import Scaling
 from .advice import advice_for
-from .certificate import ErrorBudget
 from .lower import Lowering
 from .plan import Plan, alternatives, make_plan
 from .problem import SQUARED, Conditions, Problem
@@ -73,28 +72,16 @@ def lower_checked(
     work = sum(stage.multiply_adds for stage in graph.stages)
     checked = conditions.dtype != torch.float64 and work <= _CHECKED
     reference = _reference(graph, conditions) if checked else None
-    first: tuple[Recipe, tuple[Plan, ...]] | None = None
-    fault: ConformalError | None = None
-
-    def choices() -> Iterator[_Choose]:
-        yield make_plan
-        why = "loses too many digits" if first is None else "is not accurate enough"
-        for name in lowering.alternatives():
-            yield partial(_with_strategy, name, why)
-
-    for choose in choices():
+    first = lowering.lower(make_plan)
+    if reference is None or _accurate(first[0], conditions, *reference):
+        return first
+    for name in lowering.alternatives():
         try:
-            found = lowering.lower(choose)
-        except ConformalError as error:  # rounding breaks the tolerance
-            if first is None and (lowering.problem is None or not conditions.budget.requested):
-                raise
-            fault = fault or error
+            found = lowering.lower(partial(_with_strategy, name))
+        except ConformalError:  # its constants leave the range of the dtype
             continue
-        if reference is None or _accurate(found[0], conditions, *reference):
+        if _accurate(found[0], conditions, *reference):
             return found
-        first = first or found
-    if first is None:
-        raise fault or TypeError("no recipe and no fault")
     return first
 
 
@@ -141,8 +128,8 @@ class _PartLowering:
         """Append a network of one stage; return its first and last points, and the limits of norms."""
         stage, plan = problem.stage, choose(problem)
         start = _add_embedding(builder, self.graph)
-        last, certificate = STRATEGIES[plan.strategy].lower(problem, builder, start)
-        self.plans.append(replace(plan, certificate=certificate))
+        last = STRATEGIES[plan.strategy].lower(problem, builder, start)
+        self.plans.append(plan)
         limits = None if stage.direct else _limits_of_chain(stage, float(last.scaling.rho))
         return start, last, limits
 
@@ -168,15 +155,12 @@ class _PartLowering:
                 problem = Problem(stage, self.conditions, embedded=entering is start, last=last)
                 plan = _LAYERS if stage.moves_only else choose(problem)
                 first = len(builder.operations)
-                points, certificate = STRATEGIES[plan.strategy].lower(problem, builder, entering)
-                values.append(points)
+                values.append(STRATEGIES[plan.strategy].lower(problem, builder, entering))
                 largest = max(largest, stage.bound)
                 if not stage.moves_only:  # nothing was planned for slices and reshapes
                     advice = advice_for(graph, index, plan.strategy)
                     span = first, len(builder.operations)
-                    self.plans.append(
-                        replace(plan, certificate=certificate, advice=advice, operations=span)
-                    )
+                    self.plans.append(replace(plan, advice=advice, operations=span))
             else:
                 values.append(join_points(builder, action, sources))
             largest = max(largest, values[-1].bound)
@@ -239,12 +223,12 @@ def _limits_of_stages(graph: StageGraph, largest: float, builder: RecipeBuilder)
 # -- checks of a choice -----------------------------------------------------------------------------
 
 
-def _with_strategy(name: str, fault: str, problem: Problem) -> Plan:
-    """Replace the strategy of the plan; ``fault`` says why."""
+def _with_strategy(name: str, problem: Problem) -> Plan:
+    """Replace the strategy of a plan that is not accurate enough."""
     plan = make_plan(problem)
     if plan.strategy == name:
         return plan
-    return replace(plan, strategy=name, reason=f"{plan.strategy} {fault}")
+    return replace(plan, strategy=name, reason=f"{plan.strategy} is not accurate enough")
 
 
 def placed(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> Recipe:
@@ -267,7 +251,7 @@ def _reference(graph: StageGraph, conditions: Conditions) -> tuple[Tensor, Tenso
     generator = torch.Generator().manual_seed(0)
     shape = _SAMPLES, *graph.input_shape
     x = torch.rand(shape, generator=generator, dtype=torch.float64).to(conditions.dtype)
-    wide = Conditions(ErrorBudget(0.0), torch.float64, torch.device("cpu"))
+    wide = Conditions(torch.float64, torch.device("cpu"))
     recipe, _ = _PartLowering(graph, wide).lower(lambda _: _LAYERS)
     return x.to(conditions.device), RecipeModule(recipe, torch.float64)(x.double())
 

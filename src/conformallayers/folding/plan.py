@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from ..errors import refusal
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size, suggest
-from .certificate import Certificate
 from .cost import machine
 from .problem import Problem
 from .strategies import STRATEGIES, Strategy
@@ -51,7 +50,6 @@ class Plan(Printed):
         reason: of the choice.
         candidates: all strategies.
         absorbed: the number of following layers that are part of the matrix.
-        certificate: the proven error of the denominator, if terms were left out.
         advice: what would make a stage cheaper.
         operations: the first operation of a stage in the recipe, and the one behind its last; None for
             a network of one stage.
@@ -61,7 +59,6 @@ class Plan(Printed):
     reason: str
     candidates: tuple[Candidate, ...]
     absorbed: int = 0
-    certificate: Certificate | None = None
     advice: tuple[str, ...] = ()
     operations: tuple[int, int] | None = None
 
@@ -92,8 +89,6 @@ class Plan(Printed):
         if self.absorbed:
             layers = "layer" if self.absorbed == 1 else "layers"
             lines.append(f"head: {self.absorbed} following {layers} absorbed into the matrix")
-        if self.certificate is not None:
-            lines.append(f"denominator: {self.certificate}")
         lines += [f"cheaper: {sentence}" for sentence in self.advice]
         yield "\n".join(lines)
 

@@ -65,10 +65,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
         remedy = "Scale the images to about 1 in front of the network, as x / 255."
         raise refusal(_WHERE, "scales that 24 bits can hold", str(error), remedy) from None
     quantized.check_values()
-    plans = {
-        path: replace(plan, certificate=None, operations=None)
-        for path, plan in folded.plans.items()
-    }
+    plans = {path: replace(plan, operations=None) for path, plan in folded.plans.items()}
     result = Folded(quantized, folded.dtype, plans, folded.origin)
     result.labels = folded.labels
     measured = _measured(folded, result, x)

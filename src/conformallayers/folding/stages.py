@@ -295,9 +295,9 @@ class Chain:
         return all(rule.provable for rule in self.rules)
 
     @property
-    def scale_free(self) -> bool:
-        """Whether the denominator is proportional to the norm of the input."""
-        return bool(self.rules) and all(rule.on_points for rule in self.rules)
+    def unit(self) -> float:
+        """1 if the denominator is proportional to the norm of the input, else 0; see ``negligible.py``."""
+        return float(bool(self.rules) and all(rule.on_points for rule in self.rules))
 
     @property
     def operators(self) -> tuple[Operator, ...]:

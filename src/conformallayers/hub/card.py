@@ -122,7 +122,6 @@ def _facts(model: nn.Module, dataset: str | None, accuracy: float | None) -> dic
         facts["Strategy"] = f"`{model.strategy}`"
         facts["Shapes"] = f"{shape_text(model.input_shape)} → {shape_text(model.output_shape)}"
         facts["dtype"] = _dtype_name(model)
-        facts["Proof"] = "float-exact" if model.certificate is None else str(model.certificate)
         facts["Constants"] = f"{sum(t.numel() for t in model.buffers()):,}"
     else:
         facts["Parameters"] = f"{sum(p.numel() for p in model.parameters()):,}"

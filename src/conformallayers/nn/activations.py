@@ -2,7 +2,7 @@
 
 With ``q = ‖p‖²/α²``, the squared length of the point in units of α, a rule multiplies t by a
 growth: ``1 + t·q`` for the published ReSPro, ``1 + q`` for the projective one, ``√(1 + q)`` for
-Gnomonic. The layers, the folds and their certificates all use the same rule.
+Gnomonic. The layers and the folds use the same rule.
 """
 
 from __future__ import annotations

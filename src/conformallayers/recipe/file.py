@@ -72,7 +72,6 @@ class FoldDocument:
         recipe: its constants are the entries of the archive, which have shapes and no numbers.
         dtype: "float64", "float32", "float16" or "bfloat16".
         strategy: of each part, joined with "+".
-        certificate: epsilon, max_norm and margin, or None.
         origin: the fingerprint of the weights that were folded, or None.
         labels, about: the names of the outputs and other notes, or None.
         parts: the plan of each part; ``docs/deploy.md`` lists the entries.
@@ -81,7 +80,6 @@ class FoldDocument:
     recipe: Recipe
     dtype: str
     strategy: str
-    certificate: dict[str, float] | None
     origin: str | None
     labels: tuple[str, ...] | None
     about: dict[str, Any] | None
@@ -108,11 +106,10 @@ def read_fold(archive: Archive) -> FoldDocument:
         parts = several(_part)(document.get("parts"))
         expect("+".join(part["strategy"] for part in parts) == strategy, "another strategy")
         expect(len({part["path"] for part in parts}) == len(parts), "parts of one path")
-        certificate = _certificate(document.get("certificate"))
     except Exception as error:
         raise unbuildable(archive.path, error) from error
     origin = document.get("origin")
-    return FoldDocument(recipe, dtype, strategy, certificate, origin, labels, about, parts)
+    return FoldDocument(recipe, dtype, strategy, origin, labels, about, parts)
 
 
 def read_notes(
@@ -250,7 +247,7 @@ def _limit(count: int, limit: int, what: str) -> None:
 def _part(part: Any) -> dict[str, Any]:
     """Return the plan of a part, each entry checked."""
     texts = dict.fromkeys(("path", "strategy", "reason"), _text)
-    more = {"certificate": _certificate, "candidates": several(_candidate)}
+    more = {"candidates": several(_candidate)}
     stages = {"advice": lambda item: several(_text)(item or []), "operations": _operations}
     found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})
     known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
@@ -278,15 +275,6 @@ def _candidate(item: Any) -> dict[str, Any]:
     return found
 
 
-def _certificate(item: Any) -> dict[str, float] | None:
-    if item is None:
-        return None
-    readers = {"epsilon": _amount, "max_norm": _radius, "margin": _amount}
-    found = _object(item, readers)
-    expect(set(item) == set(readers), "a certificate with other entries")
-    return found
-
-
 def _object(item: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Return some entries of an object, each of them checked."""
     expect(isinstance(item, dict), f"{item!r:.60} is no object")
@@ -302,7 +290,3 @@ def _amount(value: Any) -> Any:
     """Return a finite number >= 0 as it is, whole or not."""
     expect(number(value) >= 0, f"{value!r:.60} is below 0")
     return value
-
-
-def _radius(value: Any) -> Any:
-    return math.inf if value == "inf" else _amount(value)

@@ -487,7 +487,7 @@ def test_a_rule_that_c_lacks_is_refused_by_name(
     tau = builder.add(point.Advance, tau, m, tau, name="tau", rule="cubic")
     y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
     with pytest.raises(ConformalError, match=r"activations supported by C, got the rule cubic"):
-        write(builder.recipe(y), [], "float")
+        write(builder.recipe(y), "float")
 
 
 def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_programs_keep_every_value_as_long_as_it_is_read() -> None:
         recipe = simplified(case.build())
         if any(type(operation) not in WRITE for operation in recipe.operations):
             continue
-        program = write(recipe, [], "float")
+        program = write(recipe, "float")
         every = list(enumerate(recipe.operations))
         written = {name: i for i, op in every for name in op.outputs}
         read = {name: i for i, op in every for name in op.inputs} | {recipe.output: len(every)}

@@ -13,7 +13,7 @@ from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
 
 def written(recipe: Recipe) -> tuple[list[str], int]:
-    program = write(recipe, [], "float")
+    program = write(recipe, "float")
     return program.lines, program.work_size
 
 
@@ -69,7 +69,7 @@ def test_names_are_identifiers_of_their_own(storage: str) -> None:
     y = INPUT
     for name in names:
         y = builder.add(layer.Matmul, y, weight=weight(builder, name, 3, 3))
-    program = write(builder.recipe(y), [], storage, "k")
+    program = write(builder.recipe(y), storage, "k")
     found = [constant.name for constant in program.constants]
     assert len(set(found)) == len(found) == len(names) * (1 if storage == "float" else 2)
     assert all(re.fullmatch("k_[a-z_0-9]+", name) for name in found)

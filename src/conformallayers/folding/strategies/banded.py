@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import holds, triangular_factor
 from ..cost import Cost
+from ..forms import triangular_factor
 from ..forms_by_row import row_order
+from ..negligible import is_negligible
 from ..problem import Problem
 from . import base
 from .base import Evaluation, Strategy, Values
@@ -46,7 +47,7 @@ class BlockLayout:
 
 
 class Banded(Strategy):
-    """Store the factor of the band of each form, as narrow as the budget provably allows."""
+    """Store the factor of the band of each form, without the blocks that are provably negligible."""
 
     name = "banded"
 
@@ -61,13 +62,13 @@ class Banded(Strategy):
         """Count the blocks of the band: with its true width if built, else with the narrowest."""
         layout, count = BlockLayout.of(problem.stage.input_shape), problem.form_count
         if built:
-            widths = [_width(i, layout, problem)[0] for i in range(count)]
+            widths = [_width(i, layout, problem) for i in range(count)]
         else:
             # The terms of the first segments always count in float32.
             least = min(
                 -(-base.first_reach(problem.stage.chain, 0) // layout.rows), layout.blocks - 1
             )
-            widths = [0 if problem.budget.requested else least] * count
+            widths = [least] * count
         size = sum((w + 1) * layout.blocks * layout.size**2 for w in widths)
         stream = 3 * layout.blocks * layout.size * (1 + count)
         calls = 4 + 4 * count
@@ -78,11 +79,10 @@ class Banded(Strategy):
         """Append a banded form for each Q, of the sample in row order, and the product with M."""
         layout = BlockLayout.of(problem.stage.input_shape)
         rows = _add_rows(values, layout)
-        energies, margins, shifts = [], [], 0.0
+        energies = []
         for index, form in enumerate(problem.forms.values):
-            width, margin = _width(index, layout, problem)
-            exact = problem.factor(index) if margin is None else None
-            factor, shift = _banded_factor(form, exact, layout, width)
+            width = _width(index, layout, problem)
+            factor = _banded_factor(form, problem.factor(index), layout, width)
             packed, peak = base.normalised(_pack(factor, layout, width))
             full = layout.blocks - width
             band = values.constant("band", packed[:full].contiguous())
@@ -91,13 +91,8 @@ class Banded(Strategy):
             fields |= {"weight": peak**2, "factor": True}
             n = values.builder.add(point.BandedForm, rows, name="n", **fields)
             energies.append((n,))
-            margins.append(margin)
-            shifts += shift
         image, gain = base.add_matrix(problem, values)
-        proven = [margin for margin in margins if margin is not None]
-        size, margin = math.prod(problem.stage.input_shape), min(proven, default=None)
-        certificate = problem.certificate(size, shift=shifts, margin=margin)
-        return Evaluation(image, tuple(energies), gain, certificate)
+        return Evaluation(image, tuple(energies), gain)
 
 
 def _add_rows(values: Values, layout: BlockLayout) -> str:
@@ -119,10 +114,8 @@ def _in_row_order(form: Tensor, layout: BlockLayout) -> Tensor:
     return F.pad(ordered, (0, extra, 0, extra))
 
 
-def _banded_factor(
-    form: Tensor, exact: Tensor | None, layout: BlockLayout, width: int
-) -> tuple[Tensor, float]:
-    """Return the triangular factor of the band of a form, in row order, and its shift.
+def _banded_factor(form: Tensor, exact: Tensor | None, layout: BlockLayout, width: int) -> Tensor:
+    """Return the triangular factor of the band of a form, in row order.
 
     The factor has the same band. It is made of an exact factor where that is given.
     """
@@ -136,7 +129,7 @@ def _banded_factor(
         # Of a singular form there are other triangles, which may leave the band.
         limit = len(form) * torch.finfo(form.dtype).eps * float(factor.abs().max())
         if not bool((factor.abs() > limit)[outside].any()):
-            return factor.masked_fill(outside, 0.0), 0.0
+            return factor.masked_fill(outside, 0.0)
     return triangular_factor(ordered.masked_fill_(outside, 0.0))
 
 
@@ -161,52 +154,35 @@ def _last(band: Tensor, width: int, size: int) -> Tensor:
     return matrix.reshape(width * size, width * size)
 
 
-def _width(index: int, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:
-    """Return how many off-diagonal blocks are provably enough, and the margin of the proof.
-
-    The margin is None where all blocks that are not zero are kept.
-    """
+def _width(index: int, layout: BlockLayout, problem: Problem) -> int:
+    """Return how many off-diagonal blocks of a form are needed."""
     form = problem.forms.values[index]
-    return problem.once(("width", index), lambda: _prove_width(form, layout, problem))
+    return problem.once(("width", index), lambda: _proven_width(form, layout, problem))
 
 
-def _prove_width(form: Tensor, layout: BlockLayout, problem: Problem) -> tuple[int, float | None]:
-    """Find the narrowest band whose error is proven to be within the budget.
-
-    E is the part of Q outside the band. Schur's test ``‖E‖ ≤ max_i Σ_j |E_ij|`` against
-    ``ε(λ_min(Q) + 1/R)`` is cheap and gives a first width. From there the width is reduced block by block
-    for as long as ``ε(Q + I/R) ± E ⪰ 0`` holds.
-    """
-    # sums[o]: Schur's bound of the norm of all blocks at a distance of o or more from the diagonal
+def _full_width(form: Tensor, layout: BlockLayout) -> int:
+    """Return the largest distance from the diagonal of a block that is not zero."""
     ordered = _in_row_order(form, layout).view(layout.blocks, layout.size, layout.blocks, -1)
-    absolute = ordered.abs().sum(3)  # (i, row, j)
-    distance = torch.arange(layout.blocks, device=form.device)
-    distance = (distance[:, None] - distance[None, :]).abs()  # (i, j)
-    sums = [
-        float((absolute * (distance >= o)[:, None, :]).sum(2).max())
-        for o in range(layout.blocks + 1)
-    ]
-    # The largest distance of a block that is not zero: this band leaves nothing out.
-    exact = max(sum(total > 0 for total in sums) - 1, 0)
-    budget, forms = problem.budget, problem.forms
+    i, j = ordered.ne(0).any(3).any(1).nonzero(as_tuple=True)
+    return int((i - j).abs().max()) if len(i) else 0
+
+
+def _proven_width(form: Tensor, layout: BlockLayout, problem: Problem) -> int:
+    """Bisect for a narrow band such that the blocks outside are proven to be negligible."""
+    narrowest, width = 0, _full_width(form, layout)
+    forms, unit = problem.forms, problem.stage.chain.unit
     # The proof covers a denominator with a single form.
-    if budget.epsilon == 0 or len(forms.values) != 1:
-        return exact, None
-    allowed = budget.epsilon * (forms.smallest + budget.inverse_radius)
-    found: tuple[int, float | None] = exact, None
-    for width in range(exact):
-        lost = sums[width + 1] + forms.missing
-        if lost <= allowed:
-            found = width, 1 - lost / allowed
-            break
-    # Schur's bound is coarse: an eigenvalue test often allows a narrower band.
-    flat = ordered.reshape(layout.blocks * layout.size, -1)
-    size = math.prod(layout.shape)  # the zeros behind the last row have no eigenvalue to test
-    for width in reversed(range(found[0])):
-        kept = (distance <= width).repeat_interleave(layout.size, 0)
-        band = flat * kept.repeat_interleave(layout.size, 1)
-        margin = holds(flat[:size, :size], band[:size, :size], budget, forms.missing)
-        if margin is None:
-            break
-        found = width, margin
-    return found
+    if problem.epsilon == 0 or len(forms.values) != 1:
+        return width
+    order = row_order(layout.shape, form.device)
+    ordered = form[order][:, order]
+    block = torch.arange(len(ordered), device=form.device) // layout.size
+    distance = (block[:, None] - block).abs()
+    while narrowest < width:
+        middle = (narrowest + width) // 2
+        lost = ordered.masked_fill(distance <= middle, 0.0)
+        if is_negligible(ordered, problem.epsilon, unit, norm=forms.missing, error=lost):
+            width = middle
+        else:
+            narrowest = middle + 1
+    return width

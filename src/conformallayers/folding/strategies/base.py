@@ -20,7 +20,6 @@ from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
 from ...recipe.torch.points import RULES
 from ...scaling import Scaling
-from ..certificate import Certificate
 from ..cost import Cost
 from ..operators import Operator, receptive_field
 from ..problem import LARGEST_SQUARED, SQUARED, Problem
@@ -105,10 +104,8 @@ class Strategy:
         """Append the operations that compute ``M x̂ / gain`` and the energies of each form."""
         raise NotImplementedError
 
-    def lower(
-        self, problem: Problem, builder: RecipeBuilder, start: Points
-    ) -> tuple[Points, Certificate | None]:
-        """Append the operations of a stage; return the points that leave it and the certificate."""
+    def lower(self, problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
+        """Append the operations of a stage; return the points that leave it."""
         stage = problem.stage
         if stage.direct:
             return self._lower_direct(problem, builder, start)
@@ -121,12 +118,9 @@ class Strategy:
         end = stage.chain.end.lacking(found.gain)
         size = size_behind(stage, start.size)
         bound = stage.exit / found.gain
-        points = replace(points, z=image, scaling=end, bound=bound, size=size)
-        return points, found.certificate
+        return replace(points, z=image, scaling=end, bound=bound, size=size)
 
-    def _lower_direct(
-        self, problem: Problem, builder: RecipeBuilder, start: Points
-    ) -> tuple[Points, Certificate | None]:
+    def _lower_direct(self, problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
         """Append a stage with biases: a linear map of points, then the energy of its own output."""
         stage = problem.stage
         points = start.rebase(builder)
@@ -144,7 +138,7 @@ class Strategy:
         points = replace(points, rebased=least < _LEAST_BIAS)
         for site in stage.sites:
             points = add_activation(builder, site, points)
-        return replace(points, rebased=True), found.certificate
+        return replace(points, rebased=True)
 
 
 @dataclass
@@ -177,7 +171,6 @@ class Evaluation:
     image: str  # ``M x̂ / gain`` in any shape
     energies: tuple[tuple[str, ...], ...]  # for each form, the values that add up to it
     gain: float  # a factor that the image still lacks
-    certificate: Certificate | None  # the proven error of the denominator
 
 
 def add_reshape(builder: RecipeBuilder, value: str, shape: tuple[int, ...]) -> str:

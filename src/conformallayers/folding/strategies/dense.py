@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..certificate import ErrorBudget, triangular_factor
 from ..cost import Cost
+from ..forms import triangular_factor
 from ..problem import Conditions, Problem
 from ..stages import Stage
 from .base import Evaluation, Strategy, Values, add_matrix, matrix_cost, normalised, out_of_range
@@ -28,7 +28,7 @@ def too_large(problem: Problem) -> str | None:
 
 def stage_too_large(stage: Stage) -> str | None:
     """Return why the forms of a stage cannot be written out in float64, or None if they can."""
-    return too_large(Problem(stage, Conditions(ErrorBudget(0.0), torch.float64, stage.device)))
+    return too_large(Problem(stage, Conditions(torch.float64, stage.device)))
 
 
 def too_many_entries(d_in: int, d_out: int) -> str | None:
@@ -61,17 +61,14 @@ class Dense(Strategy):
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append a form for each Q and the product with M."""
-        energies, shifts = [], []
+        energies = []
         for index in range(problem.form_count):
             factor = problem.factor(index)
             if factor is None:
-                factor, shift = triangular_factor(problem.forms.values[index])
-                shifts.append(shift)
+                factor = triangular_factor(problem.forms.values[index])
             energies.append((add_squares(values, factor),))
         image, gain = add_matrix(problem, values)
-        total = sum(shifts) if shifts else None
-        certificate = problem.certificate(math.prod(problem.stage.input_shape), shift=total)
-        return Evaluation(image, tuple(energies), gain, certificate)
+        return Evaluation(image, tuple(energies), gain)
 
 
 def add_squares(values: Values, factor: Tensor) -> str:

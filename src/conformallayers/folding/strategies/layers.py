@@ -16,10 +16,9 @@ from ...nn.registry import find_spec
 from ...nn.specs import scale_output
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ..certificate import Certificate
 from ..cost import Cost
 from ..lower import Lowering, add_join
-from ..operators import Operator, products_per_output
+from ..operators import Operator
 from ..problem import Problem
 from .base import Evaluation, Points, Strategy, Values, add_activation
 from .routes import layer_cost
@@ -48,14 +47,12 @@ class Layers(Strategy):
         """Nothing is built."""
         return 0.0
 
-    def lower(
-        self, problem: Problem, builder: RecipeBuilder, start: Points
-    ) -> tuple[Points, Certificate | None]:
+    def lower(self, problem: Problem, builder: RecipeBuilder, start: Points) -> Points:
         """Append the layers, rescaled where bounds do not keep them in range."""
         stage = problem.stage
         if stage.direct or problem.keeps_range():
             return super().lower(problem, builder, start)
-        return _lower_rescaled(problem, builder, start), _certificate(problem)
+        return _lower_rescaled(problem, builder, start)
 
     def evaluate(self, problem: Problem, values: Values) -> Evaluation:
         """Append the layers and the energy behind each segment."""
@@ -65,7 +62,7 @@ class Layers(Strategy):
             values.take_bias(1.0)  # each layer adds its own
             for operator in stage.operators:
                 z = to.module(z, operator.module, operator.output_shape, bias=operator.bias)
-            return Evaluation(z, (), 1.0, None)
+            return Evaluation(z, (), 1.0)
         chain = stage.chain
         energies: list[list[str]] = [[] for _ in chain.groups]
         for segment in chain.segments:
@@ -74,12 +71,7 @@ class Layers(Strategy):
             n = values.builder.add(point.SumSquares, z, name="n", weight=weight)
             energies[segment.group].append(n)
         image = add_operators(to, z, chain.trailing, 1.0)
-        return Evaluation(image, tuple(map(tuple, energies)), 1.0, _certificate(problem))
-
-
-def _certificate(problem: Problem) -> Certificate | None:
-    """Prove that rounding keeps a tolerance."""
-    return problem.certificate(products_per_output(problem.stage.operators), margin=1.0)
+        return Evaluation(image, tuple(map(tuple, energies)), 1.0)
 
 
 def add_operators(

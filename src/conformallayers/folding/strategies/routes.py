@@ -32,7 +32,6 @@ from ..operators import (
     device_of,
     impulses,
     is_plain,
-    products_per_output,
     receptive_field,
     window,
 )
@@ -138,13 +137,6 @@ class RouteMap:
             and self.pads[position] == (0,) * self.axes
             and getattr(operator.module, "divisor_override", None) is None
         )
-
-    def sum_of(self, move: Move) -> float:
-        """Return how many products a step sums up for one entry, over all layers that it runs."""
-        seen = self.window(move.start, move.stop)
-        if move.how == "layers" or seen is None:
-            return products_per_output(self.operators[move.start : move.stop])
-        return seen.patch(move.phase) * self.shape(move.start)[0]
 
     def patches(self, move: Move) -> int:
         """Return the channels of a step that computes several outputs from one patch."""

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functional import wide_dtype
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...utils.progress import progress
@@ -141,9 +140,7 @@ class Spectral(Strategy):
             last, gain = base.normalised(kernels[-1])
             weight = values.constant("kernel", last)
             image = _add_conv(values, values.unit, "image", weight, windows[0].padding)
-        size, wide = math.prod(chain.input_shape), wide_dtype(problem.device)
-        certificate = problem.certificate(size, squares=False, dtype=wide, margin=1.0)
-        return Evaluation(image, energies, gain, certificate)
+        return Evaluation(image, energies, gain)
 
 
 def _evaluate_circular(problem: Problem, values: Values, spatial: tuple[int, ...]) -> Evaluation:
@@ -163,10 +160,7 @@ def _evaluate_circular(problem: Problem, values: Values, spatial: tuple[int, ...
         image = base.add_product(values, values.flat, matrix, gain)
     else:
         image, gain = _add_inverse(values, spectrum, transfers[-1], spatial)
-    norms, size = [norm for _, norm in factors], math.prod(chain.input_shape)
-    dtype = wide_dtype(problem.device) if wide else problem.dtype
-    certificate = problem.certificate(size, norms=norms, dtype=dtype, shift=0.0, margin=1.0)
-    return Evaluation(image, energies, gain, certificate)
+    return Evaluation(image, energies, gain)
 
 
 def _add_exact(values: Values, padding: tuple[int, ...]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ...errors import refusal, shape_text
-from ...folding.certificate import Certificate
 from ...utils.comparison import relative_error
 from ...utils.files import replace_files
 from ...utils.text import size
@@ -29,7 +28,6 @@ from .files import DEFAULT, CExport, texts_of
 from .integers import WRITE
 from .layers import write_scalar
 from .program import Program
-from .prune import Proofs, room_left
 from .self_test import self_test_words, whole_levels
 from .simplify import simplified
 from .stack import stack_bytes
@@ -66,9 +64,6 @@ def export_c(
     there is a NaN. ``<name>_predict_with`` takes its work memory as well and may run in many threads. The default
     name adds ``cl_predict``, the macro ``<NAME>_SELF_TEST`` a test on one image. All files are written, or none.
 
-    With a tolerance, entries of the form are left out and the others stored in 8 or 16 bits, as far as the
-    fold's certificate allows. The bound is proven again for the stored numbers, in every ``dtype``.
-
     Args:
         folded: the result of :func:`conformallayers.fold`.
         folder: of the files; it is created if it does not exist.
@@ -101,7 +96,6 @@ def export_c(
         source=target / f"{name}.c",
         name=name,
         dtype="int8" if integer.integer_values(program.recipe.operations) else dtype,
-        certificate=program.proofs.weakest(),
         makefile=target / f"{name}.mk" if example else None,
         example=target / f"{name}_example.c" if example else None,
         **_sizes(program),
@@ -112,9 +106,7 @@ def export_c(
     return result
 
 
-def write(
-    recipe: Recipe, certificates: Sequence[Certificate | None], storage: str, name: str = DEFAULT
-) -> Program:
+def write(recipe: Recipe, storage: str, name: str = DEFAULT) -> Program:
     """Write the operations of a recipe as statements.
 
     Raises:
@@ -122,7 +114,7 @@ def write(
     """
     for operation in recipe.operations:
         _expect_operation(operation, storage)
-    program = Program(recipe, Proofs(recipe, certificates, storage), name)
+    program = Program(recipe, storage, name)
     for index, operation in enumerate(recipe.operations):
         program.index = index
         features = [name for name in operation.inputs if program.shape(name)]
@@ -136,7 +128,7 @@ def write(
     program.finish()
     total = sum(constant.bytes for constant in program.constants)
     if total > _LIMIT:
-        remedy = 'Fold with strategy="conv", or with a tolerance, or absorb less.'
+        remedy = 'Fold with strategy="conv", or absorb less.'
         expected = f"at most {size(_LIMIT)} of constants, which compilers can take"
         raise refusal("export_c(folded)", expected, size(total), remedy)
     return program
@@ -192,14 +184,13 @@ def _samples(folded: Folded, samples: Any) -> Array:
 
 def _program(folded: Folded, name: str, dtype: str) -> Program:
     """Write a fold as statements; refuse constants that are not finite."""
-    certificates = [plan.certificate for plan in folded.plans.values()]
     lowered: Any = folded.recipe
-    recipe = simplified(lowered, forms=dtype == "int8" or any(map(room_left, certificates)))
+    recipe = simplified(lowered, forms=dtype == "int8")
     for constant, array in recipe.constants.items():
         if not np.isfinite(_typed(recipe, constant, array)).all():
             got, remedy = f"NaN or infinity in {constant}", "Train or load the model again."
             raise refusal("export_c(folded)", "finite weights in float32", got, remedy)
-    return write(recipe, certificates, STORAGE[dtype], name)
+    return write(recipe, STORAGE[dtype], name)
 
 
 def _typed(recipe: Recipe, name: str, array: Array) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -13,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...folding.certificate import Certificate
 from ...utils.text import count, size, table
-from .constants import number
 from .program import Program
 from .text import WIDTH, comment, fill, quoted
 
@@ -42,8 +39,6 @@ class CExport:
         output_error: largest relative error of an output against the fold.
         denominator_error: largest relative error of a denominator; None with biases or branches alone.
         agreement: share of samples with the same largest output.
-        certificate: what is proven of the denominator with the constants as they are written, or
-            None: nothing was left out of the fold, or rounding to int8 is measured and not proven.
         makefile, example: the files of an example, or None.
     """
 
@@ -60,7 +55,6 @@ class CExport:
     output_error: float
     denominator_error: float | None
     agreement: float
-    certificate: Certificate | None
     makefile: Path | None = None
     example: Path | None = None
 
@@ -95,8 +89,6 @@ class CExport:
             f"{size(self.caller_bytes)} are the image and the outputs; stack: at most {size(self.stack_bytes)}",
             self.measured,
         ]
-        if self.certificate is not None:
-            lines.append(f"denominator: {self.certificate}")
         return "\n".join(lines)
 
     @property
@@ -140,7 +132,6 @@ def texts_of(
         "version": __version__,
         "origin": origin,
         "labels": _labels(macro, folded.labels),
-        "proof": _proof(macro, result.certificate),
     }
     about = _about(folded, result, origin)
     default = name == DEFAULT
@@ -163,11 +154,6 @@ def texts_of(
 
 def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
     """Describe the network for the header."""
-    proof = "the weights are those of the fold, nothing is left out"
-    if result.certificate is not None:
-        proof = _ascii(result.certificate)
-    elif result.dtype == "int8":
-        proof = "none: rounding to int8 is measured, not proven"
     facts = {
         "written by": f"conformallayers {__version__}",
         "input": " x ".join(map(str, folded.input_shape)),
@@ -178,7 +164,6 @@ def _about(folded: Folded, result: CExport, origin: str) -> list[str]:
         "work": f"{result.multiply_adds} multiply-adds per image",
         "strategy": folded.strategy,
         "origin": origin or "unknown",
-        "certificate": proof,
     }
     lines = ["", *(f"{key + ':':<13}{value}" for key, value in facts.items()), ""]
     wrapped = textwrap.wrap(result.measured[:1].upper() + result.measured[1:] + ".", WIDTH - 4)
@@ -194,21 +179,3 @@ def _labels(macro: str, labels: Sequence[str] | None) -> str:
         "/* The names of the outputs in UTF-8: const char *const names[] = "
         f"{macro}_LABELS; */\n#define {macro}_LABELS {{ \\\n{names}}}\n"
     )
-
-
-def _ascii(certificate: Certificate) -> str:
-    bounded = math.isfinite(certificate.max_norm)
-    inputs = f"images of norm up to {certificate.max_norm:g}" if bounded else "any image"
-    return f"the denominator is within {certificate.epsilon:.3g} of the exact one for {inputs}"
-
-
-def _proof(macro: str, certificate: Certificate | None) -> str:
-    if certificate is None:
-        return ""
-    error = number(certificate.epsilon)
-    text = "/* The relative error of the denominator that is proven, and for which images. */\n"
-    text += f"#define {macro}_EPSILON {error}\n"
-    if math.isfinite(certificate.max_norm):
-        limit = number(certificate.max_norm)
-        text += f"#define {macro}_MAX_NORM {limit}\n"
-    return text

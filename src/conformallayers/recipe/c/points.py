@@ -60,11 +60,7 @@ def _rescale(op: point.Rescale, program: Program) -> None:
 @WRITE.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, program: Program) -> None:
     (x,), (n,) = op.inputs, op.outputs
-    if program.wide(x):
-        stored = program.weights(op.form, form, x)
-    else:
-        values = program.array(op.form)
-        stored = program.keep(op.form, f"form {n}", lambda to: program.proofs.store(to, op, values))
+    stored = program.weights(op.form, form, x)
     call = f"form{stored.suffix}({stored.arguments}, {program.read(x)}, {program.count(x)})"
     program.define(n, f"{number(op.weight)} * {call}")
     program.multiply_adds += stored.entries

@@ -17,7 +17,6 @@ from ..operation import Shape
 from ..recipe import INPUT, Recipe
 from .constants import SUFFIX, Array, Constant, Stored, as_type
 from .memory import Buffer, arrange
-from .prune import Proofs
 from .text import functions, indented
 
 IMAGE, OUT, WORK = "image", "out", "work"  # the arguments of the function in C
@@ -40,12 +39,12 @@ class Program:
 
     Args:
         recipe: its operations become statements, its constants arrays.
-        proofs: stores its forms, and knows the type of weights.
+        storage: type of the weights, "float" or "int8_t".
         name: of the functions, which no array may have.
     """
 
-    def __init__(self, recipe: Recipe, proofs: Proofs, name: str) -> None:
-        self.recipe, self.proofs = recipe, proofs
+    def __init__(self, recipe: Recipe, storage: str, name: str) -> None:
+        self.recipe, self.storage = recipe, storage
         self.lines: list[str] = []
         self.constants: list[Constant] = []
         self.rounded: dict[str, Array] = {}  # constants of the recipe as the program has them
@@ -210,7 +209,7 @@ class Program:
 
     def weights(self, name: str, store: Callable[[str, Array, str], Stored], like: str) -> Stored:
         """Return the weights that the value ``like`` is multiplied with."""
-        storage = "double" if self.wide(like) else self.proofs.storage
+        storage = "double" if self.wide(like) else self.storage
         how = f"{store.__name__} {storage}"
         return self.keep(name, how, lambda to: store(to, self.array(name), storage))
 

@@ -21,7 +21,7 @@ from ..recipe import Recipe
 def simplified(recipe: Recipe, *, forms: bool = False) -> Recipe:
     """Return a recipe with the same values, and constants as arrays of numpy in float64.
 
-    ``forms`` turns factors L into forms LᵀL, whose entries can be dropped and rounded within a tolerance.
+    ``forms`` turns factors L into forms LᵀL, which are stored as integers.
     """
     recipe = recipe.with_constants(lambda _, array: _double(array))
     rewriter = _Rewriter(recipe, forms)

@@ -205,12 +205,10 @@ def inference_session(runtime: Any, model: str | bytes, threads: int | None = No
 
 def _metadata(folded: Any) -> dict[str, str]:
     """Return the metadata of the file."""
-    certificate = folded.certificate
     document = {
         "library": __version__,
         "origin": folded.origin,
         "strategy": folded.strategy,
-        "certificate": None if certificate is None else certificate.stored(),
         "input_shape": list(folded.input_shape),
         "output_shape": list(folded.output_shape),
         "dtype": str(folded.dtype).removeprefix("torch."),
@@ -224,7 +222,7 @@ def _metadata(folded: Any) -> dict[str, str]:
 def _serialised(model: Any) -> bytes:
     size = sum(len(array.raw_data) for array in model.graph.initializer)
     if size > _LARGEST:
-        remedy = "Fold with a tolerance, or with a strategy of fewer numbers."
+        remedy = "Fold with a strategy of fewer numbers."
         raise refusal(_WHERE, "at most 2 GiB", f"{size} bytes", remedy)
     data: bytes = model.SerializeToString(deterministic=True)
     return data

@@ -14,7 +14,7 @@ $labels#define ${macro}_WORK_SIZE $work /* floats */
 #define ${macro}_VERSION "$version" /* of conformallayers */
 /* The fingerprint of the weights that were folded. */
 #define ${macro}_ORIGIN "$origin"
-$proof/* The source that belongs to this header has the same. */
+/* The source that belongs to this header has the same. */
 #define ${macro}_ID $id
 
 #ifdef __cplusplus
