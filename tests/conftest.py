@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
@@ -18,10 +16,6 @@ from conformallayers.recipe.torch.module import RecipeModule
 
 # The tests run many tiny tensors: a second thread would only wait, and slow the first one down.
 torch.set_num_threads(1)
-# Choices must not hang on how busy the machine is, and tests leave no files behind.
-os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")
-_CACHE = tempfile.TemporaryDirectory(prefix="conformallayers-cache-")  # nothing is left behind
-os.environ.setdefault("CONFORMALLAYERS_CACHE", _CACHE.name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out

@@ -8,12 +8,9 @@ A file that is there says what older versions wrote, and stays as it is: "dense"
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-
-os.environ["CONFORMALLAYERS_CALIBRATE"] = "0"  # expected times are part of a file
 
 import torch
 from torch import Tensor, nn

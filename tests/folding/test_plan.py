@@ -10,12 +10,7 @@ import conformallayers as cl
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def test_explain_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformallayers.folding import plan
-    from conformallayers.folding.cost import TYPICAL
-
-    monkeypatch.setattr(plan, "machine", lambda: TYPICAL)
-    monkeypatch.setattr("conformallayers.folding.fold.machine", lambda: TYPICAL)
+def test_explain_is_what_it_was() -> None:
     model = nn.Sequential(
         cl.ConformalLayers(cl.Conv2d(1, 8, 3), cl.ReSPro(3.0), cl.Conv2d(8, 8, 3), cl.ReSPro(3.0)),
         nn.Flatten(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from datetime import UTC, datetime
 
 from conformallayers.utils.text import table
@@ -14,7 +13,6 @@ from soak.run import ATTACKS, run, soak, soak_in_processes
 
 def main(arguments: list[str] | None = None) -> int:
     """Return 1 if there were findings."""
-    os.environ.setdefault("CONFORMALLAYERS_CALIBRATE", "0")  # "auto" chooses alike on every machine
     options = _options(arguments)
     kinds = [options.only] if options.only else list(ATTACKS)
     print(f"seed {options.seed}", flush=True)

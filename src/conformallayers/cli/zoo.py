@@ -1,6 +1,5 @@
 """conformallayers zoo: list the trained networks of the package, show their cards, add runs."""
 
-import os
 from pathlib import Path
 
 from cyclopts import App
@@ -40,5 +39,4 @@ def build(
     """
     from ..lab.zoo import build_zoo
 
-    os.environ["CONFORMALLAYERS_CALIBRATE"] = "0"  # folds of records are alike on every machine
     build_zoo(runs, out or FOLDER, **given(options))

@@ -11,7 +11,7 @@ from ..errors import checked_shape, refusal
 from ..nn.bounds import Shape
 from ..nn.container import ConformalSequential
 from ..utils.fingerprint import fingerprint
-from .cost import Cost, machine
+from .cost import Cost
 from .folded import Explanation, Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering, LoweredPart
@@ -177,7 +177,7 @@ def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
         if problems and longer.last is not None:
             # The candidates before this one run its last layer separately.
             work = longer.last.operators[-1].multiply_adds()
-            alone = Cost(gemm=work, calls=2).seconds(machine())
+            alone = Cost(gemm=work, calls=2).seconds()
             seconds = [before + alone for before in seconds]
         problems.append(problem)
         seconds.append(0.0 if problem is None else optimistic_seconds(problem))

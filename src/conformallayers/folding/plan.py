@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from ..errors import refusal
 from ..utils.html import Block, Printed, Table
 from ..utils.text import count, size, suggest
-from .cost import machine
 from .problem import Problem
 from .strategies import STRATEGIES, Strategy
 
@@ -171,7 +170,7 @@ def _candidates(problem: Problem, *, built: bool) -> tuple[Candidate, ...]:
         return tuple(_lean(found) if problem.conditions.staged else found)
 
     stage = problem.stage
-    key = "candidates", built, stage.output_shape, len(stage.nodes), machine()
+    key = "candidates", built, stage.output_shape, len(stage.nodes)
     return problem.once(key, build)
 
 
@@ -198,7 +197,7 @@ def _candidate(strategy: Strategy, problem: Problem, built: bool) -> Candidate:
     cost, note = strategy.cost(problem, built=built), strategy.caution(problem)
     if strategy.name != "layers" and cost.bytes > MEMORY_LIMIT:
         note = "too large for auto"
-    seconds = cost.seconds(machine())
+    seconds = cost.seconds()
     return Candidate(strategy.name, cost.multiply_adds, cost.bytes, seconds, note)
 
 

@@ -8,7 +8,6 @@ import errno
 import io
 import json
 import os
-import pathlib
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,15 +17,6 @@ from ..errors import refusal
 
 Path = str | os.PathLike[str]
 _UNFINISHED = ".tmp"
-
-
-def cache_folder() -> pathlib.Path:
-    """Return the cache folder: CONFORMALLAYERS_CACHE, or a folder in the user's cache."""
-    home = os.environ.get("CONFORMALLAYERS_CACHE")
-    if home is None:
-        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        return pathlib.Path(base) / "conformallayers"
-    return pathlib.Path(home)
 
 
 def kind_of_file(mode: int) -> str:

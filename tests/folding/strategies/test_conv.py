@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.folding.cost import TYPICAL
 from conformallayers.folding.strategies import conv
 from conformallayers.nn import bounds
 from conformallayers.recipe.layer_operations import Matmul
@@ -34,7 +33,6 @@ def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None
 def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     search = conv.best_route
-    monkeypatch.setattr(conv, "machine", lambda: TYPICAL)
     monkeypatch.setattr(conv, "best_route", lambda *a: calls.append(a) or search(*a))
     cl.fold(cl.ConformalLayers(cl.Conv2d(3, 4, 3), cl.ReSPro()), (3, 9, 9), strategy="conv")
     assert len(calls) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -11,19 +12,19 @@ from hypothesis import given, settings
 from torch import nn
 
 import conformallayers as cl
-from conformallayers.folding.cost import TYPICAL, Machine
+from conformallayers.folding.cost import RATES, Rates
 from conformallayers.folding.strategies import conv
 from conformallayers.folding.strategies.routes import Move, RouteMap, best_route, kernel_of
 from support import chain_of
 
 # Machines that make one kind of work look free, so that every kind of step is taken somewhere.
-MACHINES = {
-    "typical": TYPICAL,
-    "free products": replace(TYPICAL, gemm=1e18),
-    "free convolutions": replace(TYPICAL, conv=1e18),
-    "free passes": replace(TYPICAL, stream=1e18, call=0.0),
-    "dear calls": replace(TYPICAL, call=1.0),
-    "dear passes": replace(TYPICAL, stream=1e5),
+ALL_RATES = {
+    "fixed": RATES,
+    "free products": replace(RATES, gemm=1e18),
+    "free convolutions": replace(RATES, conv=1e18),
+    "free passes": replace(RATES, stream=1e18, call=0.0),
+    "dear calls": replace(RATES, call=1.0),
+    "dear passes": replace(RATES, stream=1e5),
 }
 
 
@@ -85,12 +86,12 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("kind", MACHINES)
+@pytest.mark.parametrize("kind", ALL_RATES)
 @pytest.mark.sampled(2)
 def test_every_route_gives_the_layers_numbers(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conv, "machine", lambda: MACHINES[kind])
+    monkeypatch.setattr(conv, "best_route", partial(best_route, rates=ALL_RATES[kind]))
     model, shape = NETWORKS[name]
     cl.testing.assert_folds(model, shape, strategy="conv")
 
@@ -99,8 +100,8 @@ def test_every_kind_of_step_is_taken_somewhere() -> None:
     found = {
         move
         for model, shape in NETWORKS.values()
-        for machine in MACHINES.values()
-        for move in route(model, shape, machine)
+        for rates in ALL_RATES.values()
+        for move in route(model, shape, rates)
     }
     assert {move.how for move in found} == {"layers", "conv", "pooled", "matrix"}
     assert any(move.how == "conv" and move.phase > 1 for move in found)
@@ -108,8 +109,8 @@ def test_every_kind_of_step_is_taken_somewhere() -> None:
     assert {move.start > 0 for move in found if move.how == "matrix"} == {False, True}
 
 
-def route(model: nn.Module, shape: tuple[int, ...], machine: Machine) -> tuple[Move, ...]:
-    return best_route(chain_of(model, shape), machine, 4)[0]
+def route(model: nn.Module, shape: tuple[int, ...], rates: Rates) -> tuple[Move, ...]:
+    return best_route(chain_of(model, shape), 4, rates=rates)[0]
 
 
 def test_patches_have_the_energy_of_the_map() -> None:
@@ -151,9 +152,9 @@ def test_random_stacks(data: st.DataObject) -> None:
         cl.trace(model, shape)
     except cl.ConformalError:
         return  # the image became too small
-    machine = MACHINES[data.draw(st.sampled_from(sorted(MACHINES)))]
+    rates = ALL_RATES[data.draw(st.sampled_from(sorted(ALL_RATES)))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conv, "machine", lambda: machine)
+        patch.setattr(conv, "best_route", partial(best_route, rates=rates))
         cl.testing.assert_folds(model, shape, strategy="conv", dtypes=(torch.float64,))
         x = torch.rand(5, *shape)
         folds = [cl.fold(model, shape, strategy=name) for name in ("conv", "layers")]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
-from ..cost import Cost, machine
+from ..cost import Cost
 from ..forms import dense_matrix
 from ..lower import Lowering
 from ..problem import Problem
@@ -156,6 +156,6 @@ class _RouteFollower:
 def _route(problem: Problem) -> tuple[tuple[Move, ...], Cost]:
     """Return the best route of a problem, searched once."""
     stage = problem.stage
-    key = "route", stage.output_shape, len(stage.chain.trailing), machine()
+    key = "route", stage.output_shape, len(stage.chain.trailing)
     lean = problem.conditions.staged
-    return problem.once(key, lambda: best_route(stage.chain, machine(), problem.itemsize, lean))
+    return problem.once(key, lambda: best_route(stage.chain, problem.itemsize, lean))

@@ -23,7 +23,7 @@ from ...nn.bounds import Shape, conv_pads
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
 from ...utils.axes import per_axis
-from ..cost import Cost, Machine
+from ..cost import RATES, Cost, Rates
 from ..operators import (
     CONVOLUTIONS,
     POOLINGS,
@@ -156,7 +156,7 @@ _NOTHING: tuple[float, Cost, tuple[Move, ...]] = (0.0, Cost(), ())
 
 
 def best_route(
-    chain: Chain, machine: Machine, itemsize: int, lean: bool = False
+    chain: Chain, itemsize: int, lean: bool = False, rates: Rates = RATES
 ) -> tuple[tuple[Move, ...], Cost]:
     """Return the fastest route and its cost, by dynamic programming.
 
@@ -184,7 +184,7 @@ def best_route(
             else:
                 rest = best(position, level, energy + 1)
             cost = _cost(places, move, itemsize, costs)
-            seconds = cost.seconds(machine)
+            seconds = cost.seconds(rates)
             found.append((seconds + rest[0], cost + rest[1], (move, *rest[2])))
         return min(found, key=lambda item: item[0])
 
