@@ -140,7 +140,7 @@ def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptio
     """
     from ..lab.experiments.inspect_run import run_inspect
 
-    run_inspect(run, dataset, **given(options))
+    print(run_inspect(run, dataset, **given(options)))
 
 
 def report(

@@ -28,34 +28,26 @@ def grows(path: str, batch: int, **options: Any) -> dict[str, Any]:
     return {**row, "peak_bytes": each * batch * 10**6}
 
 
-def test_batches_fill_the_table_and_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batchsize, "available", lambda: 10**10)
-    options: dict[str, Any] = {"strategies": ["layers"], "out": tmp_path, "say": lambda line: None}
+def test_batches_fill_the_table_and_the_budget(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batches": (1, 256), "out": tmp_path, "say": lambda line: None}
     record = run_batches(memory="1GB", measure=grows, **options)
-    sizes: dict[str, list[int]] = {}
-    for row in record["rows"]:
-        sizes.setdefault(row["path"], []).append(row["batch"])
-    assert list(sizes) == [batchsize.RELU, batchsize.LAYERS, batchsize.FOLDED + "layers"]
-    assert sizes[batchsize.RELU] == [1, 2, 4, 8, 16, 32]  # 64 images would be over 6 of 10 GB
-    assert sizes[batchsize.LAYERS][-1] == 4096
+    assert [(row["path"], row["batch"]) for row in record["rows"]] == [
+        (path, batch) for path in batchsize.PATHS for batch in (1, 256)
+    ]
+    assert [row["batch"] for row in record["rows"] if "failed" in row] == [256]
     assert [row["largest_batch"] for row in record["limits"]] == [10, 1000, 1000]
-    names = {"batches.json", "figure.png"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == {"batches.json", "figure.png"}
     assert json.loads((tmp_path / "batches.json").read_text()) == record
 
     def never(path: str, batch: int, **options: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    again = run_batches(batches=[2, 8], memory="1GB", measure=never, resume=True, **options)
+    again = run_batches(memory="1GB", measure=never, resume=True, **options)
     assert again["rows"] == record["rows"]
     with pytest.raises(KeyboardInterrupt, match=r"rows kept. To go on: .* --resume$"):
-        run_batches(batches=[3], measure=never, resume=True, **options)
+        run_batches(measure=never, resume=True, **{**options, "batches": [3]})
     with pytest.raises(cl.ConformalError, match="--batches: expected a value greater than 0"):
-        run_batches(batches=[0], **options)
-    with pytest.raises(cl.ConformalError, match=r"--strategies: expected one of auto, .*'magic'"):
-        run_batches(measure=never, **{**options, "strategies": ["magic"]})
+        run_batches(**{**options, "batches": [0]})
 
 
 @given(st.integers(0, 5000), st.integers(1, 300))
@@ -76,5 +68,5 @@ def test_process_of_its_own_weighs_the_batch_alone() -> None:
     assert row["executions"] == 2
     # The batch has 2.3 MiB, the output of the first convolution 22 MiB; torch itself 200 and more.
     assert 20 * 2**20 < row["peak_bytes"] < 100 * 2**20
-    failed = batchsize.measure_alone(batchsize.FOLDED + "magic", 1, executions=1, seconds=1.0)
-    assert "magic" in failed["failed"]
+    failed = batchsize.measure_alone(batchsize.RELU, -1, executions=1, seconds=1.0)
+    assert "Error" in failed["failed"]

@@ -53,7 +53,7 @@ def test_command_of_the_record_measures_the_same(
     assert "milliseconds (ms) per batch" in lines[0]
     assert lines[2].startswith("| network | batch | eager (ms) | folded (ms) | strategy |")
     line = "64 | 2.000 | 0.500 | conv | folded | eager | 4.00 | 1.0e-07 |"
-    assert [lines[5], lines[7]] == [f"| DkNet 7 | {line}", f"| LeNet | {line}"]
+    assert [lines[5], lines[7]] == [f"| LeNet | {line}", f"| DkNet 7 | {line}"]
 
 
 def test_speed_up_is_that_of_the_fastest_fold() -> None:
@@ -69,9 +69,7 @@ def test_speed_up_is_that_of_the_fastest_fold() -> None:
 @pytest.mark.usefixtures("quick")
 def test_rows_of_an_earlier_run_are_kept_unless_refused(tmp_path: Path) -> None:
     run_bench(["DkNet 1"], out=tmp_path)
-    assert not (tmp_path / "bench.png").exists()  # which needs two depths
     assert len(run_bench(["DkNet 3"], out=tmp_path)["rows"]) == 2
-    assert (tmp_path / "bench.png").exists()
     assert len(run_bench(["Base"], out=tmp_path, resume=False)["rows"]) == 1
 
 

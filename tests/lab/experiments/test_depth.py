@@ -50,8 +50,11 @@ def test_depths_are_written_one_by_one_and_kept(
         for times in row["milliseconds"].values():
             assert 0 < times["low"] <= times["median"] <= times["high"]
     first, _, second = record["command"].partition(" && ")  # together they give these rows
-    words = "conformallayers experiment 3 --batch 2 --executions 5 --seed 0 --strategy layers"
-    assert (first, second) == (f"{words} --depths 2", f"{words} --depths 1 2 3")
+    words = "conformallayers experiment 3 --executions 5"
+    assert (first, second) == (
+        f"{words} --depths 2 --batch 2 --strategy layers",
+        f"{words} --depths 1 2 3 --batch 2 --strategy layers",
+    )
     assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
     assert run_depth(depths=[1, 2], resume=True, **options)["rows"] == record["rows"]
 

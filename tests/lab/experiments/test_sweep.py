@@ -194,7 +194,7 @@ def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy")
     address = f"sqlite:///{tmp_path / 'study.db'}"
     run_sweep(**quick, trials=2, storage=address)
-    record = run_sweep(**quick, trials=3, storage=address, study=None)
+    record = run_sweep(**quick, trials=3, storage=address)
     assert len(record["trials"]) == 3
     assert not (quick["out"] / "journal.log").exists()
     with pytest.raises(cl.ConformalError, match="sweep --storage: expected a storage of Optuna"):

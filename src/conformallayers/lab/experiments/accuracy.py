@@ -48,12 +48,11 @@ def run_accuracy(
     seeds = (seed,) if isinstance(seed, int) else tuple(seed)
     variants = (variant,) if isinstance(variant, str) else tuple(variant or ())
     chosen = AccuracyOptions(seed=seeds, variant=variants, **options)
-    filters = (chosen.cells, chosen.network, chosen.dataset)
     rows: list[Row] = []
     failed: list[str] = []
     for one in seeds:
         for name in variants or [None]:
-            for cell in select_cells(number, *filters, name):
+            for cell in select_cells(number, chosen.network, chosen.dataset, name):
                 try:
                     rows.append(_row(cell, name, one, chosen, console))
                 except Stopped as stop:
@@ -73,7 +72,6 @@ def run_accuracy(
 
 def select_cells(
     number: int,
-    cells: Sequence[str] = (),
     network: Sequence[str] = (),
     dataset: Sequence[str] = (),
     variant: str | None = None,
@@ -81,27 +79,26 @@ def select_cells(
     """Return the cells of an experiment that pass all filters; an empty filter passes all.
 
     Examples:
-        >>> [cell.name for cell in select_cells(2, network=["LeNetCL"], dataset=["mnist", "cifar10"])]
+        >>> [cell.name for cell in select_cells(2, ["LeNetCL"], ["mnist", "cifar10"])]
         ['LeNetCL-mnist', 'LeNetCL-cifar10']
     """
-    every = [cell for cell in paper.CELLS if cell.experiment == number]
-    filters = {
-        "variant": ([variant] if variant else [], paper.VARIANTS),
-        "cells": (cells, [cell.name for cell in every]),
-        "network": (network, paper.NETWORKS[number]),
-        "dataset": (dataset, paper.DATASETS),
+    known = {
+        "variant": paper.VARIANTS,
+        "network": paper.NETWORKS[number],
+        "dataset": paper.DATASETS,
     }
-    for option, (names, known) in filters.items():
+    given = {"variant": [variant] if variant else [], "network": network, "dataset": dataset}
+    for option, names in given.items():
         for name in names:
-            require_choice(f"experiment {number} --{option}", name, known, "Name one of them.")
-    networks = paper.VARIANTS[variant].networks if variant else None
+            where = f"experiment {number} --{option}"
+            require_choice(where, name, known[option], "Name one of them.")
+    networks = (paper.VARIANTS[variant].networks if variant else None) or paper.NETWORKS[number]
     found = [
         cell
-        for cell in every
-        if (not cells or cell.name in cells)
-        and (not network or cell.network in network)
-        and (not dataset or cell.dataset in dataset)
-        and (networks is None or cell.network in networks)
+        for cell in paper.CELLS
+        if cell.network in (network or paper.NETWORKS[number])
+        and cell.network in networks
+        and cell.dataset in (dataset or paper.DATASETS)
     ]
     if not found:
         where, remedy = f"experiment {number}", "Name fewer of them."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,21 +20,17 @@ from torch import nn
 from ... import networks
 from ...container import layer_by_layer
 from ...folding.fold import fold
-from ...folding.strategies import STRATEGIES
-from ...utils.memory import available, parse_size, peak, settle
+from ...utils.memory import parse_size, peak, settle
 from ...utils.text import size
 from ...utils.timing import Timing, call_seconds
-from ..checks import require_choice, require_positive
+from ..checks import require_positive
 from ..report import figures
-from ..settings import torch_settings
 from .options import BatchOptions
 from .records import Measurements, Row
 
-RELU, LAYERS = "D3ModNet", "D3ModNetCL, layer by layer"
-FOLDED = "D3ModNetCL, folded: "  # followed by the strategy
+RELU, LAYERS, FOLDED = PATHS = "D3ModNet", "D3ModNetCL, layer by layer", "D3ModNetCL, folded"
 NAME = "batches"
 _MOST = 2**20  # images per batch
-_SHARE = 0.6  # fraction of the available memory that a batch may take
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
 _FIRST = 256  # batch size at which the search for the largest batch starts
 
@@ -67,7 +63,7 @@ def measure_here(
     image: the batch, the activations between the layers, and the scores.
 
     Args:
-        path: RELU, LAYERS, or FOLDED and a strategy.
+        path: one of PATHS.
         batch: number of images.
         executions: timed calls.
         seconds: time limit; slow paths are called less often, but at least once.
@@ -100,9 +96,7 @@ def _network(path: str) -> nn.Module:
     if path == RELU:
         return networks.D3ModNet().eval()
     model = networks.D3ModNetCL().eval()
-    if path == LAYERS:
-        return model
-    return fold(model, networks.IMAGE_SHAPE, strategy=path.removeprefix(FOLDED))
+    return model if path == LAYERS else fold(model, networks.IMAGE_SHAPE)
 
 
 def run_batches(
@@ -122,29 +116,22 @@ def run_batches(
     budget = None if chosen.memory is None else parse_size(chosen.memory, "experiment 4 --memory")
     require_positive("experiment 4", chosen, "batches", "executions", "seconds")
     measurements = Measurements(
-        ("experiment", "4"),
+        "experiment 4",
         chosen,
         settings=("executions", "seconds", "seed", "threads"),
-        selection=("batches", "memory", "strategies"),
         name=NAME,
         key=("path", "batch"),
-        line=_line,
         say=say,
     )
-
-    def row(path: str, batch: int) -> Row:
-        return measurements.row(
-            (path, batch), lambda: measure(path, batch, **measurements.settings)
-        )
 
     def draw(rows: list[Row]) -> None:
         figures.save(batch_figure(rows, measurements.limits), chosen.out, "figure")
 
-    paths = (RELU, LAYERS, *_folded(chosen.strategies, chosen.seed))
     with measurements.drawing(draw):
-        for path in paths:
-            for batch in chosen.batches or powers(partial(row, path)):
-                row(path, batch)
+        for path in PATHS:
+            for batch in chosen.batches:
+                alone = partial(measure, path, batch, **measurements.settings)
+                measurements.row((path, batch), alone)
             if budget is not None:
                 _find_limit(
                     path, budget, measurements, partial(measure, path, **measurements.settings)
@@ -175,22 +162,6 @@ def _find_limit(
     limits.append({**found, "peak_bytes": tried.get(largest)})
     measurements.say(f"{path}: at most {largest} images in {size(budget)}")
     measurements.write()
-
-
-def powers(row_of: Callable[[int], Row]) -> Iterator[int]:
-    """Yield powers of two while the next one is expected to fit into the available memory."""
-    batch, largest = 1, 0
-    while batch <= _MOST:
-        yield batch
-        row = row_of(batch)
-        free = available()
-        if "failed" in row:
-            return
-        # A small batch may need less than a page; memory is then not yet proportional to its size.
-        largest = max(largest, row["peak_bytes"])
-        if free is not None and 2 * largest > _SHARE * free:
-            return
-        batch *= 2
 
 
 def largest_within(
@@ -244,26 +215,6 @@ def batch_figure(rows: Sequence[Row], limits: Sequence[Row] = ()) -> Figure:
             axes.grid(alpha=0.3)
         figures.legend_below(figure, left)
     return figure
-
-
-def _folded(strategies: Sequence[str], seed: int) -> list[str]:
-    """Return the names of the folded paths, with auto resolved to the strategy it chooses here."""
-    names = []
-    for strategy in strategies:
-        require_choice("experiment 4 --strategies", strategy, ("auto", *STRATEGIES), "Try auto.")
-        if strategy == "auto":
-            with torch_settings(seed=seed):
-                model = networks.D3ModNetCL().eval()
-            strategy = fold(model, networks.IMAGE_SHAPE).strategy
-        names.append(FOLDED + strategy)
-    return list(dict.fromkeys(names))
-
-
-def _line(row: Row) -> str:
-    if "failed" in row:
-        return f"{row['path']}, batch {row['batch']}: {row['failed']}"
-    time, grown = row["milliseconds"]["median"], size(row["peak_bytes"])
-    return f"{row['path']}, batch {row['batch']}: {time:.2f} ms, {grown}"
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections import Counter
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from ...utils.text import markdown
 from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
 from ..checks import require_choice, require_positive
-from ..report import figures
 from ..settings import torch_settings
 from ..training.saved_models import fold_model, load_model
 from .deployed import merged
@@ -55,7 +52,7 @@ class Subject:
 def run_bench(
     names: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
 ) -> Row:
-    """Measure networks and write bench.json, bench.md and the figure.
+    """Measure networks and write bench.json and bench.md.
 
     Args:
         names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, of the zoo, and paths of folds
@@ -69,20 +66,16 @@ def run_bench(
         require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")
     subjects = chosen_subjects(names, chosen.depths)
     measurements = Measurements(
-        ("bench", *names),
+        shlex.join(["bench", *names]),
         chosen,
         settings=(),
-        selection=("batch", "depths", "executions", "sessions", "threads"),
         name=NAME,
         key=("network", "batch"),
-        line=lambda row: markdown(*cells([row])),
         say=say,
     )
 
     def summarise(rows: list[Row]) -> None:
-        ordered = sorted(rows, key=_order)
-        replace_file(chosen.out / "bench.md", [f"{_NOTE}{markdown(*cells(ordered))}".encode()])
-        speedup_figure(ordered, chosen.out)
+        replace_file(chosen.out / "bench.md", [f"{_NOTE}{markdown(*cells(rows))}".encode()])
 
     logging.getLogger("torch").setLevel(logging.ERROR)
     # Exporters warn of their own deprecations.
@@ -117,8 +110,8 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
 
 def _from_file(name: str) -> Subject:
     loaded = load_model(name, "bench")
-    folded = isinstance(loaded.module, Folded)
-    return Subject(folded=loaded.module if folded else fold_model(loaded, "bench"))
+    module = loaded.module
+    return Subject(folded=module if isinstance(module, Folded) else fold_model(loaded, "bench"))
 
 
 def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
@@ -130,11 +123,13 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
     if conformal is not None:
         folded = fold(conformal, networks.IMAGE_SHAPE)
     sessions, unopened = {}, {}
-    for engine in options.sessions if folded is not None else ():
+    for engine in options.sessions:
+        if folded is None:
+            break
         try:
             sessions[SESSION + engine] = Session(folded, engine=engine)
-        except ConformalError as error:
-            unopened[SESSION + engine] = skipped(error)
+        except ConformalError as refused:
+            unopened[SESSION + engine] = skipped(refused)
     rows = []
     for batch in options.batch:
         shape = networks.IMAGE_SHAPE if folded is None else folded.input_shape
@@ -197,35 +192,3 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
         line.append(f"{medians[other] / medians[ours]:.2f}" if ours and other else "")
         lines.append([*line, "" if row["error"] is None else f"{row['error']:.1e}"])
     return header, lines
-
-
-def _order(row: Row) -> tuple[str, int, int]:
-    """Return the sort key of a row: network, depth, batch size."""
-    deep = re.fullmatch(r"(DkNet) (\d+)", row["network"])
-    name, depth = (row["network"], 0) if deep is None else (deep[1], int(deep[2]))
-    return name, depth, row["batch"]
-
-
-_LABELS = {  # of figures
-    "eager": "PyTorch, ReLU",
-    "compile": "torch.compile, ReLU",
-    "onnx": "ONNX Runtime, ReLU",
-    "openvino": "OpenVINO, ReLU",
-    LAYERS: "layer by layer",
-}
-
-
-def speedup_figure(rows: Sequence[Row], folder: Path) -> None:
-    """Plot the time per batch of DkNet against depth, one line per engine, for the batch size with the most depths."""
-    deep = [row for row in rows if _order(row)[0] == "DkNet"]
-    counts = Counter(row["batch"] for row in deep)
-    batch, depth_count = counts.most_common(1)[0] if counts else (0, 0)
-    if depth_count < 2:
-        return
-    chosen = {_order(row)[1]: row["times"] for row in deep if row["batch"] == batch}
-    engines = dict.fromkeys(name for times in chosen.values() for name in times)
-    styles = {}
-    for name, colour in zip(engines, cycle(figures.COLOURS), strict=False):
-        line = {"linewidth": 2.5} if name == FOLDED else {"linewidth": 1, "linestyle": "--"}
-        styles[name] = {"marker": "o", "color": colour, "label": _LABELS.get(name, name), **line}
-    figures.save(figures.depth_figure(chosen, batch, styles), folder, NAME)

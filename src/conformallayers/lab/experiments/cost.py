@@ -46,7 +46,6 @@ BATCHES = (1, 64)
 OPPONENT = "LeNet"  # times are relative to its
 _SEEDS = (0, 1, 2)
 _LONG_RUN = 1800.0  # seconds; networks that train longer get one seed
-_WORDS = ("experiment", "5")
 _WHERE = "experiment 5"
 
 
@@ -68,13 +67,11 @@ def run_cost(
     if chosen.measure:
         return _measure_times(trained, chosen, say)
     measurements = Measurements(
-        _WORDS,
+        _WHERE,
         chosen,
         settings=("dataset", "epochs"),
-        selection=("only", "seeds", "ablation"),
         name=chosen.dataset,
         key=("name", "seed"),
-        line=_line,
         say=say,
     )
     failed = []
@@ -138,13 +135,11 @@ def _measure_times(
 ) -> Row:
     """Time trained networks in ONNX Runtime with one thread, in turns."""
     measurements = Measurements(
-        _WORDS,
+        _WHERE,
         replace(chosen, threads=1),
         settings=("dataset", "epochs", "executions"),
-        selection=("only", "ablation", "measure"),
         name=f"{chosen.dataset}-times",
         key=("name", "batch"),
-        line=_time_line,
         say=say,
     )
     names = dict.fromkeys([OPPONENT, *(one.name for one in trained)])
@@ -274,13 +269,3 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         if not best or share > best[-1][1]:
             best.append((cost, share))
     return best
-
-
-def _line(row: Row) -> str:
-    cost = f"{count(row['multiply_adds'])} multiply-adds, {count(row['weights'])} weights"
-    return f"{row['name']}, seed {row['seed']}: {100 * row['accuracy']:.2f} %, {cost}"
-
-
-def _time_line(row: Row) -> str:
-    median = row["milliseconds"]["median"]
-    return f"{row['name']}, batch {row['batch']}: {median:.3f} ms, {row['ratio']:.2f}"

@@ -39,13 +39,11 @@ def run_depth(*, say: Callable[[str], object] = print, **options: Any) -> Row:
     chosen = DepthOptions(**options)
     require_positive("experiment 3", chosen, "depths", "batch", "executions")
     measurements = Measurements(
-        ("experiment", "3"),
+        "experiment 3",
         chosen,
         settings=("batch", "executions", "seed", "strategy", "threads"),
-        selection=("depths",),
         name=NAME,
         key=("depth",),
-        line=_line,
         say=say,
     )
 
@@ -90,8 +88,3 @@ def depth_figure(rows: Sequence[Row], batch: int) -> Figure:
         for row in sorted(rows, key=lambda row: int(row["depth"]))
     }
     return figures.depth_figure(times, batch, styles)
-
-
-def _line(row: Row) -> str:
-    times = ", ".join(f"{key} {v['median']:.2f} ms" for key, v in row["milliseconds"].items())
-    return f"k = {row['depth']}: {times} ({row['strategy']})"

@@ -1,9 +1,9 @@
-"""Inspect a trained network: write inspect.json and figures of its forms, terms and templates."""
+"""Inspect a trained network: tables and figures of its forms, terms and templates."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...errors import refusal
-from ...inspection import Form, Inspection, Part, Terms, inspect
-from ...utils.files import write_json
-from ..checks import command_line, make_folder
+from ...inspection import Form, Inspection, Terms, inspect
+from ...utils.files import replace_file
+from ..checks import make_folder
 from ..data.batches import as_input
 from ..data.datasets import Dataset
 from ..data.image_adapter import from_images
@@ -25,26 +25,21 @@ from ..report import figures
 from ..settings import torch_settings
 from ..training.saved_models import load_model
 from .options import InspectOptions
-from .records import Row, provenance
 
-RECORD = "inspect.json"
-_TOP = (1, 10, 100)  # numbers of eigenvalues whose share is written
+TABLES = "inspect.txt"
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 
 
 def run_inspect(
     run: str | os.PathLike[str],
     dataset: str | Dataset | None = None,
-    *,
-    say: Callable[[str], object] = print,
     **options: Any,
-) -> Row:
-    """Inspect a trained network on the first test images of a data set; write a folder, return its record.
+) -> Inspection:
+    """Inspect a trained network on the first test images of a data set; write tables and figures into a folder.
 
     Args:
         run: the folder of a run, or a checkpoint.
         dataset: a name or a data set; None means that of the training.
-        say: receives the lines of output.
         **options: fields of :class:`conformallayers.lab.experiments.options.InspectOptions`.
     """
     chosen = InspectOptions(**options)
@@ -64,60 +59,14 @@ def run_inspect(
     if chosen.samples < 1:
         remedy = "Leave it out for 1000."
         raise refusal("inspect --samples", "at least 1", str(chosen.samples), remedy)
-    network = str(loaded.about.get("network", type(loaded.module).__name__))
     with torch_settings(chosen.threads):
         x = as_input(dataset.test_images[: chosen.samples], shape=shape)
         found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
-        say(str(found))
-        shown = {"dataset": name, "samples": chosen.samples, "threads": chosen.threads}
-        record = {
-            **provenance(command_line(["inspect", str(run)], shown)),
-            "images": len(x),
-            "network": network,
-            "epoch": loaded.about.get("epoch"),
-            "parts": [_part_row(part) for part in found.parts],
-        }
-        drawn = inspection_figures(found, f"{network}, {Path(str(name)).name}")
-        for title, figure in drawn.items():
-            figures.save(figure, out, title)
-        write_json(out / RECORD, record)
-    return record
-
-
-def _part_row(part: Part) -> Row:
-    terms: list[Row] = []
-    for index, name in enumerate(part.terms.names if part.terms else ()):
-        assert part.terms is not None
-        terms.append({"term": name, "share": _summary(part.terms.shares[:, index])})
-        if index:
-            terms[-1]["gain"] = _summary(part.terms.gains[:, index - 1])
-    return {
-        "path": part.path,
-        "input_shape": list(part.input_shape),
-        "output_shape": list(part.output_shape),
-        "template_norms": _numbers(part.templates.flatten(1).norm(dim=1)),
-        "terms": terms,
-        "forms": [
-            {
-                "layers": list(form.layers),
-                "trace": form.trace,
-                "effective_rank": form.effective_rank,
-                "top_shares": {str(count): form.share(count) for count in _TOP},
-                "reach": form.reach,
-                "falloff": None if form.falloff is None else _numbers(form.falloff),
-                "eigenvalues": _numbers(form.eigenvalues),
-            }
-            for form in part.forms
-        ],
-    }
-
-
-def _summary(values: Tensor) -> dict[str, float]:
-    return {"mean": float(values.mean()), "spread": float(values.std(correction=0))}
-
-
-def _numbers(values: Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+    title = f"{loaded.about.get('network', 'network')}, {Path(str(name)).name}"
+    for file, figure in inspection_figures(found, title).items():
+        figures.save(figure, out, file)
+    replace_file(out / TABLES, [f"{found}\n".encode()])
+    return found
 
 
 def inspection_figures(found: Inspection, title: str) -> dict[str, Figure]:
@@ -129,8 +78,6 @@ def inspection_figures(found: Inspection, title: str) -> dict[str, Figure]:
             drawn[f"terms{suffix}"] = terms_figure(part.terms, title)
         if part.forms:
             drawn[f"spectrum{suffix}"] = spectrum_figure(part.forms, title)
-        if part.forms and part.forms[0].falloff is not None:
-            drawn[f"receptive-field{suffix}"] = falloff_figure(part.forms, title)
         if len(part.input_shape) != 3:
             continue
         for form in part.forms[:1]:
@@ -175,20 +122,6 @@ def terms_figure(terms: Terms, title: str) -> Figure:
         axes.set(xlabel="share of the denominator (%)", xlim=(0, 100), yticks=[])
         axes.set(title=f"{title}: mean and spread over {len(shares)} images")
         figures.legend_below(figure, axes, 3)
-    return figure
-
-
-def falloff_figure(forms: Sequence[Form], title: str) -> Figure:
-    """Draw the energy of Q's rows by distance, on a logarithmic axis."""
-    with figures.styled(6.4, 4.2) as (figure, axes):
-        for number, form in enumerate(forms, 1):
-            if form.falloff is not None:
-                label = f"Q{number}: 99 % within {form.reach} pixels"
-                axes.plot(100 * form.falloff.cpu().numpy(), marker="o", markersize=4, label=label)
-        axes.set(xlabel="distance (pixels)", ylabel="share of Q's energy (%)", yscale="log")
-        axes.set(title=title, ylim=(1e-10, 200))
-        axes.grid(alpha=0.3)
-        figures.legend_below(figure, axes)
     return figure
 
 

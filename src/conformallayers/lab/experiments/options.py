@@ -29,7 +29,6 @@ class AccuracyOptions(DataOptions):
     """Options of experiments 1 and 2.
 
     Args:
-        cells: Cells of the table, such as LeNetCL-mnist; all if none is given.
         network: Only cells of these networks.
         dataset: Only cells of these data sets.
         variant: Settings other than the paper's, by name, such as modern.
@@ -41,7 +40,6 @@ class AccuracyOptions(DataOptions):
         runs: Folder for one run folder per cell.
     """
 
-    cells: tuple[str, ...] = ()
     network: tuple[str, ...] = ()
     dataset: tuple[str, ...] = ()
     variant: tuple[str, ...] = ()
@@ -92,16 +90,14 @@ class BatchOptions(TimeOptions):
     """Options of experiment 4.
 
     Args:
-        batches: Batch sizes; the powers of two that fit into memory if none is given.
+        batches: Batch sizes.
         memory: Memory budget such as 4GiB: find the largest batch of each path within it.
-        strategies: Strategies of the folds of D3ModNetCL.
         seconds: Time limit per row; slow paths are called less often.
         out: Folder for batches.json and the figure.
     """
 
-    batches: tuple[int, ...] = ()
+    batches: tuple[int, ...] = tuple(4**power for power in range(7))
     memory: str | None = None
-    strategies: tuple[str, ...] = ("auto", "banded")
     seconds: float = 20.0
     out: Path = Path("results/experiment4")
 
@@ -179,7 +175,7 @@ class BenchOptions:
         executions: Timed calls of each engine, three per turn.
         sessions: Engines of cl.Session that run the fold: onnxruntime, torch, numpy.
         threads: Threads of every engine; all cores if not given.
-        out: Folder for bench.json, bench.md, and bench.png of several depths.
+        out: Folder for bench.json and bench.md.
         resume: Keep the rows of an earlier run that this run does not measure again.
     """
 
@@ -209,7 +205,6 @@ class SweepOptions(DataOptions):
         projective: Use the projective form of ReSPro.
         seed: Seed of the search, the weights and the order of the images.
         threads: Threads of torch; its own default if not given.
-        study: Name of the study, NETWORK-DATASET if not given; an existing study is continued.
         storage: Optuna storage URL, such as sqlite:///study.db; a journal in the folder if not given.
         out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
     """
@@ -225,7 +220,6 @@ class SweepOptions(DataOptions):
     projective: bool = False
     seed: int = 0
     threads: int | None = None
-    study: str | None = None
     storage: str | None = None
     out: Path | None = None
 
@@ -236,7 +230,7 @@ class InspectOptions(DataOptions):
 
     Args:
         samples: Number of test images, the first ones.
-        out: Folder for inspect.json and figures; results/inspect/RUN if not given.
+        out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
         threads: Threads of torch; its own default if not given.
     """
 

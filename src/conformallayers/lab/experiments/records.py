@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -20,6 +22,7 @@ from ..checks import command_line, make_folder, require_same
 from ..training.runs import commit
 
 Row = dict[str, Any]
+_FOLDERS = ("out", "runs", "data_root", "resume")  # options that no record names
 
 
 def provenance(command: str, before: Row | None = None) -> Row:
@@ -83,40 +86,52 @@ def read_rows(path: Path, where: str) -> list[Row]:
     return list(read_record(path, where, "rows")["rows"]) if path.exists() else []
 
 
+def _texts(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the numbers and names of a row, the first of every list, and the median of every timing."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            value = value.get("median", value)
+        if isinstance(value, list):
+            value = next(iter(value), "")
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        elif name not in ("command", "commit"):
+            yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+
+
 class Measurements:
     """A resumable table, written as NAME.json after every new row.
 
     Args:
-        words: the command, such as ``("experiment", "3")``.
+        command: such as ``"experiment 3"``; its options that differ from the defaults are recorded.
         options: of the command; their folder ``out`` is written, and ``resume`` keeps its rows.
         settings: names of options that every row depends on; other values cannot be resumed.
-        selection: names of further options, which choose the rows.
         name: of the file.
         key: names of the fields that identify a row.
-        line: formats the line that reports a new row.
-        say: prints a line.
+        say: receives a line for every new row.
     """
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: str,
         options: Any,
         *,
         settings: Sequence[str],
-        selection: Sequence[str],
         name: str,
         key: Sequence[str],
-        line: Callable[[Row], str],
         say: Callable[[str], object],
     ) -> None:
-        self._out, self._name, self._line, self.say = options.out, name, line, say
-        self._where = f"{' '.join(words)} --out"
-        self._key = itemgetter(*key)
-        self.settings = {name: getattr(options, name) for name in settings}
-        before = self._earlier(options.out / f"{name}.json") if options.resume else {}
+        self._path, self._where, self._key = options.out / f"{name}.json", command, itemgetter(*key)
+        self.say, self.settings = say, {name: getattr(options, name) for name in settings}
+        before = self._earlier(self._path) if options.resume else {}
         self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
         self.limits: list[Row] = before.get("limits", [])
-        shown = {name: getattr(options, name) for name in (*settings, *selection)}
+        words = shlex.split(command)
+        shown = {
+            field.name: getattr(options, field.name)
+            for field in fields(options)
+            if getattr(options, field.name) != field.default and field.name not in _FOLDERS
+        }
         self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
         self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
         if options.threads is not None:
@@ -148,17 +163,17 @@ class Measurements:
     def add(self, row: Row) -> None:
         """Add a row, or replace the one with the same key; report and write it."""
         self.rows[self._key(row)] = row
-        self.say(self._line(row))
+        self.say(", ".join(_texts(row)))
         self.write()
 
     def write(self) -> None:
         """Write the JSON file."""
-        write_json(self._out / f"{self._name}.json", self.record)
+        write_json(self._path, self.record)
 
     @contextmanager
     def drawing(self, draw: Callable[[list[Row]], object]) -> Iterator[None]:
         """Draw the measured rows at the end, also after an interrupt, which then says how to resume."""
-        make_folder(self._where, self._out)
+        make_folder(f"{self._where} --out", self._path.parent)
         stop = None
         try:
             yield

@@ -59,13 +59,11 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
     models = _models(named(f"{_WHERE} --only", chosen.only or NAMES), chosen)
     data = load(chosen.dataset, chosen.data_root, verify=chosen.verify)
     measurements = Measurements(
-        ("experiment", "6"),
+        _WHERE,
         chosen,
         settings=("dataset", "epochs", "images", "seed"),
-        selection=("only", "corruptions", "strengths", "seeds"),
         name=chosen.dataset,
         key=("corruption", "strength", "name", "run_seed"),
-        line=_line,
         say=say,
     )
     # Images are corrupted once for all networks, and kept for one corruption and strength only.
@@ -182,8 +180,3 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
         panels[0].set(ylabel="test accuracy (%)")
         figures.legend_below(figure, panels[0])
     return figure
-
-
-def _line(row: Row) -> str:
-    case = f"{row['corruption']} {row['strength']}" if row["strength"] else "clean"
-    return f"{row['name']}, {case}: {100 * row['accuracy']:.2f} %"

@@ -105,8 +105,7 @@ class _Search:
             epochs=options.max_epochs,
             **{**chosen, **source.options, "source": source_hash(network)},
         )
-        usual = f"{self.config.network_name}-{self.config.dataset_name}"
-        study = options.study or usual
+        study = f"{self.config.network_name}-{self.config.dataset_name}"
         kept = {key: getattr(options, key) for key in _STUDY_OPTIONS}
         kept["space"] = list(options.space) or None
         kept |= {key: getattr(self.config, key) for key in ("pictures", "source")}
@@ -122,7 +121,6 @@ class _Search:
         names = {"network": network, "dataset": name}
         self.study = _open_study(study, options.storage, self.out, {**names, **kept})
         shown = {key: getattr(options, key) for key in ("trials", *_STUDY_OPTIONS, "space")}
-        shown["study"] = study if study != usual else None
         self.source = {
             **provenance(command_line(["sweep", network, name], shown)),
             **names,
@@ -194,7 +192,7 @@ def _open_study(name: str, storage: str | None, out: Path, options: Mapping[str,
     if before is None:
         study.set_user_attr(_OPTIONS, dict(options))
     else:
-        remedy = f"Give the options of the study {name}, or name another by --study and --out."
+        remedy = f"Give the options of the study {name}, or name another --out."
         require_same("sweep", before, options, remedy)
     return study
 

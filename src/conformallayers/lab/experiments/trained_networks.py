@@ -40,9 +40,9 @@ def _networks() -> Iterator[Trained]:
     for preset in PRESETS:
         yield Trained(f"StageNet-{preset}", "StageNet", {"preset": preset})
         for pool in ("average", "max"):
-            options = {"preset": preset, "pool": pool}
-            yield Trained(f"StageReLUNet-{preset}-{pool}", "StageReLUNet", options)
-    micro = {"preset": "micro"}
+            twin = {"preset": preset, "pool": pool}
+            yield Trained(f"StageReLUNet-{preset}-{pool}", "StageReLUNet", twin)
+    micro: dict[str, Any] = {"preset": "micro"}
     for depth, rectifiers in ABLATION.items():
         for rectifier in rectifiers:
             for respro in (True, False):

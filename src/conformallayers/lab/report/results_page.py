@@ -78,12 +78,10 @@ def _accuracy_table(number: int, records: Sequence[Row]) -> list[Block]:
             shown = [_accuracy_cell(_matching(records, cell.name, variant), cell) for cell in cells]
             lines.append([network, variant or "paper's", *shown])
     header = ["network", "setting", *paper.TITLES.values()]
-    every = [cell.name for cell in paper.CELLS if cell.experiment == number]
-    absent = [name for name in every if not _matching(records, name)]
-    if not absent:
+    cells = [cell for cell in paper.CELLS if cell.experiment == number]
+    if all(_matching(records, cell.name) for cell in cells):
         return [table(header, lines)]
     command = f"conformallayers experiment {number}"
-    command += "" if absent == every else f" --cells {' '.join(absent)}"
     return [table(header, lines), missing(command, "Cells are missing")]
 
 
