@@ -37,8 +37,7 @@ _NAMES = {
     "folding.files": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
-    "diagnosis.record": ("Diagnosis",),
-    "diagnosis.diagnose": ("diagnose",),
+    "diagnosis.diagnose": ("Diagnosis", "diagnose"),
     "recipe.c.files": ("CExport",),
     "recipe.c.export": ("export_c",),
     "recipe.onnx.export": ("export_onnx",),
@@ -56,8 +55,8 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .container import ConformalLayers as ConformalLayers
     from .container import layer_by_layer as layer_by_layer
     from .conversion.convert import convert as convert
+    from .diagnosis.diagnose import Diagnosis as Diagnosis
     from .diagnosis.diagnose import diagnose as diagnose
-    from .diagnosis.record import Diagnosis as Diagnosis
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
     from .folding.files import load as load

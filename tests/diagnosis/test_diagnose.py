@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import conformallayers as cl
+from conformallayers.diagnosis.checks import HealthWarning
 from support import FORM
 
 SHAPE = (2, 8, 8)
@@ -132,28 +133,6 @@ def test_parametrised_and_shared_layers() -> None:
     assert len(cl.diagnose(model, batch()).parts[0].layers) == 4
 
 
-def test_what_folds_is_what_fold_explains() -> None:
-    model = cl.networks.StageNet("micro")
-    found = cl.diagnose(model, torch.rand(4, 3, 32, 32))
-    explained = cl.fold(model, (3, 32, 32)).explain()
-    assert found.fold is not None
-    assert {path: plan.strategy for path, plan in found.fold.items()} == {
-        path: plan.strategy for path, plan in explained.items()
-    }
-    assert cl.diagnose(model, torch.rand(4, 3, 32, 32), fold=False).fold is None
-
-
-def test_matrices_that_take_long_to_build_are_left_to_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [module for _ in range(12) for module in (cl.Linear(64, 64), cl.ReSPro())]
-    model, x = cl.ConformalLayers(*layers), torch.rand(2, 64)
-    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
-    assert plan.strategy == "dense"
-    monkeypatch.setattr("conformallayers.folding.fold.EVAL_EFFORT", 1.0)
-    (plan,) = cl.diagnose(model, x).fold.values()  # type: ignore[union-attr]
-    assert plan.strategy == "layers"
-    assert "multiply-adds to build; call cl.fold" in plan.reason
-
-
 # -- refusals ---------------------------------------------------------------------------------------
 
 
@@ -186,8 +165,6 @@ def test_folds_and_other_options_are_refused() -> None:
     folded = cl.fold(cl.ConformalLayers(cl.Linear(4, 2), cl.ReSPro()), (4,))
     with pytest.raises(cl.ConformalError, match="a model with layers, got a Folded"):
         cl.diagnose(folded, torch.rand(2, 4))
-    with pytest.raises(cl.ConformalError, match=r"diagnose\(fold=...\): expected True or False"):
-        cl.diagnose(network(), batch(), fold="yes")  # type: ignore[arg-type]
 
 
 def test_a_model_that_never_runs_its_layers_is_refused() -> None:
@@ -201,3 +178,42 @@ def test_a_model_that_never_runs_its_layers_is_refused() -> None:
 
     with pytest.raises(cl.ConformalError, match="a model that runs its ConformalLayers, got none"):
         cl.diagnose(Idle(), batch())
+
+
+# -- how it prints ----------------------------------------------------------------------------------
+
+
+def diagnosis() -> cl.Diagnosis:
+    torch.manual_seed(0)
+    layers = cl.Conv2d(1, 4, 3), cl.ReSPro(500.0), nn.BatchNorm2d(4), cl.Flatten()
+    model = nn.Sequential(cl.ConformalLayers(*layers), nn.Linear(144, 3))
+    return cl.diagnose(model, torch.rand(8, 1, 8, 8))
+
+
+def test_it_prints_tables_and_every_warning_with_its_remedy() -> None:
+    found = diagnosis()
+    text = str(found)
+    assert repr(found) == text
+    for part in found.parts:
+        assert str(part) in text
+    assert "0.1   ReSPro" in text
+    assert f"{len(found.warnings)} warnings on 8 samples" in text
+    for warning in found.warnings:
+        assert all(piece in text for piece in (warning.seen, warning.why, warning.remedy))
+        assert str(warning) in text
+
+
+def test_columns_without_numbers_are_left_out() -> None:
+    part = cl.ConformalLayers(cl.Linear(4, 4), nn.ReLU())
+    text = str(cl.diagnose(part, torch.rand(4, 4)).parts[0])
+    assert "dead" in text
+    assert "alpha" not in text
+    assert "variance" not in text
+
+
+def test_paths_are_listed_up_to_three() -> None:
+    paths = ("a", "", "c", "d", "e")
+    warning = HealthWarning("kind", paths, "seen", "why", "Remedy.")
+    assert warning.path == "a, model, c and 2 more"
+    assert warning.line == "a, model, c and 2 more: seen; why. Remedy."
+    assert str(warning) == "a, model, c and 2 more: seen\n  why: why\n  remedy: Remedy."

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-from conformallayers.diagnosis.measure import measure
-from conformallayers.diagnosis.record import PartHealth
+from conformallayers.diagnosis.measure import PartHealth, measure
 from oracle import exact_output, randomise
 from staged import EMBEDDINGS, Draw
 from support import both_forms

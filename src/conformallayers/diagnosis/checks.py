@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..folding.folded import Explanation
-from ..folding.plan import alternatives
 from ..nn.activations import RadialActivation
 from ..nn.registry import is_homogeneous
-from .measure import Measurement
-from .record import LISTED, HealthWarning, LayerHealth, PartHealth
+from ..utils.html import Block, Printed
+from .measure import LayerHealth, Measurement, PartHealth
 
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+LISTED = 3  # names in a warning that are written out
+
 _ADDED = 1e-3, 0.999  # share of t that a useful activation adds
 _LENGTHS = 1e-4, 1e4  # of points, in the unit
 _ENTRIES = 1e-3  # root mean square of the outputs of a ConformalLayers
@@ -23,6 +22,40 @@ _MOST = 0.5  # share of channels of a norm that are "most"
 _LAG = 5.0  # standard deviations between a running mean and the mean of a batch
 _MEAN = 100.0  # standard deviations between a mean and 0
 _DEAD_MAPS, _DEAD_UNITS = 0.25, 0.75  # shares of channels; of single numbers many are 0 by chance
+
+
+@dataclass(frozen=True, repr=False)
+class HealthWarning(Printed):
+    """One problem, with its measured value, its consequence and a remedy.
+
+    Attributes:
+        kind: a word or two, equal for warnings of the same kind.
+        paths: of the modules; modules of one part with warnings of one kind and remedy share one.
+        seen: the measured value, of the first module.
+        why: the consequence.
+        remedy: the suggested change.
+    """
+
+    kind: str
+    paths: tuple[str, ...]
+    seen: str
+    why: str
+    remedy: str
+
+    @property
+    def path(self) -> str:
+        """The paths as text; of more than three, the first three and the number of the others."""
+        shown = ", ".join(path or "model" for path in self.paths[:LISTED])
+        more = len(self.paths) - LISTED
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    @property
+    def line(self) -> str:
+        """The warning as one line."""
+        return f"{self.path}: {self.seen}; {self.why}. {self.remedy}"
+
+    def _blocks(self) -> Iterator[Block]:
+        yield f"{self.path}: {self.seen}\n  why: {self.why}\n  remedy: {self.remedy}"
 
 
 def warnings_of(found: Measurement) -> list[HealthWarning]:
@@ -62,28 +95,13 @@ def _of_model(found: Measurement) -> Iterator[HealthWarning]:
 
 
 def _merged(warnings: Iterable[HealthWarning]) -> Iterator[HealthWarning]:
-    """Merge warnings whose texts differ in numbers alone, with all paths and the range of each number."""
-    alike: dict[tuple[str, ...], list[HealthWarning]] = {}
+    """Merge warnings of one kind and consequence: all paths, with the numbers of the first."""
+    alike: dict[tuple[str, str], list[HealthWarning]] = {}
     for warning in warnings:
-        words = (_NUMBER.sub("#", text) for text in (warning.seen, warning.why, warning.remedy))
-        alike.setdefault((warning.kind, *words), []).append(warning)
-    for (kind, *_), found in alike.items():
-        paths = tuple(path for warning in found for path in warning.paths)
-        seen, remedy = (_ranges([getattr(w, key) for w in found]) for key in ("seen", "remedy"))
-        yield HealthWarning(kind, paths, seen, found[0].why, remedy)
-
-
-def _ranges(texts: Sequence[str]) -> str:
-    """Return texts that differ in numbers alone as one.
-
-    Examples:
-        >>> _ranges(["adds 2e-05 %: alpha 3", "adds 0.1 %: alpha 3", "adds 0.02 %: alpha 3"])
-        'adds 2e-05 to 0.1 %: alpha 3'
-    """
-    columns = zip(*(_NUMBER.findall(text) for text in texts), strict=True)
-    ends = ((min(column, key=float), max(column, key=float)) for column in columns)
-    ranges = iter([low if low == high else f"{low} to {high}" for low, high in ends])
-    return _NUMBER.sub(lambda _: next(ranges), texts[0])
+        alike.setdefault((warning.kind, warning.why), []).append(warning)
+    for first, *others in alike.values():
+        paths = tuple(path for warning in (first, *others) for path in warning.paths)
+        yield replace(first, paths=paths)
 
 
 def _of_part(part: PartHealth, found: Measurement) -> Iterator[HealthWarning]:
@@ -224,32 +242,3 @@ def _of_gradients(found: Measurement) -> Iterator[HealthWarning]:
     for seen, paths in bad.items():
         if paths:
             yield HealthWarning("gradient", tuple(paths), seen, why, remedy)
-
-
-# -- plans of the fold -------------------------------------------------------------------------------
-
-
-def warnings_of_fold(explanation: Explanation) -> Iterator[HealthWarning]:
-    """Warn of stages that could be cheaper or that keep their layers."""
-    why = "it costs multiply-adds in every prediction"
-    for path, plan in explanation.items():
-        for sentence in plan.advice:
-            seen, _, remedy = sentence.partition(": ")
-            remedy = f"{remedy[:1].upper()}{remedy[1:]}: docs/stages.md."
-            yield HealthWarning("fold", (path,), seen, why, remedy)
-        free = not plan.chosen.multiply_adds
-        if plan.operations is None or plan.advice or free or alternatives(plan):
-            continue  # of one stage, or explained, or the layers cost nothing or are not the only way
-        refused = {item.name: item.note for item in plan.candidates if item.note}
-        if "conv" in refused:
-            seen = f"the stage keeps its layers: {refused['conv']}"
-            remedy = (
-                "Build it from convolutions that pad with zeros, at its start only: docs/stages.md."
-            )
-            yield HealthWarning("fold", (path,), seen, why, remedy)
-
-
-def refused_fold(error: Exception) -> HealthWarning:
-    """Return the warning of a model that does not fold."""
-    seen, why = f"it does not fold: {error}", "only its layers run"
-    return HealthWarning("fold", ("",), seen, why, "Change it as the message says.")

@@ -2,34 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from ..container import ConformalLayers
 from ..errors import ConformalError, refusal
-from ..folding.fold import quick_plans
-from ..folding.folded import Explanation, Folded
+from ..folding.folded import Folded
+from ..utils.html import Block, Printed
 from ..utils.quiet import ignored_warnings
-from .checks import refused_fold, warnings_of, warnings_of_fold
-from .measure import Measurement, measure
-from .record import Diagnosis
+from .checks import HealthWarning, warnings_of
+from .measure import Measurement, PartHealth, measure
 
 
-def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Printed):
+    """The result of :func:`conformallayers.diagnose`; prints as tables, and warnings with their remedies.
+
+    Attributes:
+        samples: the size of the batch.
+        parts: every ConformalLayers, in the order in which they run.
+        warnings: empty for a healthy model.
+    """
+
+    samples: int
+    parts: tuple[PartHealth, ...]
+    warnings: tuple[HealthWarning, ...]
+
+    def _blocks(self) -> Iterator[Block]:
+        for part in self.parts:
+            yield from (*part._blocks(), "")
+        found, samples = len(self.warnings), f"{self.samples} samples"
+        yield f"{found or 'no'} warning{'s' * (found != 1)} on {samples}"
+        for warning in self.warnings:
+            yield from warning._blocks()
+
+
+def diagnose(model: nn.Module, x: Tensor) -> Diagnosis:
     """Check the health of a model on a batch; the model is not changed.
 
     A frozen copy runs the batch in float64 and evaluation semantics, whatever the mode of the model. A batch norm
     that has seen few batches uses the statistics of this one. Hooks do not run; forward hooks give a warning.
     Other warnings are about: NaN and infinity, points that vanish or explode, α far from the length of the points
     that arrive, variances below eps and running means that are late, channels that are dead behind a rectifier, an
-    offset that does not fit the inputs, networks without any homogeneous map, weights without a gradient, and
-    stages that fold to more than they need.
+    offset that does not fit the inputs, networks without any homogeneous map, and weights without a gradient.
 
     Args:
         model: a :class:`ConformalLayers`, or any module that runs some.
         x: (B, ...), a batch as in training; 16 to 256 samples are enough.
-        fold: whether to plan a fold, too, for its costs and the warnings about its stages. Matrices that take more
-            than a moment to build are left to :func:`conformallayers.fold`.
 
     Returns:
         A :class:`Diagnosis`; prints as tables and warnings with their remedies.
@@ -38,7 +60,7 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
         >>> import conformallayers as cl
         >>> layers = cl.AvgPool2d(2), cl.ReSPro(100.0, projective=True), nn.LPPool2d(2, 2)
         >>> model = cl.ConformalLayers(*layers, offset=1.0, unit="rms")
-        >>> print(cl.diagnose(model, torch.ones(2, 1, 8, 8), fold=False))
+        >>> print(cl.diagnose(model, torch.ones(2, 1, 8, 8)))
         model: unit rms, offset 1, inputs of length 1, entries of outputs 0.0283
         path  kind       output     length  alpha  arriving  added to t    dead
         ----  ---------  ---------  ------  -----  --------  ----------  ------
@@ -51,19 +73,11 @@ def diagnose(model: nn.Module, x: Tensor, *, fold: bool = True) -> Diagnosis:
           why: it does no more than multiply all points by one number
           remedy: Set alpha to about 0.71, the root mean square that arrives: docs/training.md.
     """
-    _check(model, x, fold)
+    _check(model, x)
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), ignored_warnings():
         found = _measured(model, x)
-        warnings = warnings_of(found)
-        explanation: Explanation | None = None
-        if fold and not found.tensors:  # a fold refuses NaN, which has a warning already
-            try:
-                explanation = quick_plans(model, tuple(x.shape[1:]))
-                warnings += warnings_of_fold(explanation)
-            except ConformalError as error:
-                warnings.append(refused_fold(error))
-    return Diagnosis(len(x), tuple(found.parts), tuple(warnings), explanation)
+    return Diagnosis(len(x), tuple(found.parts), tuple(warnings_of(found)))
 
 
 def _measured(model: nn.Module, x: Tensor) -> Measurement:
@@ -84,7 +98,7 @@ def _measured(model: nn.Module, x: Tensor) -> Measurement:
     return found
 
 
-def _check(model: object, x: object, fold: object) -> None:
+def _check(model: object, x: object) -> None:
     """Refuse arguments that cannot be measured."""
     order = "The order is diagnose(model, x)."
     if not isinstance(model, nn.Module):
@@ -107,5 +121,3 @@ def _check(model: object, x: object, fold: object) -> None:
         raise refusal(where, "finite numbers", "NaN or infinity", "Leave those samples out.")
     if not bool(x.any()):
         raise refusal(where, "samples with a norm", "zeros", "Pass samples of the data.")
-    if not isinstance(fold, bool):
-        raise refusal("diagnose(fold=...)", "True or False", repr(fold), "Leave it out.")

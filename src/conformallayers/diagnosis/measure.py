@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..container import ConformalLayers, layer_by_layer
+from ..errors import shape_text
 from ..folding.operators import device_of, frozen_wide, lost_hooks
 from ..functional import norm, norm_unit
 from ..nn.activations import RadialActivation
@@ -17,9 +18,103 @@ from ..nn.branches import Composite
 from ..nn.layerwise import LayerFlow, Points, embed_batch
 from ..nn.registry import branches, flatten_modules, is_homogeneous
 from ..nn.supported import BATCH_NORMS
-from .record import LayerHealth, NormHealth, PartHealth
+from ..utils.html import Block, Printed, Table
 
 _SETTLED = 0.05  # share of its initial value that a settled running statistic has at most
+
+
+@dataclass(frozen=True)
+class NormHealth:
+    """The statistics of a batch norm; medians are those over its channels.
+
+    Attributes:
+        variance: the median variance; of the batch where the running ones are not settled yet.
+        below_eps: the share of channels whose variance is below eps.
+        mean: the median of ``|mean|/σ``.
+        lag: the median of ``|running mean − mean of the batch|/σ``; None where it is not settled yet.
+        eps: of the norm.
+    """
+
+    variance: float
+    below_eps: float
+    mean: float
+    lag: float | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerHealth:
+    """One layer, activation or map on a batch; lengths and shares are medians over the samples.
+
+    Attributes:
+        path: of the module in the model.
+        kind: its class.
+        shape: of one sample behind it.
+        length: of the points behind it: their norm, or their root mean square, by the unit.
+        finite: whether all of their numbers are.
+        alpha: of an activation, with the ``arriving`` length and the share of the new t that it has ``added``.
+        dead: the number of channels behind a map that are zero in all samples, of ``channels``.
+        norm: the statistics of a batch norm.
+    """
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    length: float
+    finite: bool
+    alpha: float | None = None
+    arriving: float | None = None
+    added: float | None = None
+    dead: int | None = None
+    channels: int | None = None
+    norm: NormHealth | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class PartHealth(Printed):
+    """One ConformalLayers on a batch.
+
+    Attributes:
+        path: of the ConformalLayers, empty if it is the model.
+        offset, unit: of its embedding.
+        entering: the median length of its inputs, in the unit.
+        leaving: the root mean square of all entries of its outputs.
+        layers: in the order in which they run.
+    """
+
+    path: str
+    offset: float
+    unit: str
+    entering: float
+    leaving: float
+    layers: tuple[LayerHealth, ...]
+
+    def _blocks(self) -> Iterator[Block]:
+        yield (
+            f"{self.path or 'model'}: unit {self.unit}, offset {self.offset:.3g}, inputs of length "
+            f"{self.entering:.3g}, entries of outputs {self.leaving:.3g}"
+        )
+        header = ["path", "kind", "output", "length", "alpha", "arriving", "added to t", "dead"]
+        header += ["variance", "|mean|/σ", "lag/σ"]
+        rows = [_cells(layer) for layer in self.layers]
+        kept = [i for i in range(len(header)) if i < 4 or any(row[i] for row in rows)]
+        yield Table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def _cells(layer: LayerHealth) -> list[str]:
+    norm, dead = layer.norm, layer.dead
+    statistics = (None,) * 3 if norm is None else (norm.variance, norm.mean, norm.lag)
+    return [
+        *(layer.path, layer.kind, shape_text(layer.shape), f"{layer.length:.3g}"),
+        *(_number(layer.alpha), _number(layer.arriving)),
+        "" if layer.added is None else f"{100 * layer.added:.3g} %",
+        "" if dead is None else f"{dead} of {layer.channels}",
+        *map(_number, statistics),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 @dataclass

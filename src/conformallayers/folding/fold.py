@@ -12,13 +12,13 @@ from ..nn.bounds import Shape
 from ..nn.container import ConformalSequential
 from ..utils.fingerprint import fingerprint
 from .cost import Cost
-from .folded import Explanation, Folded
+from .folded import Folded
 from .graph import Graph, capture, stages_at, with_followers
 from .lower_graph import GraphLowering, LoweredPart
 from .merge import merge
 from .part import lower_checked, lower_part, placed
 from .plan import checked_strategy, optimistic_seconds
-from .problem import EVAL_EFFORT, Conditions, Problem
+from .problem import Conditions, Problem
 from .split import StageGraph
 from .trace import Step, Trace, trace_layers
 
@@ -68,17 +68,6 @@ def fold(
     conditions = Conditions(dtype, device, strategy)
     with torch.inference_mode(False), torch.no_grad():
         return _folded(model, shape, conditions)
-
-
-def quick_plans(model: nn.Module, input_shape: Shape) -> Explanation:
-    """Return the plans of a fold with the build effort of ``eval()``.
-
-    Where the cheapest form takes longer to build, the plan keeps the layers and says so.
-    """
-    dtype, device = _dtype_and_device(model, None)
-    conditions = Conditions(dtype, device, effort=EVAL_EFFORT)
-    with torch.inference_mode(False), torch.no_grad():
-        return _folded(model, input_shape, conditions).explain()
 
 
 def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:

@@ -306,7 +306,7 @@ class _Run:
         x = as_input(images, shape=self.config.input_shape)
         conformal = any(isinstance(module, ConformalLayers) for module in self.model.modules())
         if conformal and bool(x.any()):
-            for warning in diagnose(self.model, x, fold=False).warnings:
+            for warning in diagnose(self.model, x).warnings:
                 yield f"warning: {warning.line}"
 
     def steps(self, model: nn.Module, epoch: int, row: dict[str, Any]) -> Iterator[float]:
