@@ -190,9 +190,8 @@ def test_file_that_is_no_record_is_refused(content: bytes, tmp_path: Path) -> No
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize("rows", [[{"depth": 1}], [{"milliseconds": {}}], [{"milliseconds": 1}]])
-def test_record_of_another_form_is_refused(rows: list[Any], tmp_path: Path) -> None:
-    write(tmp_path / "experiment3" / "times.json", {"rows": rows})
+def test_record_of_another_form_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "experiment3" / "times.json", {"rows": [{"milliseconds": 1}]})
     with pytest.raises(cl.ConformalError, match=r"report, Time against depth.*: expected records"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()

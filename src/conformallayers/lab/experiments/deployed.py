@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -37,27 +37,13 @@ def deployed(network: nn.Module) -> Folded:
         >>> multiply_adds(deep) == multiply_adds(plain)
         True
     """
-    if has_conformal_layers(network):
-        return fold(network, IMAGE_SHAPE)
-    return fold(_Plain(merged(network)), IMAGE_SHAPE)
+    whole = network if has_conformal_layers(network) else merged(network)
+    return fold(whole, IMAGE_SHAPE)
 
 
 def has_conformal_layers(network: nn.Module) -> bool:
     """Tell whether a network has ConformalLayers to fold."""
     return any(isinstance(module, ConformalLayers) for module in network.modules())
-
-
-class _Plain(nn.Module):
-    """A plain network that fold accepts: it owns an empty ConformalLayers, which it never runs."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        self.nothing = ConformalLayers()
-
-    def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = self.network(input)
-        return output
 
 
 def merged(network: nn.Module) -> nn.Module:

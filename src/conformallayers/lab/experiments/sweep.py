@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import MaxTrialsCallback, Study
 from optuna.trial import FrozenTrial, Trial, TrialState
-from torch import Tensor
 
 from ...errors import ConformalError, first_line, refusal
 from ...utils.files import write_json
@@ -43,7 +41,6 @@ _STUDY_OPTIONS = (
     *("preset", "size"),
 )
 _WIDE = 100.0  # a range whose ends differ by this factor has a logarithmic axis
-_SURE = 2.0  # standard deviations above chance that count as learned
 
 
 def run_sweep(
@@ -82,12 +79,7 @@ def run_sweep(
         search.conclude()
         message = f"Interrupted: {search.done} trials kept. To go on, repeat the command."
         raise KeyboardInterrupt(message) from stop
-    record = search.conclude()
-    if record["at_chance"]:
-        share = f"{100 * record['chance']:.1f} % of the validation images are of one class"
-        hint = "Search other learning rates (--space) or more epochs, or take another network."
-        say(f"Every trial stayed at chance ({share}): nothing was learned. {hint}")
-    return record
+    return search.conclude()
 
 
 class _Search:
@@ -156,7 +148,6 @@ class _Search:
         """Write study.json, and return the record."""
         record = {**self.source, "finished": self.done >= self.options.trials}
         record |= _summary(self.study)
-        record |= _chance(record["trials"], self.held_out.test_labels)
         write_json(self.out / f"{NAME}.json", record)
         return record
 
@@ -233,67 +224,50 @@ def _summary(study: Study) -> Row:
     return {"study": study.study_name, "best": best, "trials": rows}
 
 
-def _chance(trials: list[Row], labels: Tensor) -> Row:
-    """Return the share of the largest class, and whether no trial was clearly above it."""
-    chance = float(labels.bincount().max()) / len(labels)
-    limit = chance + _SURE * (chance * (1 - chance) / len(labels)) ** 0.5
-    reached = [row["last_accuracy"] for row in trials if row["last_accuracy"] is not None]
-    return {"chance": chance, "at_chance": bool(reached) and max(reached) <= limit}
-
-
 def parallel_coordinates(trials: Sequence[Row], title: str, space: Space) -> Figure:
     """Draw finished trials, rows of study.json: a smooth curve through an axis for each option and the accuracy."""
     rows = sorted(trials, key=lambda row: float(row["validation_accuracy"]))
-    columns = [
-        _Axis.of(name.replace("_", " "), [row[name] for row in rows], space[name]) for name in space
-    ]
     shares = [100 * row["validation_accuracy"] for row in rows]
     margin = max(0.05, 0.05 * (shares[-1] - shares[0]))
-    ends = Range(shares[0] - margin, shares[-1] + margin)
-    columns.append(_Axis.of("validation\naccuracy (%)", shares, ends))
-    places, steps = np.arange(len(columns)), np.linspace(0, len(columns) - 1, 50 * len(columns))
-    with figures.styled(max(6.0, 1.8 * len(columns)), 4.2) as (figure, axes):
-        for heights in zip(*(column.heights for column in columns), strict=True):
-            left = np.minimum(steps.astype(int), len(columns) - 2)
-            bend = (1 - np.cos(np.pi * (steps - left))) / 2
+    ends = {**space, "accuracy (%)": Range(shares[0] - margin, shares[-1] + margin)}
+    values = [
+        [row[name] for name in space] + [share] for row, share in zip(rows, shares, strict=True)
+    ]
+    last = len(ends) - 1
+    steps = np.linspace(0, last, 50 * last + 1)
+    left = np.minimum(steps.astype(int), last - 1)
+    bend = (1 - np.cos(np.pi * (steps - left))) / 2
+    with figures.styled(max(6.0, 1.8 * len(ends)), 4.2) as (figure, axes):
+        for row in values:
+            heights = [_height(value, end) for value, end in zip(row, ends.values(), strict=True)]
             curve = np.take(heights, left) * (1 - bend) + np.take(heights, left + 1) * bend
             axes.plot(steps, curve, color=matplotlib.colormaps["cividis"](heights[-1]), linewidth=2)
-        for place, column in zip(places, columns, strict=True):
+        for place, end in enumerate(ends.values()):
             axes.axvline(place, color="#333333", linewidth=1)
-            for height, label in column.ticks:
-                axes.annotate(
-                    label, (place, height), (-4, 0), textcoords="offset points", ha="right"
-                )
-        axes.set(xlim=(-0.45, len(columns) - 0.5), ylim=(-0.06, 1.06), yticks=[])
-        axes.set_xticks(places, [column.name for column in columns])
+            for value in (end.low, end.high) if isinstance(end, Range) else end:
+                text = f"{value:.3g}" if isinstance(value, float) else str(value)
+                at = (place, _height(value, end))
+                axes.annotate(text, at, (-4, 0), textcoords="offset points", ha="right")
+        axes.set(xlim=(-0.45, last + 0.5), ylim=(-0.06, 1.06), yticks=[])
+        axes.set_xticks(range(len(ends)), [name.replace("_", " ") for name in ends])
         axes.spines[:].set_visible(False)
         axes.set_title(f"{title}: the best {len(rows)} of the search")
     return figure
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """One axis of the figure: heights from 0 to 1 of the trials, and labels at its ticks."""
+def _height(value: Any, ends: Range | tuple[Any, ...]) -> float:
+    """Return the position of a value on its axis, from 0 to 1.
 
-    name: str
-    heights: list[float]
-    ticks: list[tuple[float, str]]
-
-    @classmethod
-    def of(cls, name: str, values: Sequence[Any], ends: Range | tuple[Any, ...]) -> _Axis:
-        if not isinstance(ends, Range):
-            heights = {value: (index + 0.5) / len(ends) for index, value in enumerate(ends)}
-            labels = [(height, str(value)) for value, height in heights.items()]
-            return cls(name, [heights[value] for value in values], labels)
-        # Good learning rates crowd at the lower end of a wide range, however it was searched.
-        log = ends.log or ends.high >= _WIDE * ends.low > 0
-        scale: Any = np.log if log else np.asarray
-        low, high = scale([ends.low, ends.high])
-        shares = (scale(values) - low) / ((high - low) or 1.0)
-        marks = (0.0, 0.25, 0.5, 0.75, 1.0)
-        numbers = [low + mark * (high - low) for mark in marks]
-        texts = [f"{np.exp(one) if log else one:.3g}" for one in numbers]
-        return cls(name, shares.tolist(), list(zip(marks, texts, strict=True)))
+    Examples:
+        >>> _height(0.1, Range(0.01, 1.0)), _height("sgd", ("adam", "sgd"))
+        (0.5, 0.75)
+    """
+    if not isinstance(ends, Range):
+        return (ends.index(value) + 0.5) / len(ends)
+    # Good learning rates crowd at the lower end of a wide range, however it was searched.
+    scale: Any = np.log if ends.high >= _WIDE * ends.low > 0 else np.asarray
+    low, high, place = scale([ends.low, ends.high, value])
+    return float((place - low) / ((high - low) or 1.0))
 
 
 def _line(trial: FrozenTrial) -> str:
