@@ -97,3 +97,25 @@ def test_never_more_multiply_adds() -> None:
     """A 1×1 convolution to many channels behind a depthwise one stays apart: together they are dense."""
     model = nn.Sequential(nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 64, 1))
     assert count(cl.fold(model, (8, 12, 12)), "conv") == 2
+
+
+def test_explain_has_a_line_for_each_region() -> None:
+    model = blocks.randomised(nn.Sequential(blocks.RepVGG(4, 4), nn.Conv2d(4, 8, 1)))
+    explanation = cl.fold(model, (4, 12, 12)).explain()
+    (region,) = explanation.regions
+    assert (sorted(set(region.before)), region.after) == (
+        ["add", "add_constant", "conv", "multiply"],
+        ("conv",),
+    )
+    assert region.multiply_adds == 4 * 4 * 9 * 144
+    assert str(explanation).splitlines()[2].startswith("2 conv, 3 multiply, 3 add_constant, 2 add")
+
+
+def test_a_padded_convolution_before_a_product_is_one_product() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(4, 8, 3, padding=1), nn.Flatten(), nn.Linear(8 * 36, 3)
+    model = nn.Sequential(*layers).double()
+    folded = cl.fold(model, (4, 6, 6))
+    assert [op.kind for op in folded.recipe.operations] == ["reshape", "matmul"]
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-12, atol=1e-12)

@@ -218,6 +218,20 @@ def concatenate(parts: Sequence[Convolution]) -> Convolution | None:
     return replace(first, weight=weight, bias=bias)
 
 
+def cropped(form: Convolution, shape: Shape) -> Convolution:
+    """Return a convolution with a single padded window without the part of its kernel that sees zeros."""
+    single = set(form.output_shape(shape)[1:]) == {1} and set(form.dilation) == {1}
+    if not single or not any(form.padding) or form.mode != "zeros":
+        return form
+    weight = form.weight
+    for axis, (n, p) in enumerate(zip(shape[1:], form.padding, strict=True)):
+        if weight.shape[2 + axis] < n + p:
+            return form
+        weight = weight.narrow(2 + axis, p, n)
+    axes = len(form.padding)
+    return replace(form, weight=weight, padding=(0,) * axes, stride=(1,) * axes)
+
+
 def regrouped(weight: Tensor, groups: int, fewer: int) -> Tensor:
     """Write a kernel (O, C/groups, *kernel) with fewer groups: blocks of zeros fill it up."""
     if groups == fewer:

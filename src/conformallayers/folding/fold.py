@@ -118,8 +118,8 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
         parts[found.end] = LoweredPart(recipe, found.feed, plans)
     recipe, plans = GraphLowering(graph, shape, parts).lower()
     dtype, device = conditions.dtype, conditions.device
-    recipe = placed(merge(recipe), dtype, device)
-    return Folded(recipe, dtype, plans, fingerprint(model))
+    merged, regions = merge(recipe)
+    return Folded(placed(merged, dtype, device), dtype, plans, fingerprint(model), regions)
 
 
 def stages_by_part(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
-from ..utils.html import Block, Printed
+from ..utils.html import Block, Printed, Table
+from ..utils.text import count
 from .explicit import explicit_forms, explicit_matrix
+from .merge import Region
 from .plan import Plan
 from .quantization_report import Quantization, read_quantization
 
@@ -20,7 +23,14 @@ Self = TypeVar("Self", bound="Folded")
 
 
 class Explanation(Printed, dict[str, Plan]):
-    """The plan of each folded part by its path; prints as tables."""
+    """The plan of each folded part by its path, and the regions of plain layers that were merged.
+
+    Prints as tables.
+    """
+
+    def __init__(self, plans: Mapping[str, Plan], regions: Sequence[Region] = ()) -> None:
+        super().__init__(plans)
+        self.regions = tuple(regions)
 
     def _blocks(self) -> Iterator[Block]:
         for index, (path, plan) in enumerate(self.items()):
@@ -29,6 +39,19 @@ class Explanation(Printed, dict[str, Plan]):
             if path:
                 yield path
             yield from plan._blocks()
+        if self.regions:
+            if self:
+                yield ""
+            header = ["merged operations", "into", "output", "multiply-adds"]
+            yield Table(header, [_region_row(region) for region in self.regions])
+
+
+def _region_row(region: Region) -> list[str]:
+    before, after = (
+        ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in Counter(kinds).items())
+        for kinds in (region.before, region.after)
+    )
+    return [before, after, shape_text(region.output_shape), count(region.multiply_adds)]
 
 
 class Folded(RecipeModule):
@@ -70,11 +93,17 @@ class Folded(RecipeModule):
     about: dict[str, Any] | None = None
 
     def __init__(
-        self, recipe: Recipe, dtype: torch.dtype, plans: dict[str, Plan], origin: str | None = None
+        self,
+        recipe: Recipe,
+        dtype: torch.dtype,
+        plans: dict[str, Plan],
+        origin: str | None = None,
+        regions: Sequence[Region] = (),
     ) -> None:
         super().__init__(recipe, dtype)
         self.plans = dict(plans)
         self.origin = origin
+        self.regions = tuple(regions)
         self.eval()
 
     @property
@@ -89,7 +118,7 @@ class Folded(RecipeModule):
 
     def explain(self) -> Explanation:
         """Return the candidates with their costs and estimated times, and the reason for the choice; prints as a table."""
-        return Explanation(self.plans)
+        return Explanation(self.plans, self.regions)
 
     def matrix(self) -> Tensor:
         """Return M of ``y = M x / D``, (d_out, d_in) in float64, for a fold of one stage.

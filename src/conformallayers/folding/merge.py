@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,63 +18,71 @@ from torch import Tensor
 from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
-from .convolution import Convolution, add, compose, concatenate, diagonal, regrouped
+from .chains import (
+    Chain,
+    History,
+    Link,
+    added,
+    cheapest_cut,
+    composed,
+    history_of,
+    whole_chain,
+    window,
+)
+from .convolution import Convolution, concatenate, cropped, diagonal, regrouped
 
-_LONGEST = 16  # links that are considered as one convolution
 _MOST_PASSES = 8
-Cost = tuple[int, int]  # multiply-adds, numbers that are stored
 
 
-@dataclass(frozen=True, eq=False)
-class Link:
-    """One operation of a chain, or several that were merged into a convolution.
+@dataclass(frozen=True)
+class Region:
+    """Affine operations of a model, and the operation that they have become."""
 
-    ``form`` is None for an operation that no convolution computes; then it stays as it is.
-    """
-
-    form: Convolution | None
-    input_shape: Shape
+    before: History
+    after: History
     output_shape: Shape
-    cost: Cost
-    operations: tuple[Operation, ...] = ()  # as they were, in order; empty if merged
-    transposed: Convolution | None = (
-        None  # weight and bias of a transposed convolution that was scaled
-    )
+    multiply_adds: int
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """Links that are not written yet, behind a value that is."""
+def merge(recipe: Recipe) -> tuple[Recipe, tuple[Region, ...]]:
+    """Merge affine operations until nothing changes; the numbers stay the same but for rounding.
 
-    source: str  # a value of the new recipe
-    shape: Shape  # of the source
-    links: tuple[Link, ...] = ()
-
-    @property
-    def output_shape(self) -> Shape:
-        """The shape behind the last link."""
-        return self.links[-1].output_shape if self.links else self.shape
-
-    def then(self, *links: Link) -> Chain:
-        """Return the chain with more links."""
-        return replace(self, links=(*self.links, *links))
-
-
-def merge(recipe: Recipe) -> Recipe:
-    """Merge affine operations until nothing changes; the numbers stay the same but for rounding."""
+    Returns the shorter recipe, and the regions in which operations were merged.
+    """
+    histories: dict[str, History] = {}
     for _ in range(_MOST_PASSES):
-        merged = _Pass(recipe).run()
+        one = _Pass(recipe, histories)
+        merged = one.run()
         if len(merged.operations) == len(recipe.operations):
             break
-        recipe = merged
-    return recipe
+        recipe, histories = merged, one.written
+    return recipe, tuple(_regions(recipe, histories))
+
+
+def _regions(recipe: Recipe, histories: Mapping[str, History]) -> Iterator[Region]:
+    shapes, walk = recipe.shapes(), _Pass(recipe, {})
+    after: list[str] = []  # the operations since the last value with a history
+    work = 0
+    for op in recipe.operations:
+        link = walk.link(op)
+        before = histories.get(op.outputs[0])
+        if link is None:
+            after, work = [], 0
+            continue
+        after, work = [*after, op.kind], work + link.cost[0]
+        if before is not None:
+            if len(before) > 1:
+                yield Region(before, tuple(after), shapes[op.outputs[0]], work)
+            after, work = [], 0
 
 
 class _Pass:
     """One walk over a recipe."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, histories: Mapping[str, History]) -> None:
         self.recipe, self.shapes = recipe, recipe.shapes()
+        self.histories = histories  # of the values of the recipe
+        self.written: dict[str, History] = {}  # of the values of the new recipe
         self.readers = Counter(name for op in recipe.operations for name in op.inputs)
         self.readers[recipe.output] += 1
         self.adds = {n for op in recipe.operations if isinstance(op, layer.Add) for n in op.inputs}
@@ -89,7 +96,7 @@ class _Pass:
                 self._sum(op)
             elif isinstance(op, layer.Concatenate) and op.axis == 0:
                 self._concatenation(op)
-            elif (link := self._link(op)) is not None:
+            elif (link := self.link(op)) is not None:
                 self.values[op.outputs[0]] = self._append(self._chain(op.inputs[0]), link)
             else:
                 self._copy(op)
@@ -138,7 +145,8 @@ class _Pass:
 
     # -- operations as links ----------------------------------------------------------------------
 
-    def _link(self, op: Operation) -> Link | None:
+    def link(self, op: Operation) -> Link | None:
+        """Return an operation as a link of a chain; None for one that is not affine."""
         if len(op.inputs) != 1 or len(op.outputs) != 1:
             return None
         if any(name in self.recipe.wide for _, name in op.constants()):
@@ -150,7 +158,10 @@ class _Pass:
             return None
         stored = sum(math.prod(self.recipe.constant_shape(name)) for _, name in op.constants())
         work = 0 if form is None else form.multiply_adds(before)
-        return Link(form, before, after, (work, stored), (op,))
+        return Link(form, before, after, (work, stored), self._history(op), (op,))
+
+    def _history(self, op: Operation) -> History:
+        return self.histories.get(op.outputs[0], (op.kind,))
 
     def _form(self, op: Operation, shape: Shape) -> Convolution | None:
         """Return an operation on samples of a shape as a convolution, or None."""
@@ -196,15 +207,16 @@ class _Pass:
             return chain.then(link)
         before = last.operations[-1]
         if isinstance(before, layer.Reshape) and link.form is not None:
-            whole = _window(link.form, last.input_shape)
+            whole = window(link.form, last.input_shape)
             if whole is not None:
                 both = (*last.operations, *link.operations)
-                joined = Link(whole, last.input_shape, link.output_shape, link.cost, both)
+                history = (*last.history, *link.history)
+                joined = Link(whole, last.input_shape, link.output_shape, link.cost, history, both)
                 return replace(chain, links=(*chain.links[:-1], joined))
         if isinstance(before, layer.ConvTranspose) and link.form is not None:
             scaled = self._scaled(before, last.transposed, link.form)
             if scaled is not None:
-                joined = replace(last, transposed=scaled)
+                joined = replace(last, transposed=scaled, history=(*last.history, *link.history))
                 return replace(chain, links=(*chain.links[:-1], joined))
         return chain.then(link)
 
@@ -246,7 +258,7 @@ class _Pass:
         left: list[Chain] = []
         for term in terms:
             for index, other in enumerate(left):
-                both = _added(other, term)
+                both = added(other, term)
                 if both is not None:
                     left[index] = both
                     break
@@ -258,7 +270,7 @@ class _Pass:
 
     def _concatenation(self, op: layer.Concatenate) -> None:
         chains = [self._chain(name) for name in op.inputs]
-        forms = [_whole(chain) for chain in chains]
+        forms = [whole_chain(chain) for chain in chains]
         one = len({chain.source for chain in chains}) == 1 and all(chain.links for chain in chains)
         if one and all(len(chain.links) == 1 for chain in chains) and None not in forms:
             both = concatenate([form for form in forms if form is not None])
@@ -266,7 +278,8 @@ class _Pass:
                 costs = [chain.links[0].cost for chain in chains]
                 cost = sum(work for work, _ in costs), sum(stored for _, stored in costs)
                 shape = self.shapes[op.outputs[0]]
-                link = Link(both, chains[0].shape, shape, cost)
+                history = (*(kind for chain in chains for kind in history_of(chain)), op.kind)
+                link = Link(both, chains[0].shape, shape, cost, history)
                 self.values[op.outputs[0]] = Chain(chains[0].source, chains[0].shape, (link,))
                 return
         values = [self._write(chain) for chain in chains]
@@ -278,21 +291,24 @@ class _Pass:
         """Append the operations of a chain, merged where that is cheapest."""
         value = chain.source
         for links in cheapest_cut(chain.links):
+            history = tuple(kind for link in links for kind in link.history)
             if len(links) == 1 and links[0].transposed is not None:
                 value = self._emit_transposed(links[0], value)
-                continue
-            if len(links) == 1 and links[0].operations:
+            elif len(links) == 1 and links[0].operations:
                 for op in links[0].operations:
                     (value,) = self._rewrite(op, [value])
-                continue
-            form = _composed(links)
-            if form is None:
-                raise TypeError("a segment that is no convolution")
-            value = self._emit(form, value, links[0].input_shape, links[-1].output_shape)
+                history = self._history(links[0].operations[-1])
+            else:
+                form = composed(links)
+                if form is None:
+                    raise TypeError("a segment that is no convolution")
+                value = self._emit(form, value, links[0].input_shape, links[-1].output_shape)
+            self.written[value] = history
         return value
 
     def _emit(self, form: Convolution, value: str, before: Shape, after: Shape) -> str:
         """Append a convolution as the simplest operations that compute it."""
+        form = cropped(form, before)
         axes, bias = len(form.kernel), form.bias
         whole = axes and form.kernel == before[1:] and not any(form.padding)
         if form.is_diagonal:
@@ -357,128 +373,6 @@ class _Pass:
 
     def _constant(self, name: str, array: Tensor) -> str:
         return self.builder.constant(name, array.contiguous())
-
-
-def cheapest_cut(links: Sequence[Link]) -> Iterator[Sequence[Link]]:
-    """Cut a chain into segments of one convolution each, with the fewest multiply-adds, then numbers."""
-    best: list[tuple[Cost, int]] = [((0, 0), 0)]  # the cost of the first links, and the last cut
-    for end in range(1, len(links) + 1):
-        options = []
-        for start in range(max(0, end - _LONGEST), end):
-            cost = _segment_cost(links[start:end])
-            if cost is not None:
-                work, stored = best[start][0]
-                options.append(((work + cost[0], stored + cost[1]), start))
-        best.append(min(options))
-    cuts, end = [], len(links)
-    while end:
-        start = best[end][1]
-        cuts.append(links[start:end])
-        end = start
-    yield from reversed(cuts)
-
-
-def _segment_cost(links: Sequence[Link]) -> Cost | None:
-    if len(links) == 1:
-        return links[0].cost
-    form = _composed([_planned(link) for link in links])
-    return None if form is None else _cost(form, links[0].input_shape)
-
-
-def _cost(form: Convolution, shape: Shape) -> Cost:
-    stored = form.weight.numel() + (0 if form.bias is None else form.bias.numel())
-    apart = form.constant_map() or (form.is_diagonal and form.bias is not None)
-    extra = math.prod(form.output_shape(shape)) if apart else 0  # the bias is a pass of its own
-    return form.multiply_adds(shape) + extra, stored
-
-
-def _planned(link: Link) -> Link:
-    """Return a link without numbers, for shapes and costs only."""
-    if link.form is None:
-        return link
-    bias = None if link.form.bias is None else link.form.bias.to("meta")
-    return replace(link, form=replace(link.form, weight=link.form.weight.to("meta"), bias=bias))
-
-
-def _composed(links: Iterable[Link]) -> Convolution | None:
-    """Return the convolution that links in a row are, or None."""
-
-    def behind(first: tuple[Convolution, Shape] | None, link: Link) -> Any:
-        if first is None or link.form is None:
-            return None
-        form, shape = first
-        both = compose(form, _lifted(link.form, len(form.kernel)), shape)
-        return None if both is None else (both, shape)
-
-    steps = list(links)
-    if not steps or steps[0].form is None:
-        return None
-    start: Any = (steps[0].form, steps[0].input_shape)
-    *_, last = accumulate(steps[1:], behind, initial=start)
-    return None if last is None else last[0]
-
-
-def _whole(chain: Chain) -> Convolution | None:
-    """Return the convolution that a chain is; the identity for one without links."""
-    if not chain.links:
-        one = torch.ones(chain.shape[0], dtype=torch.float64)
-        return diagonal(one, None, len(chain.shape) - 1)
-    return _composed(chain.links)
-
-
-def _added(a: Chain, b: Chain) -> Chain | None:
-    """Return the sum of two chains as one, where they start at one value and it takes no more work."""
-    if a.source != b.source or not 1 <= len(a.shape) <= 4:
-        return None
-    parts = []
-    for chain in (a, b):
-        planned = _whole(replace(chain, links=tuple(map(_planned, chain.links))))
-        if planned is None:
-            return None
-        parts.append(planned)
-    meta = [replace(p, weight=p.weight.to("meta")) for p in parts]
-    total = add([_without_bias(p) for p in meta], a.shape)
-    if total is None:
-        return None
-    apart = [_chain_cost(chain) for chain in (a, b)]
-    work = sum(cost for cost, _ in apart) + math.prod(a.output_shape)
-    cost = _cost(total, a.shape)
-    if cost[0] > work:
-        return None
-    forms = [form for form in map(_whole, (a, b)) if form is not None]
-    found = add(forms, a.shape)
-    if found is None:
-        return None
-    return Chain(a.source, a.shape, (Link(found, a.shape, a.output_shape, _cost(found, a.shape)),))
-
-
-def _without_bias(form: Convolution) -> Convolution:
-    return replace(form, bias=None)
-
-
-def _chain_cost(chain: Chain) -> Cost:
-    found = [_segment_cost(links) or (0, 0) for links in cheapest_cut(chain.links)]
-    return sum(work for work, _ in found), sum(stored for _, stored in found)
-
-
-def _lifted(form: Convolution, axes: int) -> Convolution:
-    """Return a product of vectors as a convolution of maps with one pixel."""
-    if len(form.kernel) == axes:
-        return form
-    ones = (1,) * axes
-    bias = None if form.bias is None else form.bias.view(-1, *ones)
-    weight = form.weight.view(*form.weight.shape, *ones)
-    return Convolution(weight, bias, ones, (0,) * axes, ones, form.groups)
-
-
-def _window(form: Convolution, shape: Shape) -> Convolution | None:
-    """Return a product with a flattened map (C, ...) as a convolution with one window."""
-    if form.kernel or form.groups != 1 or not 2 <= len(shape) <= 4:
-        return None
-    ones = (1,) * (len(shape) - 1)
-    bias = None if form.bias is None else form.bias.view(-1, *ones)
-    weight = form.weight.view(-1, *shape)
-    return Convolution(weight, bias, ones, (0,) * len(ones), ones)
 
 
 def _by_channel(factor: Tensor, shape: Shape) -> Tensor | None:
