@@ -154,12 +154,14 @@ def test_stage_net_follows_size_and_classes(
     words = ("--preset", "micro", "--size", "40x36", "--epochs", "1", "--batch-size", "12")
     options = ("--flips", "--validation", "0.25", "--no-figures", "--out")
     assert run_command("train", "StageNet", "pets", *words, *options, tmp_path / "plain") == 0
-    assert "--recipe modern has tested options for this: 30 epochs" in capsys.readouterr().out
-    recipe = ("--recipe", "modern", *options)
-    assert run_command("train", "StageNet", "pets", *words, *recipe, tmp_path / "run") == 0
+    assert (
+        "--training-preset modern has tested options for this: 30 epochs" in capsys.readouterr().out
+    )
+    preset = ("--training-preset", "modern", *options)
+    assert run_command("train", "StageNet", "pets", *words, *preset, tmp_path / "run") == 0
     assert "tested options" not in capsys.readouterr().out
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert "--recipe modern --flips --batch-size 12 --epochs 1" in result["command"]
+    assert "--training-preset modern --flips --batch-size 12 --epochs 1" in result["command"]
     assert (result["optimizer"], result["shift"], result["centre"]) == ("adamw", 2, True)
     assert result["samples"] == {"train": 18, "test": 6}
     assert result["classes"] == 3
@@ -178,7 +180,7 @@ def test_stage_net_follows_size_and_classes(
         (("gone.py:Tiny", "pets"), "expected the code of Tiny in"),
         (("net.py:Tiny", "pets", "--validation", "1"), "with an image of every class"),
         (("net.py:Tiny", "digits", "--size", "8"), "expected it for a folder of pictures"),
-        (("net.py:Tiny", "pets", "--recipe", "modern"), "Leave --recipe out"),
+        (("net.py:Tiny", "pets", "--training-preset", "modern"), "Leave --training-preset out"),
     ],
 )
 def test_wrong_input_leaves_nothing_behind(

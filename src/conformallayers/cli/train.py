@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..errors import ConformalError
 from ..lab.experiments.options import DataOptions
 from ..lab.training.config import DERIVED, TrainConfig
-from ..lab.training.recipes import recipe
+from ..lab.training.presets import preset_options
 from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:
     Options = dict[str, Any]
 else:
-    # Not TrainConfig itself: a recipe fills in the options that are not given, then all are checked.
+    # Not TrainConfig itself: a preset fills in the options that are not given, then all are checked.
     _fields = {
         name: field.annotation
         for name, field in TrainConfig.model_fields.items()
@@ -51,14 +51,14 @@ def train(
     if os.environ.get("RANK", "0") == "0":  # one of several processes prints
         print_accuracies(result.row["accuracy_layers"], result.row["accuracy_folded"])
         print(f"Wrote {result.folder}/")
-        if not {"recipe", "learning_rate", "optimizer"} & set(options or {}):
+        if not {"training_preset", "learning_rate", "optimizer"} & set(options or {}):
             print(_advice(result.row["network"], result.row["dataset"]), end="")
 
 
 def _advice(network: str, dataset: str) -> str:
-    """Return a line about the recipe of a network on a data set, if there is one."""
+    """Return a line about the preset of a network on a data set, if there is one."""
     try:
-        found = recipe("modern", network, dataset)
+        found = preset_options("modern", network, dataset)
     except ConformalError:
         return ""
-    return f"--recipe modern has tested options for this: {found['epochs']} epochs, {found['optimizer']}, …\n"
+    return f"--training-preset modern has tested options for this: {found['epochs']} epochs, {found['optimizer']}, …\n"

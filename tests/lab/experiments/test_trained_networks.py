@@ -21,7 +21,7 @@ def test_all_have_one_budget_and_can_be_built() -> None:
         config.build()
 
 
-def test_conformal_options_of_a_recipe_are_kept() -> None:
+def test_conformal_options_of_a_preset_are_kept() -> None:
     config = config_of(NETWORKS["LeNetCL"], "cifar10", 0, epochs=3)
     assert (config.projective, config.epochs) == (True, 3)
 

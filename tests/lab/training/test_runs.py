@@ -48,7 +48,7 @@ def test_run_of_before_the_options_goes_on(small: Dataset, tmp_path: Path) -> No
     train("LeNet", small, **options)
     path = tmp_path / "run" / "config.json"
     old = json.loads(path.read_text())
-    for name in ("recipe", "gain", "flips", "shift", "centre", "dropout", "classes"):
+    for name in ("training_preset", "gain", "flips", "shift", "centre", "dropout", "classes"):
         assert old.pop(name) == DEFAULTS[name]
     path.write_text(json.dumps(old))
     assert len(train("LeNet", small, resume=True, **options).history) == 1

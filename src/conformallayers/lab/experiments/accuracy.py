@@ -14,7 +14,7 @@ from ...utils.text import table
 from ..checks import require_choice, require_same
 from ..training.config import DEFAULTS, TrainConfig, make_config
 from ..training.evaluate import CHECKPOINT
-from ..training.recipes import resolved
+from ..training.presets import resolved
 from ..training.runs import CONFIG, METRICS, RESULT
 from ..training.train import Stopped, train
 from . import paper

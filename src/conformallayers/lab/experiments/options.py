@@ -109,7 +109,7 @@ class TrainedOptions(DataOptions):
     Args:
         dataset: Name of the data set.
         only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; those of the experiment if none is given.
-        epochs: Passes over the training images; those of StageNet's recipe if not given.
+        epochs: Passes over the training images; those of StageNet's preset if not given.
         threads: Threads of torch; its own default if not given.
         resume: Keep the rows that are there.
         runs: Folder of training runs, NAME-DATASET-seedN; finished ones are taken over.

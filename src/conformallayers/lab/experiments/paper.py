@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..training.recipes import FAMILIES
+from ..training.presets import FAMILIES
 
 DATASETS = ("mnist", "fashion-mnist", "cifar10")
 TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
@@ -89,7 +89,7 @@ class Variant:
     """A setting other than the paper's: options of a run that override those of a cell.
 
     Args:
-        options: for every cell; a ``recipe`` replaces the supplement's options.
+        options: for every cell; a ``training_preset`` replaces the supplement's options.
         networks: to which the variant applies; None for all.
     """
 
@@ -98,7 +98,7 @@ class Variant:
 
     def setting(self, cell: Cell) -> dict[str, Any]:
         """Return the options of a run for a cell."""
-        return {**({} if "recipe" in self.options else cell.setting), **self.options}
+        return {**({} if "training_preset" in self.options else cell.setting), **self.options}
 
 
 # An entry here is all that a new --variant NAME needs.
@@ -110,5 +110,5 @@ VARIANTS: dict[str, Variant] = {
     # The text says stride 1, but the 7200 features in its figure imply stride 2.
     "stride1": Variant({"pool_stride": 1}, NETWORKS[1]),
     # Conformal networks reach the paper's ReLU networks.
-    "modern": Variant({"recipe": "modern"}, FAMILIES["Base"] + FAMILIES["LeNet"]),
+    "modern": Variant({"training_preset": "modern"}, FAMILIES["Base"] + FAMILIES["LeNet"]),
 }

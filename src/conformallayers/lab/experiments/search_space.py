@@ -15,7 +15,16 @@ from . import paper
 
 # Bounds for data sets that are not the paper's, or smaller.
 BATCH_SIZES, LEARNING_RATES = (8, 256), (1e-4, 1e-1)
-_FIXED = ("network", "dataset", "recipe", "size", "validation", "seed", "threads", "device")
+_FIXED = (
+    "network",
+    "dataset",
+    "training_preset",
+    "size",
+    "validation",
+    "seed",
+    "threads",
+    "device",
+)
 _NAMES = [name for name in TrainConfig.model_fields if name not in (*_FIXED, *DERIVED)]
 _FORM = "NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE"
 _REMEDY = "Such as --space learning_rate=1e-4:0.1:log optimizer=adam,sgd."

@@ -11,12 +11,12 @@ from ...networks.stages import PRESETS
 from ..checks import require_choice
 from ..data.catalogue import CLASSES, LABELS
 from ..training.config import TrainConfig, make_config
-from ..training.recipes import recipe, resolved
+from ..training.presets import preset_options, resolved
 
-RECIPE = "modern"
+PRESET = "modern"
 # The ablation: depths of a stage with the rectifiers that are trained at this depth.
 ABLATION = {1: ("norm", "relu"), 2: ("norm", "relu", "abs", "max"), 3: ("norm", "relu")}
-# Options of StageNet's recipe that every network trains with.
+# Options of StageNet's preset that every network trains with.
 _BUDGET = ("epochs", "batch_size", "flips", "shift")
 
 
@@ -68,8 +68,8 @@ def config_of(
 ) -> TrainConfig:
     """Return the training options of a network.
 
-    Epochs, batch size and moves of the images are those of StageNet's recipe for all; each keeps the learning rate and
-    the weight decay of its own recipe.
+    Epochs, batch size and moves of the images are those of StageNet's preset for all; each keeps the learning rate and
+    the weight decay of its own preset.
 
     Examples:
         >>> config = config_of(NETWORKS["ResNet8"], "cifar10", seed=1)
@@ -77,9 +77,9 @@ def config_of(
         >>> config.learning_rate == stage.learning_rate, config.epochs == stage.epochs
         (True, True)
     """
-    stage = recipe(RECIPE, "StageNet", dataset)
+    stage = preset_options(PRESET, "StageNet", dataset)
     shared: dict[str, Any] = {name: stage[name] for name in _BUDGET if name in stage}
-    shared["recipe"] = RECIPE
+    shared["training_preset"] = PRESET
     if epochs is not None:
         shared["epochs"] = epochs
     own = {"network": one.network, "dataset": dataset, "seed": seed, **one.options, **runtime}

@@ -30,7 +30,7 @@ from ...utils.text import suggest
 from ..checks import command_line, flag, require_device
 from ..data.catalogue import CLASSES
 from .own_networks import build_own, find_network, is_own
-from .recipes import recipe
+from .presets import preset_options
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ NETWORK_OPTIONS = (
 _REQUIRED = ("network", "dataset")
 # Set by train, not by the user.
 DERIVED = ("classes", "labels", "in_shape", "pictures", "source")
-_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a recipe has turned on
+_OFF_AT_ZERO = ("hidden", "gain", "dropout")  # 0 turns off what a preset has turned on
 _IMAGE_SHAPE = (3, 32, 32)  # networks.IMAGE_SHAPE, without the import of torch
 _NONE = "none"  # an offset of None, where not given means the network's default
 _NETWORK_DEFAULTS = {"pool_stride": 2, "alpha": "young"}  # for networks with these options
@@ -63,7 +63,7 @@ class TrainConfig(BaseModel):
             base, compact or large.
         depth: Number of convolutions of DkNet and DkNetCL, or of a stage of StageNet and
             StageReLUNet (2 if not given).
-        recipe: modern: defaults of other options by network and data set (docs/training.md).
+        training_preset: modern: defaults of other options by network and data set (docs/training.md).
         hidden: Width of an additional layer in the head, linear in DkNet and DkNetCL, with
             ReLU in BaseReLUNet and BaseReSProNet; 0 for none. In LeNet and LeNetCL, width of the
             first layer of the head; 0 for the paper's 120.
@@ -98,7 +98,7 @@ class TrainConfig(BaseModel):
     dataset: str
     preset: str | None = None
     depth: PositiveInt | None = None
-    recipe: str | None = None
+    training_preset: str | None = None
     hidden: NonNegativeInt | None = None
     pool_stride: PositiveInt | None = None
     alpha: str | float | None = None
@@ -208,8 +208,8 @@ class TrainConfig(BaseModel):
     def command(self, extra: Mapping[str, Any]) -> str:
         """Return the command line of the run; ``extra`` has options that do not change its result."""
         usual = {**DEFAULTS, **_NETWORK_DEFAULTS}
-        if self.recipe:
-            usual |= recipe(self.recipe, self.network, self.dataset, self.preset)
+        if self.training_preset:
+            usual |= preset_options(self.training_preset, self.network, self.dataset, self.preset)
         options = self.model_dump(exclude={*_REQUIRED, *DERIVED})
         options = {key: value for key, value in options.items() if value not in (None, usual[key])}
         given = {

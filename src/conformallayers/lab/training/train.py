@@ -35,7 +35,7 @@ from .distributed import Ranks, lost_process, process_group
 from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
 from .outcome import write_outcome
 from .own_networks import absolute, check_outputs, is_own, source_hash
-from .recipes import resolved
+from .presets import resolved
 
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
@@ -100,7 +100,7 @@ def train(
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
-            ``recipe`` sets those that are not given. A ``size`` may be ``48``, ``(48, 64)`` or ``"48x64"``.
+            ``training_preset`` sets those that are not given. A ``size`` may be ``48``, ``(48, 64)`` or ``"48x64"``.
     """
     found = find_source(dataset, options.get("size"), data_root, verify=verify)
     config = _configured(network, found, options)
@@ -143,7 +143,7 @@ def _resumable(run: _Run) -> Iterator[None]:
 
 
 def _configured(network: str, found: UnreadDataset, options: dict[str, Any]) -> TrainConfig:
-    """Complete the options by those of the data set and the recipe, and validate them."""
+    """Complete the options by those of the data set and the preset, and validate them."""
     classes = found.options["classes"]
     if options.get("classes", classes) != classes:
         got, remedy = repr(options["classes"]), "Leave it out: it follows from the data set."

@@ -1,4 +1,4 @@
-"""Recipes: tested combinations of training options, by network family and data set."""
+"""Presets: tested combinations of training options, by network family and data set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DECAYS: dict[str | None, Options] = {
 _CONFORMAL_OPTIONS = {"projective": True, "alpha": "spectral", "gain": 100.0}
 
 # Chosen by validation accuracy; docs/training.md gives the reason for each option.
-RECIPES: dict[str, dict[tuple[str, str], Options]] = {
+PRESETS: dict[str, dict[tuple[str, str], Options]] = {
     "modern": {
         ("LeNet", "digits"): {"epochs": 30, "batch_size": 64, "shift": 1},
         ("LeNet", "mnist"): {"epochs": 20, "shift": 1},
@@ -63,19 +63,21 @@ RECIPES: dict[str, dict[tuple[str, str], Options]] = {
 }
 
 
-def recipe(name: str, network: str, dataset: str, preset: str | None = None) -> dict[str, Any]:
-    """Return the options of a recipe for a network, its preset if it has one, and a data set.
+def preset_options(
+    name: str, network: str, dataset: str, preset: str | None = None
+) -> dict[str, Any]:
+    """Return the options of a preset for a network, its preset if it has one, and a data set.
 
     Examples:
-        >>> recipe("modern", "LeNetCL", "mnist")["optimizer"]
+        >>> preset_options("modern", "LeNetCL", "mnist")["optimizer"]
         'adamw'
-        >>> recipe("modern", "DkNetCL", "mnist")
+        >>> preset_options("modern", "DkNetCL", "mnist")
         Traceback (most recent call last):
         ...
-        conformallayers.errors.ConformalError: train --recipe modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, a folder of pictures, got DkNetCL on mnist. Leave --recipe out and give the options.
+        conformallayers.errors.ConformalError: train --training-preset modern: expected one of LeNet, LeNetCL, BaseReLUNet, BaseReSProNet, StageNet, StageReLUNet, ResNet8, MLP on digits, mnist, fashion-mnist, cifar10, shapes, a folder of pictures, got DkNetCL on mnist. Leave --training-preset out and give the options.
     """
-    require_choice("train --recipe", name, RECIPES, "See docs/training.md.")
-    table = RECIPES[name]
+    require_choice("train --training-preset", name, PRESETS, "See docs/training.md.")
+    table = PRESETS[name]
     family = next((key for key, names in FAMILIES.items() if network in names), "")
     kind = dataset if dataset in NAMES else PICTURES
     if (family, kind) not in table:
@@ -86,24 +88,29 @@ def recipe(name: str, network: str, dataset: str, preset: str | None = None) -> 
         names = network if family else f"one of {', '.join(members)}"
         expected = f"{names} on {', '.join(dict.fromkeys(known))}"
         suggestions = suggest(network, networks.__all__) + suggest(dataset, NAMES)
-        remedy = f"Leave --recipe out and give the options.{suggestions}"
-        raise refusal(f"train --recipe {name}", expected, f"{network} on {dataset}", remedy)
+        remedy = f"Leave --training-preset out and give the options.{suggestions}"
+        raise refusal(
+            f"train --training-preset {name}", expected, f"{network} on {dataset}", remedy
+        )
     conformal = _CONFORMAL_OPTIONS if network in CONFORMAL else {}
     return {**_COMMON, **conformal, **table[family, kind], **_DECAYS.get(preset, {})}
 
 
 def resolved(options: Options) -> dict[str, Any]:
-    """Fill in the options of the recipe, if one is named; given options, not None, take precedence.
+    """Fill in the options of the preset, if one is named; given options, not None, take precedence.
 
     Examples:
         >>> found = resolved(
-        ...     {"network": "LeNetCL", "dataset": "mnist", "recipe": "modern", "gain": 3.0}
+        ...     {"network": "LeNetCL", "dataset": "mnist", "training_preset": "modern", "gain": 3.0}
         ... )
         >>> found["gain"], found["projective"]
         (3.0, True)
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if "recipe" not in given:
+    if "training_preset" not in given:
         return dict(options)
     preset = given.get("preset")
-    return {**recipe(given["recipe"], given["network"], given["dataset"], preset), **given}
+    return {
+        **preset_options(given["training_preset"], given["network"], given["dataset"], preset),
+        **given,
+    }

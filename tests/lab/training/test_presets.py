@@ -1,4 +1,4 @@
-"""Recipes: one table of options, which given options override."""
+"""Presets: one table of options, which given options override."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import checkpoint, evaluate
 from conformallayers.lab.training.config import TrainConfig, make_config
-from conformallayers.lab.training.recipes import FAMILIES, RECIPES, resolved
+from conformallayers.lab.training.presets import FAMILIES, PRESETS, resolved
 from conformallayers.lab.training.train import Stopped, train
 from conformallayers.utils import memory
 from support import stops_after
@@ -29,22 +29,24 @@ TRAINING = sys.modules[train.__module__]  # by a path, a test that imports anew 
 
 ROWS = [
     (name, network, dataset)
-    for name, table in RECIPES.items()
+    for name, table in PRESETS.items()
     for family, dataset in table
     for network in FAMILIES[family]
 ]
 
 
 def modern(network: str = "LeNetCL", dataset: str = "digits", **options: Any) -> TrainConfig:
-    given = {"network": network, "dataset": dataset, "recipe": "modern", **options}
+    given = {"network": network, "dataset": dataset, "training_preset": "modern", **options}
     return make_config(**resolved(given))
 
 
 @pytest.mark.parametrize(("name", "network", "dataset"), ROWS)
 def test_every_row_is_a_setting_that_train_takes(name: str, network: str, dataset: str) -> None:
-    config = make_config(**resolved({"network": network, "dataset": dataset, "recipe": name}))
-    assert config.recipe == name
-    words = ["conformallayers", "train", network, dataset, "--recipe", name]
+    config = make_config(
+        **resolved({"network": network, "dataset": dataset, "training_preset": name})
+    )
+    assert config.training_preset == name
+    words = ["conformallayers", "train", network, dataset, "--training-preset", name]
     assert shlex.split(config.command({})) == words
     assert make_config(**resolved(config.model_dump())) == config
     twin = {"LeNet": "LeNetCL", "BaseReLUNet": "BaseReSProNet"}.get(network)
@@ -54,7 +56,7 @@ def test_every_row_is_a_setting_that_train_takes(name: str, network: str, datase
         assert differing == {"network", "projective", "alpha", "gain"}
 
 
-def test_given_options_beat_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_options_beat_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert modern().projective
     for name, value in (("projective", False), ("gain", 0.0), ("epochs", 3), ("alpha", "young")):
         config = modern(**{name: value})
@@ -93,7 +95,7 @@ def test_zero_has_no_hidden_layer_and_no_gain() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipe": "old"}, "train --recipe: expected one of modern, got 'old'"),
+        ({"training_preset": "old"}, "train --training-preset: expected one of modern, got 'old'"),
         (
             {"network": "D3ModNetCL"},
             "one of LeNet, LeNetCL, .* on digits, .*got D3ModNetCL on digi",
@@ -112,21 +114,23 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         modern(**options)
 
 
-def test_run_with_a_recipe_resumes_in_the_same_bits(
+def test_run_with_a_preset_resumes_in_the_same_bits(
     small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"recipe": "modern", "epochs": 4, "flips": True, "console": QUIET}
+    options = {"training_preset": "modern", "epochs": 4, "flips": True, "console": QUIET}
     whole = train("LeNetCL", small, out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
-        with pytest.raises(Stopped, match=r"--recipe modern --flips --epochs 4 --out .* --resume"):
+        with pytest.raises(
+            Stopped, match=r"--training-preset modern --flips --epochs 4 --out .* --resume"
+        ):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
     first, second = (load_file(tmp_path / n / evaluate.CHECKPOINT) for n in ("whole", "broken"))
     assert first.keys() == second.keys()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     row = json.loads((tmp_path / "whole" / "result.json").read_text())
-    assert (row["recipe"], row["epochs"], row["optimizer"]) == ("modern", 4, "adamw")
+    assert (row["training_preset"], row["epochs"], row["optimizer"]) == ("modern", 4, "adamw")
     assert row["accuracy_folded"] == row["accuracy_layers"]  # the gain folds as well
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["shift"] == row["shift"]
     assert evaluate.evaluate(whole.folder, small)["layers"] == row["accuracy_layers"]
