@@ -210,6 +210,7 @@ def cells(rows: Sequence[Row], times: Sequence[Row]) -> tuple[list[str], list[li
     return header, lines
 
 
+_CLOSE = 2.0  # percent: labels of points this close would touch
 _KINDS = {"StageNet": figures.GREEN, "ReLU twin": figures.ORANGE, "others": figures.BLUE}
 
 
@@ -230,7 +231,8 @@ def front_figure(rows: Sequence[Row]) -> Figure:
             axes.scatter(costs, shares, s=28, color=colour, label=label)
             for name, cost, share in found:
                 text = name.removeprefix("StageNet-").removeprefix("StageReLUNet-")
-                axes.annotate(text, (cost, share), (6, -3), textcoords="offset points", size=8)
+                offset = 6, _label_height(cost, share, points)
+                axes.annotate(text, (cost, share), offset, textcoords="offset points", size=8)
         axes.set(xlabel="multiply-adds for one image", ylabel="test accuracy (%)", xscale="log")
         axes.margins(x=0.12)
         axes.set_ylim(top=min(axes.get_ylim()[1], 100))
@@ -238,6 +240,14 @@ def front_figure(rows: Sequence[Row]) -> Figure:
         axes.grid(alpha=0.3)
         figures.legend_below(figure, axes, 4)
     return figure
+
+
+def _label_height(cost: float, share: float, points: Sequence[tuple[str, float, float]]) -> int:
+    """Return the offset of a label from its point, upwards or downwards where another point is close."""
+    gaps = [other - share for _, x, other in points if abs(x / cost - 1) < 0.05]
+    if any(0 < gap < _CLOSE for gap in gaps):
+        return -9
+    return 2 if any(-_CLOSE < gap < 0 for gap in gaps) else -3
 
 
 def _kind(name: str) -> str:
