@@ -174,12 +174,11 @@ def _branches() -> Recipe:
     return builder.recipe(builder.add(layer.Concatenate, total, INPUT, name="y", axis=0))
 
 
-def _points(rule: str, *, limits: bool, rescale: bool = False, offset: float = 0.0) -> Recipe:
+def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:
     """Embed, convolve, take an energy twice, advance, divide."""
     builder = RecipeBuilder((2, 6, 5))
     names = ("unit", "peak", "tau")
-    options: dict[str, Any] = {"limits": (1e-3, 1e5) if limits else None, "offset": offset}
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, **options)
+    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names, offset=offset)
     weight = _constant(builder, "weight", 3, 2, 3, 3)
     ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
     z = builder.add(layer.Conv, unit, weight=weight, **ones)
@@ -212,6 +211,14 @@ def _form(kind: type[Operation], **settings: Any) -> Recipe:
     n = builder.add(layer.Elementwise, n, name="n", function="relu")
     tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
     return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=0.7))
+
+
+def _cast() -> Recipe:
+    """Compute in float64 on the way."""
+    builder = RecipeBuilder((4,))
+    exact = builder.add(layer.Cast, INPUT, name="exact", to=layer.WIDE)
+    exact = builder.add(layer.Elementwise, exact, name="exact", function="relu")
+    return builder.recipe(builder.add(layer.Cast, exact, name="y", to=layer.WORKING))
 
 
 def _sparse() -> Recipe:
@@ -315,15 +322,11 @@ def _stages(rule: str, *, offset: float) -> Recipe:
 
 def _point_cases() -> Cases:
     for rule in point.RULES:
-        for limits in (False, True):
-            yield RecipeCase(f"points {rule} {limits}", partial(_points, rule, limits=limits))
-        build = partial(_points, rule, limits=False, rescale=True)
-        yield RecipeCase(f"rescale {rule}", build)
+        yield RecipeCase(f"points {rule}", partial(_points, rule))
+        yield RecipeCase(f"rescale {rule}", partial(_points, rule, rescale=True))
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))
     for rule in ("published", "projective"):
-        for limits in (False, True):
-            build = partial(_points, rule, limits=limits, offset=2.0)
-            yield RecipeCase(f"points {rule} {limits} offset", build)
+        yield RecipeCase(f"points {rule} offset", partial(_points, rule, offset=2.0))
         for offset in (0.0, 1.5):
             yield RecipeCase(f"stages {rule} {offset}", partial(_stages, rule, offset=offset))
     yield RecipeCase("quadratic_form", partial(_form, point.QuadraticForm))
@@ -332,6 +335,7 @@ def _point_cases() -> Cases:
             fields = {"size": size, "width": width, "factor": factor}
             name = f"banded_form {size} {width}" + " factor" * factor
             yield RecipeCase(name, partial(_form, point.BandedForm, **fields))
+    yield RecipeCase("cast", _cast)
     yield RecipeCase("sparse_matmul and dot", _sparse)
     for axes in (1, 2, 3):
         yield RecipeCase(f"spectrum {axes}d", partial(_spectrum, axes))

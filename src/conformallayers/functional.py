@@ -2,7 +2,7 @@
 
 ``embed``, ``respro`` and ``project`` follow the formulas of the paper literally. The other functions
 compute the same values in a balanced scaling, ``x = m·κ·z`` and ``t = m·σ·τ``, that stays within the
-range of the dtype at any depth and input scale.
+range of the dtype at any depth.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def embed(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> t
         tensor([5., 0.])
     """
-    _, m, tau = normalise(x)
-    return x, (m * tau).to(at_least_float32(x.dtype))
+    return x, norm(x).to(at_least_float32(x.dtype))
 
 
 def respro(
@@ -82,62 +81,11 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def normalise(
-    x: Tensor, offset: Scalar = 0.0, limits: tuple[float, float] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split x into ``m · x̂`` with ``m = max|x|``, and return ``τ = ‖x̂‖`` as well.
-
-    With an offset c ≥ 0, m is ``max(max|x|, c)`` and τ is ``√(‖x̂‖² + (c/m)²)``, which is never 0.
-
-    The split keeps squares within the range of float32 for inputs of any scale. The output of a
-    network does not depend on m as long as every path uses the same m, so m carries no gradient. A
-    zero sample without an offset has m = 1 and τ = 0. With ``limits``, samples with a norm between
-    them have m = 1, too.
-
-    Returns:
-        x̂ (B, ...), m (B,), τ (B,); the last two in the wide dtype.
-    """
-    fixed, axes, wide = x.detach(), _features(x), wide_dtype(x.device)
-    # Two reads and no write; vector_norm(ord=inf) takes twenty times as long.
-    peak = torch.maximum(fixed.amax(axes, keepdim=True), -fixed.amin(axes, keepdim=True))
-    plain = not isinstance(offset, Tensor) and offset == 0
-    if not plain:
-        offset = torch.as_tensor(offset, dtype=wide, device=x.device)
-        largest = torch.finfo(x.dtype).max  # the dtype of x may not hold the offset
-        peak = torch.maximum(peak, offset.detach().clamp_max(largest).to(x.dtype))
-    peak = peak + (peak == 0)
-    if limits is not None:
-        size = norm(fixed).view_as(peak)
-        keeps = (limits[0] < size) & (size < limits[1]) & (offset < limits[1])
-        peak = torch.where(keeps, 1.0, peak)
-    unit, m = x / peak, peak.flatten().to(wide)
-    if plain:
-        return unit, m, norm(unit)
-    unit, n = energy(unit)  # has a second derivative at 0, unlike the norm
-    return unit, m, guarded_root(n + (offset / m).square())
-
-
-def moderate_norm(x: Tensor, limits: tuple[float, float] | None) -> Tensor | None:
-    """Return ``‖x‖``, or None if a sample needs :func:`normalise` or values must not be read.
-
-    Values are read only in plain inference on the CPU, where that costs less than the division. Norms
-    between the ``limits`` need no :func:`normalise`; without limits all of them do.
-    """
-    if limits is None or x.shape[0] == 0 or not is_plain(x):
-        return None
-    found = norm(x)
-    low, high = map(float, torch.aminmax(found))
-    return found if limits[0] < low and high < limits[1] else None  # NaN is not inside
-
-
-def is_plain(x: Tensor) -> bool:
-    """Check for plain inference: values may be read, no gradient is taken, and no dtype changes."""
-    return (
-        may_look(x)
-        and x.dtype in (torch.float32, torch.float64)
-        and not (x.requires_grad and torch.is_grad_enabled())
-        and not torch.is_autocast_enabled("cpu")
-    )
+def length(x: Tensor, offset: Scalar = 0.0) -> Tensor:
+    """Return ``√(‖x‖² + c²)`` of each sample with an offset c ≥ 0, shape (B,), in the wide dtype."""
+    if not isinstance(offset, Tensor) and offset == 0:
+        return norm(x)
+    return guarded_root(squared_norm(x) + offset * offset)
 
 
 def may_look(x: Tensor) -> bool:

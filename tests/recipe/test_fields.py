@@ -38,7 +38,6 @@ READERS: dict[str, tuple[fields.Reader, list[tuple[Any, Any]], list[Any]]] = {
     "optional": (fields.optional(WHOLE), [(None, None), (3, 3)], [0, "3", True]),
     "positives": (fields.positives, [([1, 2], (1, 2))], [[0], [1.0], 1]),
     "sizes": (fields.sizes, [([0, 2], (0, 2))], [[-1], [True], None]),
-    "keys": (fields.keys, [([[], [0, 1]], ((), (0, 1)))], [[0], [[-1]], [None]]),
     "pairs": (fields.pairs, [([[-1, 2]], ((-1, 2),))], [[1], [["1", 2]], [[-(2**31), 0]]]),
 }
 every_reader = pytest.mark.parametrize("name", READERS)

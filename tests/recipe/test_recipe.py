@@ -97,16 +97,6 @@ def test_every_recipe_can_be_spliced() -> None:
         again.shapes()
 
 
-def test_amending_changes_the_operation_that_wrote_a_value() -> None:
-    builder = RecipeBuilder((3,))
-    unit, *_ = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    y = product(builder, unit, 2)
-    builder.amend("peak", limits=(1e-3, 1e3))
-    normalize, matmul = builder.recipe(y).operations
-    assert normalize.limits == (1e-3, 1e3)
-    assert matmul.outputs == (y,)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..functional import norm, scale_samples
 from ..recipe.integer_operations import EXACT, LEVELS, MULTIPLIERS, SHIFTS
 from ..recipe.places import Array
 from ..recipe.point_operations import Normalize
 from ..recipe.recipe import INPUT, Recipe
 from ..recipe.torch.module import RecipeModule
+from ..recipe.torch.points import RUN
 
 _SHARES = np.linspace(0.3, 1.0, 36)  # of the largest entry, tried as the entry that becomes 127
 _MEASURED = 2**18  # entries of a value that are measured
@@ -22,17 +24,20 @@ _MEASURED = 2**18  # entries of a value that are measured
 class Calibration:
     """All values of a recipe for calibration images, (N, *input_shape).
 
-    ``limits`` are removed, so that every sample is divided by its peak as in integers.
+    Every sample is divided by its peak, as in integers.
     """
 
     def __init__(self, recipe: Recipe, dtype: torch.dtype, images: Tensor) -> None:
-        operations = tuple(
-            replace(op, limits=None) if isinstance(op, Normalize) else op
-            for op in recipe.operations
-        )
-        module = RecipeModule(replace(recipe, operations=operations), dtype)
+        module = RecipeModule(recipe, dtype)
+        self._values: dict[str, Any] = {INPUT: images}
         with torch.inference_mode():
-            self._values = module.evaluate({INPUT: images}, keep=True)
+            for operation in recipe.operations:
+                if isinstance(operation, Normalize):
+                    x = self._values[operation.inputs[0]]
+                    found = dict(zip(operation.outputs, _divided(x, operation.offset), strict=True))
+                    self._values.update(found)
+                else:
+                    RUN.step(operation, module, self._values)
 
     def scale(self, name: str, tau: str | None = None) -> float:
         """Return the scale of least squared error of a value, times its coordinate if there is one."""
@@ -43,6 +48,14 @@ class Calibration:
         if not math.isfinite(largest):
             raise ValueError(f"{name} with values that {value.dtype} does not hold")
         return least_error_scale(subsample(value).abs().double().numpy(), largest)
+
+
+def _divided(x: Tensor, offset: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x divided by its peak m, m, and ``√(‖x‖² + offset²)/m``."""
+    peak = x.flatten(1).abs().amax(1).double().clamp_min(offset)
+    m = torch.where(peak == 0, 1.0, peak)
+    unit = scale_samples(x, 1 / m)
+    return unit, m, torch.hypot(norm(unit), offset / m)
 
 
 def subsample(value: Tensor) -> Tensor:

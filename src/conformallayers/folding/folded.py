@@ -81,7 +81,7 @@ class Folded(RecipeModule):
         torch.Size([5, 2])
         >>> print(folded.recipe)
         x: (4,) → (2,)
-          unit, peak, tau = normalize(x; limits (0.001, 1e+05))         (4,)
+          unit, peak, tau = normalize(x)                                (4,)
           z               = matmul(unit; weight (2, 4))                 (2,)
           n               = sum_squares(z; weight 0.5)
           tau_2           = advance(tau, peak, n; rule published)

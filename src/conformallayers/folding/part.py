@@ -36,8 +36,6 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 _SAMPLES = 2  # random inputs of the check of a choice
 _CHECKED = 2e8  # multiply-adds of the layers for one sample, up to which a choice is checked
-_MODERATE = 1e-3, 1e5  # the widest limits
-Limits = tuple[float, float] | None  # the least and largest norm of samples that need no division
 _Choose = Callable[[Problem], Plan]
 _LAYERS = Plan("layers", "", ())
 
@@ -99,16 +97,13 @@ class _PartLowering:
 
     def lower(self, choose: _Choose) -> tuple[Recipe, tuple[Plan, ...]]:
         """Return the recipe and the plan of every stage."""
-        conditions, embedding = self.conditions, self.graph.embedding
+        conditions = self.conditions
         builder = RecipeBuilder(self.graph.input_shape)
         self.plans = []
         if self.problem is None:
-            start, last, limits = self._append_stages(builder, choose)
+            last = self._append_stages(builder, choose)
         else:
-            start, last, limits = self._append_single(builder, self.problem, choose)
-        offset = embedding.offset / embedding.norm_factor
-        if limits is not None and (offset == 0 or limits[0] < offset < limits[1]):
-            builder.amend(start.z, limits=limits)
+            last = self._append_single(builder, self.problem, choose)
         output = _add_division(builder, last, self.graph.bias)
         recipe = placed(builder.recipe(output), conditions.dtype, conditions.device)
         for name, array in recipe.constants.items():
@@ -122,25 +117,19 @@ class _PartLowering:
         """Return the other strategies to try: those of a single stage by speed, the layers of several."""
         return ["layers"] if self.problem is None else alternatives(make_plan(self.problem))
 
-    def _append_single(
-        self, builder: RecipeBuilder, problem: Problem, choose: _Choose
-    ) -> tuple[Points, Points, Limits]:
-        """Append a network of one stage; return its first and last points, and the limits of norms."""
-        stage, plan = problem.stage, choose(problem)
+    def _append_single(self, builder: RecipeBuilder, problem: Problem, choose: _Choose) -> Points:
+        """Append a network of one stage; return the points that leave it."""
+        plan = choose(problem)
         start = _add_embedding(builder, self.graph)
         last = STRATEGIES[plan.strategy].lower(problem, builder, start)
         self.plans.append(plan)
-        limits = None if stage.direct else _limits_of_chain(stage, float(last.scaling.rho))
-        return start, last, limits
+        return last
 
-    def _append_stages(
-        self, builder: RecipeBuilder, choose: _Choose
-    ) -> tuple[Points, Points, Limits]:
-        """Append several stages with the maps and joins between them; return the same values."""
+    def _append_stages(self, builder: RecipeBuilder, choose: _Choose) -> Points:
+        """Append several stages with the maps and joins between them; return the same points."""
         graph = self.graph
         start = _add_embedding(builder, graph)
         values: list[Points] = []
-        largest = 1.0  # a bound of all values
         for index, node in enumerate(graph.nodes):
             sources = [start if source < 0 else values[source] for source in node.sources]
             action = node.action
@@ -156,15 +145,13 @@ class _PartLowering:
                 plan = _LAYERS if stage.moves_only else choose(problem)
                 first = len(builder.operations)
                 values.append(STRATEGIES[plan.strategy].lower(problem, builder, entering))
-                largest = max(largest, stage.bound)
                 if not stage.moves_only:  # nothing was planned for slices and reshapes
                     advice = advice_for(graph, index, plan.strategy)
                     span = first, len(builder.operations)
                     self.plans.append(replace(plan, advice=advice, operations=span))
             else:
                 values.append(join_points(builder, action, sources))
-            largest = max(largest, values[-1].bound)
-        return start, values[-1], _limits_of_stages(graph, largest, builder)
+        return values[-1]
 
 
 def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> Points:
@@ -192,32 +179,6 @@ def _add_division(builder: RecipeBuilder, last: Points, bias: Tensor | None) -> 
     if bias is None:
         return y
     return builder.add(layer.AddConstant, y, name="y", value=builder.constant("bias", bias))
-
-
-def _limits_of_chain(stage: Stage, scale: float) -> Limits:
-    """Return the least and largest norm of samples whose values stay in the range of float32.
-
-    Within these limits a runtime may leave out the division of a sample by its peak.
-    """
-    # τ is at most ‖x‖ + form·‖x‖² for published rules, ‖x‖ + form·‖x‖ for others; scale/τ must be a normal number.
-    pairs = zip(stage.chain.segments, stage.chain.bounds, strict=True)
-    form = sum(segment.weight * bound * bound for segment, bound in pairs)
-    low, high = _MODERATE[0], min(_MODERATE[1], SQUARED / stage.bound)
-    if not low < high:
-        return None
-    denominator = high + form * high * max(1.0, high)
-    fits = SQUARED**-2 * denominator < abs(scale) < low * SQUARED**2
-    return (low, high) if fits else None
-
-
-def _limits_of_stages(graph: StageGraph, largest: float, builder: RecipeBuilder) -> Limits:
-    """Return the limits of a network of several stages, where τ is proportional to the norm."""
-    sites = [site for stage in graph.stages for site in stage.sites]
-    moderate = largest <= 1e8 and all(site.alpha >= 1e-6 * site.unit for site in sites)
-    if not moderate or not all(site.rule.on_points for site in sites):
-        return None
-    scaled = (op for op in builder.operations if isinstance(op, (point.Rebase, point.Divide)))
-    return _MODERATE if all(1e-8 < op.scale < 1e8 for op in scaled) else None
 
 
 # -- checks of a choice -----------------------------------------------------------------------------

@@ -22,10 +22,9 @@ from ..functional import (
     dehomogenize,
     energy,
     guarded_ratio,
+    length,
     may_look,
-    moderate_norm,
     norm_unit,
-    normalise,
     rescaled,
     squares_fit,
     transformed,
@@ -53,7 +52,6 @@ from .registry import (
 _BIAS_IN_MEAN = "_bias_in_mean"  # attribute of a batch norm: the bias in its running mean
 LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay finite
 _RESCALE_EVERY = 8  # activations between rescalings, where values cannot be read to decide
-_MODERATE = 2.0**-20, 2.0**20  # norms of inputs that need no division by their peak
 
 
 @dataclass
@@ -376,19 +374,14 @@ class LayerFlow(Flow[Points]):
 
 
 def embed_batch(input: Tensor, offset: Scalar, rms: bool) -> Points:
-    """Embed a batch, (B, ...) → points; divide by peaks only where norms are not moderate."""
+    """Embed a batch, (B, ...) → points."""
+    if input.is_inference():
+        input = (
+            input.clone()
+        )  # outside of inference mode a layer can save the copy for its gradient
     unit = norm_unit(input.shape[1:], rms)
-    scaling, segment, offset = Scaling(1 / unit), LinearSegment(input, unit), offset * unit
-    tau = moderate_norm(input, _MODERATE)
-    if tau is not None and input.is_inference():  # a layer could not save it for its gradient
-        tau = None
-    fixed = 0.0 if tau is None else constant(offset)
-    if tau is None or not isinstance(fixed, float) or fixed >= _MODERATE[1]:
-        z, m, tau = normalise(input, offset, _MODERATE)
-        return Points(z, m, tau, scaling, segment)
-    if fixed:
-        tau = (tau.square() + offset * offset).sqrt()
-    return Points(input, 1.0, tau, scaling, segment, alive=True)
+    tau = length(input, offset * unit)
+    return Points(input, 1.0, tau, Scaling(1 / unit), LinearSegment(input, unit))
 
 
 def run_layers(

@@ -1,7 +1,7 @@
 """Operations on points: embedding, energies, the coordinate t, and the final division.
 
-Letters as in docs/mathematics.md: a sample is ``x = m·x̂`` with a peak m, τ is the coordinate in the balanced
-scaling, n an energy ``weight·‖z‖²``. m, τ and n are float64, shape (B,).
+Letters as in docs/mathematics.md: τ is the coordinate in the balanced scaling, n an energy
+``weight·‖z‖²``, m the coordinate of the points that entered a stage with biases, else 1. m, τ and n are float64, shape (B,).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from .fields import (
     optional,
     positives,
     setting,
-    several,
     whole,
 )
 from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
@@ -30,18 +29,11 @@ LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay fini
 
 @operation("normalize")
 class Normalize(Operation):
-    """x → x̂, m, τ: ``x = m·x̂`` with ``m = max(max|x|, offset)``, and ``τ = √(‖x̂‖² + (offset/m)²)``.
+    """x → x, m, τ: the sample itself, ``m = 1`` and ``τ = √(‖x‖² + offset²)``."""
 
-    Zero without an offset: x̂ = 0, m = 1, τ = 0. If every sample has a norm between the two ``limits``, a runtime
-    may take x̂ = x and m = 1.
-    """
-
-    limits: tuple[float, float] | None = setting("limits", optional(several(number)), None)
     offset: float = setting("offset", number, 0.0)
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        fits = self.limits is None or (len(self.limits) == 2 and self.limits[0] > 0)
-        expect(fits, f"limits {self.limits}")
         expect(0 <= self.offset < math.inf, f"an offset of {self.offset}")
         return (inputs[0], SCALAR, SCALAR)
 
@@ -209,7 +201,7 @@ class Advance(Operation):
 
 @operation("divide")
 class Divide(Operation):
-    """v, τ, m → ``scale·v/τ``, 0 where τ = 0. m is 1 where samples were not normalised."""
+    """v, τ, m → ``scale·v/τ``, 0 where τ = 0."""
 
     scale: float = setting("scale", number)
 

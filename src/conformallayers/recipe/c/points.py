@@ -5,8 +5,6 @@ Scalars of a sample are variables of type double; see ``point_operations.py`` fo
 
 from __future__ import annotations
 
-import numpy as np
-
 from .. import point_operations as point
 from .constants import form, number
 from .layers import WRITE
@@ -20,15 +18,13 @@ WRITE.rules = {"published", *(n[7:] for n in helpers() if n.startswith("growth_"
 @WRITE.runs(point.Normalize)
 def _normalize(op: point.Normalize, program: Program) -> None:
     (x,), (unit, m, tau) = op.inputs, op.outputs
-    suffix, count, source = program.suffix(x), program.count(x), program.read(x)
-    dtype = np.float64 if program.wide(x) else np.float32
-    least = number(float(dtype(min(op.offset, float(np.finfo(dtype).max)))), program.ctype(x))
-    peak = program.define(m, f"(double)peak{suffix}({source}, {count}, {least})")
-    target = program.write(unit, over=x)
-    program.call("divide", x, source, target, count, peak)
-    length = f"sqrt(inner{suffix}({target}, {target}, {count}))"
-    share = f"{number(op.offset)} / {peak}"
-    program.define(tau, f"hypot({length}, {share})" if op.offset else length)
+    source = program.read(x)
+    squares = f"inner{program.suffix(x)}({source}, {source}, {program.count(x)})"
+    program.alias(unit, x)
+    program.define(m, "1.0")
+    program.define(
+        tau, f"sqrt({squares} + {number(op.offset**2)})" if op.offset else f"sqrt({squares})"
+    )
 
 
 @WRITE.runs(point.SumSquares, point.Dot)

@@ -6,12 +6,7 @@ const LARGEST = 1.7e308; // of coordinates, so that they stay finite
 
 function normalize(op) {
   const { offset } = op.settings;
-  return (x) => {
-    const least = rounded(Math.min(offset, largest(x)), x), peak = Math.max(peakOf(x), least);
-    const m = peak === 0 ? 1 : peak;
-    const unit = x.map((value) => value / m);
-    return [unit, m, Math.hypot(Math.sqrt(dot(unit, unit)), offset / m)];
-  };
+  return (x) => [x, 1, Math.sqrt(dot(x, x) + offset * offset)];
 }
 
 // 2 to a power, in two factors: one of them alone could leave the range of numbers.

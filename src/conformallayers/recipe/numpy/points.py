@@ -37,10 +37,8 @@ RUN.rules = {"published", *GROWTHS}
 
 @RUN.runs(point.Normalize)
 def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Array, Array]:
-    peak = np.maximum(_peak(x), x.dtype.type(min(op.offset, np.finfo(x.dtype).max)))
-    peak = peak + (peak == 0)
-    unit, m = x / column(peak, x), peak.astype(np.float64)
-    return unit, m, np.hypot(np.sqrt(_squared_norm(unit)), op.offset / m)
+    tau = np.sqrt(_squared_norm(x) + op.offset**2)
+    return x, np.ones_like(tau), tau
 
 
 RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight

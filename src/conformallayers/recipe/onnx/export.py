@@ -266,8 +266,8 @@ def _batches(folded: Any) -> Iterator[Tensor]:
     count = min(BATCHES[-1], max(largest, 5))
     shape = (count, *folded.input_shape)
     x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    x[1] *= 1e-30
-    x[2] *= 1e30
+    x[1] *= 1e-12 / x[1].norm()
+    x[2] *= 1e12 / x[2].norm()
     x[3] = 0
     x[4].view(-1)[0] = float("nan")
     for batch in BATCHES:

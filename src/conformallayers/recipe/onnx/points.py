@@ -27,20 +27,12 @@ _SHORTEST = 2**3  # numbers of such a row that are worth a reduction
 
 
 @RUN.runs(point.Normalize)
-def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, Value, Value]:
-    # Where scalars are (batch, 1), rows of numbers spare reshaping m and τ; others read rows as well.
-    rows = x.reshape((prod(x.shape),)) if graph.scalar_shape == (1,) else x
-    limits = np.finfo(x.dtype)
-    # Without an offset the least peak is that of a zero sample, whose τ is 0.
-    least = min(max(op.offset, limits.tiny), limits.max)
-    peak = abs(rows).reduce_sample("ReduceMax").node("Max", least)
-    unit, m = rows / peak, peak.scalar()
+def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, float, Value]:
     if op.offset == 0:
-        tau = reduced("ReduceL2", unit)
+        tau = reduced("ReduceL2", x)
     else:
-        share = op.offset / m
-        tau = (reduced("ReduceSumSquare", unit) + share * share).node("Sqrt")
-    return unit.reshape(x.shape), m, tau
+        tau = (reduced("ReduceSumSquare", x) + op.offset**2).node("Sqrt")
+    return x, 1.0, tau
 
 
 @RUN.runs(point.SumSquares)
@@ -55,7 +47,7 @@ def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, graph: OnnxGraph, z: Value, m: Value, tau: Value
+    op: point.Rescale, graph: OnnxGraph, z: Value, m: Value | float, tau: Value
 ) -> tuple[Value, Value, Value, Value]:
     # The divisor is 1 or the peak: it rounds each number once, and a power of two needs a logarithm.
     peak = abs(z).reduce_sample("ReduceMax")
@@ -63,7 +55,7 @@ def _rescale(
     fits = peak.node("Equal", peak.node("Clip", 1 / high, high))
     divisor = fits.node("Or", peak.node("Equal", 0.0)).node("Where", 1.0, peak)
     z, factor = z / divisor, divisor.scalar()
-    return z, m * factor, tau / factor, reduced("ReduceSumSquare", z).weighted(op.weight)
+    return z, factor * m, tau / factor, reduced("ReduceSumSquare", z).weighted(op.weight)
 
 
 @RUN.runs(point.QuadraticForm)
@@ -173,10 +165,12 @@ def _blocks(symbol: Array) -> Array:
 
 
 @RUN.runs(point.Advance)
-def _advance(op: point.Advance, graph: OnnxGraph, tau: Value, m: Value, *energies: Value) -> Value:
+def _advance(
+    op: point.Advance, graph: OnnxGraph, tau: Value, m: Value | float, *energies: Value
+) -> Value:
     n = graph.total(energies)
     if op.rule == "published":
-        return tau + m * n
+        return tau + n if isinstance(m, float) else tau + m * n
     if any(isinstance(other, point.Rebase) for other in graph.recipe.operations):
         # A bias may have given a zero sample an energy; its τ = 0 switches that off.
         n = tau.node("Equal", 0.0).node("Where", 0.0, n)
@@ -194,15 +188,15 @@ RUN.rules = {"published", *GROWTHS}
 
 
 @RUN.runs(point.Divide)
-def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: Value) -> Value:
+def _divide(op: point.Divide, graph: OnnxGraph, v: Value, tau: Value, m: object) -> Value:
     return v.scale(_inverse(tau, op.scale))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, graph: OnnxGraph, z: Value, m: Value, tau: Value
+    op: point.Rebase, graph: OnnxGraph, z: Value, m: Value | float, tau: Value
 ) -> tuple[Value, Value, Value]:
-    t = (m * tau).weighted(op.coordinate)
+    t = (tau if isinstance(m, float) else m * tau).weighted(op.coordinate)
     return z.scale(_inverse(tau, op.scale)), t.node("Min", LARGEST_COORDINATE), tau.node("Sign")
 
 

@@ -1,7 +1,6 @@
 """Operations on points, in torch: one function each, of (operation, module, *input values).
 
-Scalars of samples are float64 where the device has it. The peak m is the plain number 1.0 where no
-sample had to be normalised; then no τ is 0.
+Scalars of samples are float64 where the device has it.
 """
 
 from __future__ import annotations
@@ -29,11 +28,8 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GN
 @RUN.runs(point.Normalize)
 def _normalize(
     op: point.Normalize, module: RecipeModule, x: Tensor
-) -> tuple[Tensor, Tensor | float, Tensor]:
-    tau = functional.moderate_norm(x, op.limits)
-    if tau is None:
-        return functional.normalise(x, op.offset)
-    return x, 1.0, tau if op.offset == 0 else tau.hypot(tau.new_tensor(op.offset))
+) -> tuple[Tensor, float, Tensor]:
+    return x, 1.0, functional.length(x, op.offset)
 
 
 @RUN.runs(point.SumSquares)
@@ -134,8 +130,6 @@ def _advance(
 def _divide(
     op: point.Divide, module: RecipeModule, v: Tensor, tau: Tensor, m: Tensor | float
 ) -> Tensor:
-    if isinstance(m, float):
-        return functional.scale_samples(v, op.scale / tau)
     return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
 
 
