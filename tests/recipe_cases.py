@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
@@ -221,56 +220,6 @@ def _cast() -> Recipe:
     return builder.recipe(builder.add(layer.Cast, exact, name="y", to=layer.WORKING))
 
 
-def _sparse() -> Recipe:
-    """Embed, evaluate a form in compressed rows, one of them empty, advance, divide."""
-    builder = RecipeBuilder((6,))
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    arrays = {
-        "rows": builder.constant("rows", torch.tensor([0, 2, 2, 3, 5, 6, 6], dtype=torch.int32)),
-        "column": builder.constant("column", torch.tensor([0, 3, 1, 2, 5, 4], dtype=torch.int32)),
-        "value": _constant(builder, "value", 6),
-    }
-    image = builder.add(layer.SparseMatmul, unit, name="image", **arrays)
-    n = builder.add(point.Dot, image, image, name="n", weight=0.4)
-    more = builder.add(point.Dot, unit, unit, name="n", weight=0.3)
-    tau = builder.add(point.Advance, tau, m, n, more, name="tau", rule="published")
-    return builder.recipe(builder.add(point.Divide, image, tau, m, name="y", scale=0.7))
-
-
-def _spectrum(axes: int, *, wide: bool = False, factor: bool = False) -> Recipe:
-    """Embed, transform, take a form and a product of the spectrum, transform back, divide."""
-    spatial = _SPATIAL[axes]
-    builder = RecipeBuilder((2, *spatial))
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    source = builder.add(layer.Cast, unit, name="exact", to=layer.WIDE) if wide else unit
-    spectrum = builder.add(point.Fourier, source, name="spectrum")
-    count = point.frequencies(spatial)
-    half = _hermitian(2, count)
-    symbol = builder.constant("symbol", half, wide=wide)
-    fields = {"symbol": symbol, "weight": 0.2, "factor": factor}
-    n = builder.add(point.SpectralForm, spectrum, name="n", **fields)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="projective")
-    # The transfer of a real convolution: the spectrum of a kernel.
-    kernel = torch.randn(
-        3, 2, *spatial, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
-    transfer = torch.fft.rfftn(kernel, dim=tuple(range(2, 2 + axes))).flatten(2)
-    held = builder.constant("transfer", torch.view_as_real(transfer).clone(), wide=wide)
-    image = builder.add(point.SpectralProduct, spectrum, name="image", transfer=held)
-    v = builder.add(point.InverseFourier, image, name="v", size=spatial)
-    v = builder.add(layer.Cast, v, name="v", to=layer.WORKING)
-    return builder.recipe(builder.add(point.Divide, v, tau, m, name="y", scale=0.7))
-
-
-def _hermitian(channels: int, count: int) -> Tensor:
-    """Return a positive semidefinite matrix for each frequency, (C, C, F, 2)."""
-    generator = torch.Generator().manual_seed(2)
-    root = torch.randn(count, channels, channels, 2, generator=generator, dtype=torch.float64)
-    matrix = torch.view_as_complex(root)
-    product = (matrix.mH @ matrix).permute(1, 2, 0)
-    return torch.view_as_real(product.contiguous()).clone()
-
-
 def _rebased(rule: str) -> Recipe:
     """Take the point, add a bias, run another activation on it."""
     builder = RecipeBuilder((5,))
@@ -336,11 +285,6 @@ def _point_cases() -> Cases:
             name = f"banded_form {size} {width}" + " factor" * factor
             yield RecipeCase(name, partial(_form, point.BandedForm, **fields))
     yield RecipeCase("cast", _cast)
-    yield RecipeCase("sparse_matmul and dot", _sparse)
-    for axes in (1, 2, 3):
-        yield RecipeCase(f"spectrum {axes}d", partial(_spectrum, axes))
-        yield RecipeCase(f"spectrum {axes}d factor", partial(_spectrum, axes, factor=True))
-    yield RecipeCase("spectrum wide", partial(_spectrum, 2, wide=True))
 
 
 RECIPE_CASES: tuple[RecipeCase, ...] = (

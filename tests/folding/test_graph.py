@@ -22,7 +22,7 @@ def test_a_tail_that_is_not_linear_is_not_absorbed() -> None:
         nn.Flatten(),
         nn.Linear(128, 100),
     )
-    for name in ("auto", "dense", "banded", "sparse", "conv", "layers"):
+    for name in ("auto", "dense", "banded", "conv", "layers"):
         cl.testing.assert_folds(model, (1, 8, 8), strategy=name)
 
 

@@ -21,9 +21,9 @@ def test_explain_is_what_it_was() -> None:
 
 
 def test_a_strategy_that_is_misspelt_is_named() -> None:
-    message = r'got .spectrl.\. Try "auto"\. Did you mean "spectral"\?'
+    message = r'got .bandd.\. Try "auto"\. Did you mean "banded"\?'
     with pytest.raises(cl.ConformalError, match=message):
-        cl.fold(cl.ConformalLayers(cl.Conv1d(1, 1, 1)), (1, 4), strategy="spectrl")
+        cl.fold(cl.ConformalLayers(cl.Conv1d(1, 1, 1)), (1, 4), strategy="bandd")
 
 
 SNAPSHOT = """\
@@ -32,9 +32,7 @@ SNAPSHOT = """\
 ----------  -------------  ---------  ---------------  ----
 → dense            4.74 k   18.5 KiB        0.0241 ms
   banded           4.74 k   18.5 KiB        0.0375 ms
-  sparse           2.02 k   21.2 KiB        0.0576 ms
   conv             7.24 k   20.9 KiB        0.0586 ms
   layers           13.1 k   7.53 KiB        0.0709 ms
-  spectral         12.3 k   4.19 KiB         0.266 ms
 dense: expected 2.9 times as fast as the layers
 head: 2 following layers absorbed into the matrix"""

@@ -137,7 +137,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda net: cl.fold(net(), (1, 8, 8), strategy="spectral"), ("got fourier", '"conv"')),
+        (lambda net: cl.fold(net(), (1, 8, 8), strategy="banded"), ("got banded_form", '"conv"')),
         (
             lambda net: cl.fold(nn.Sequential(net(), Own()), (1, 8, 8)),
             ("got _0.sin()", "run it behind the fold"),

@@ -245,7 +245,7 @@ def test_a_named_strategy_is_used_where_it_applies() -> None:
     assert [plan.strategy for plan in folded.explain().values()][:2] == ["conv", "conv"]
     model = cl.ConformalLayers(cl.Linear(4, 4), nn.ReLU(), cl.Linear(4, 2))
     with pytest.raises(cl.ConformalError, match="a stage that this strategy can express"):
-        cl.fold(model, (4,), strategy="spectral")
+        cl.fold(model, (4,), strategy="banded")
 
 
 def test_evaluation_folds_and_notices_changes() -> None:

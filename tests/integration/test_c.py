@@ -55,11 +55,7 @@ def test_programs_compute_what_torch_computes(name: str, tmp_path: Path) -> None
         randomise(model)
     exports, folds = [], []
     for strategy, folded in all_folds(model, shape).items():
-        try:
-            exports.append(cl.export_c(folded, tmp_path, name=f"by_{strategy}"))
-        except cl.ConformalError:
-            assert strategy == "spectral"
-            continue
+        exports.append(cl.export_c(folded, tmp_path, name=f"by_{strategy}"))
         folds.append(folded)
         assert exports[-1].output_error < 2e-6  # float32 on both sides
         assert exports[-1].agreement == 1
@@ -154,7 +150,7 @@ def lenet(*, head: bool, **options: Any) -> nn.Module:
         *(
             pytest.param(head, strategy, marks=pytest.mark.slow)
             for head in (True, False)
-            for strategy in ("dense", "banded", "sparse", "conv", "layers")
+            for strategy in ("dense", "banded", "conv", "layers")
         ),
     ],
 )

@@ -19,13 +19,8 @@ from conformallayers.utils.memory import peak, settle
 name, strategy, batch, side = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 torch.manual_seed(0)
 torch.set_num_threads(2)
-if name == "wide":
-    stages = [cl.Conv2d(3, 16, 3, padding=1, padding_mode="circular"), cl.ReSPro()]
-    stages += [cl.Conv2d(16, 16, 3, padding=1, padding_mode="circular"), cl.ReSPro()]
-    model = cl.ConformalLayers(*stages)
-else:
-    network = {"DkNetCL": lambda: networks.DkNetCL(1)}.get(name, getattr(networks, name))
-    model = network()
+network = {"DkNetCL": lambda: networks.DkNetCL(1)}.get(name, getattr(networks, name))
+model = network()
 model.eval()
 folded = cl.fold(model, (3, side, side), strategy=strategy)
 with torch.inference_mode():
@@ -63,7 +58,6 @@ def beyond(name: str, strategy: str, batch: int, side: int = 32) -> float:
                 ("D3ModNetCL", "conv", 16384, 32),
                 ("DkNetCL", "banded", 8192, 32),
                 ("DkNetCL", "layers", 8192, 32),
-                ("wide", "spectral", 128, 128),
             )
         ),
     ],

@@ -54,8 +54,6 @@ FAST = [
     ("chain", "dense", torch.float32),
     ("chain", "banded", torch.float32),
     ("unpadded", "conv", torch.float32),
-    ("circular", "spectral", torch.float32),
-    ("unpadded", "spectral", torch.float32),
     ("branches", "layers", torch.float32),
     ("residual", "dense", torch.float32),
     ("rules", "dense", torch.float64),

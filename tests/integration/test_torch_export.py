@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 import conformallayers as cl
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.layer_operations import Slice
-from conformallayers.recipe.point_operations import Fourier
 from nets import NETS, SHAPE, folds, net
 from oracle import relative_error
-from support import operations, samples
+from support import samples
 
 BATCHES = 1, 4, 64
 compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -51,12 +49,9 @@ def odd(x: Tensor) -> Tensor:
 
 
 SOME = [
-    ("chain", "sparse"),
     ("chain", "dense"),
     ("chain", "banded"),
     ("unpadded", "conv"),
-    ("circular", "spectral"),
-    ("unpadded", "spectral"),
     ("several", "layers"),
     ("branches", "dense"),
     ("residual", "dense"),
@@ -75,10 +70,6 @@ def test_every_strategy_exports(name: str, strategy: str) -> None:
 
 def test_every_strategy_is_there() -> None:
     assert {strategy for _, strategy in SOME} == set(STRATEGIES)
-    for name, border in (("circular", False), ("unpadded", True)):
-        folded = cl.fold(net(name), SHAPE, strategy="spectral")
-        assert operations(folded, Fourier)
-        assert bool(operations(folded, Slice)) is border
 
 
 @compiles

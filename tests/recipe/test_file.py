@@ -352,13 +352,12 @@ def test_numpy_refuses_windows_that_do_not_fit(path: Path) -> None:
     [
         ("dense", "advance", ["peak", "tau", "n"], "advance takes τ, but 'peak' is a peak"),
         ("dense", "sum_squares", ["peak"], "sum_squares takes features, but 'peak' is a peak"),
-        ("spectral", "spectral_form", ["unit"], "makes no network"),
     ],
 )
-def test_peaks_and_spectra_go_where_they_belong(
+def test_peaks_go_where_they_belong(
     strategy: str, operation: str, reads: list[str], message: str, path: Path
 ) -> None:
-    file = StoredFile(fold("circular" if strategy == "spectral" else "unpadded", strategy), path)
+    file = StoredFile(fold("unpadded", strategy), path)
     next(item for item in file.operations if item["operation"] == operation)["reads"] = reads
     file.write()
     refused(path, message)

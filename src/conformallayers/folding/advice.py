@@ -12,7 +12,7 @@ from .operators import Operator, same_in_channels
 from .split import StageGraph
 from .stages import ActivationSite, Stage
 
-_MATRICES = "dense", "banded", "sparse"  # strategies that write a stage out, whatever its layers
+_MATRICES = "dense", "banded"  # strategies that write a stage out, whatever its layers
 
 
 def advice_for(graph: StageGraph, index: int, strategy: str) -> tuple[str, ...]:

@@ -12,21 +12,19 @@ BATCH = 64  # the batch size that costs are compared at
 class Rates:
     """Work per second at float32.
 
-    ``gemm``, ``blocks``, ``conv`` and ``sparse`` are multiply-adds a second in one large product, in
-    many small ones, in a convolution and in a sparse product; ``stream`` is elements a second in a pass
-    over memory; ``fft`` is elements · log2(elements) a second; ``call`` is seconds for any call at all.
+    ``gemm``, ``blocks`` and ``conv`` are multiply-adds a second in one large product, in many small ones
+    and in a convolution; ``stream`` is elements a second in a pass over memory; ``call`` is seconds for any
+    call at all.
     """
 
     gemm: float
     blocks: float
     conv: float
-    sparse: float
     stream: float
-    fft: float
     call: float
 
 
-RATES = Rates(57e9, 60e9, 85e9, 8e9, 10e9, 14e9, 3e-6)  # measured on two cores of a server CPU
+RATES = Rates(57e9, 60e9, 85e9, 10e9, 3e-6)  # measured on two cores of a server CPU
 
 
 @dataclass(frozen=True)
@@ -36,21 +34,19 @@ class Cost:
     gemm: float = 0  # multiply-adds in large products
     blocks: float = 0  # multiply-adds in many small products
     conv: float = 0  # multiply-adds in convolutions and poolings
-    sparse: float = 0  # multiply-adds in sparse products
     idle: float = 0  # multiply-adds of lanes that a convolution has no channels for
     stream: float = 0  # elements that a pass over memory touches
-    fft: float = 0  # elements · log2(elements)
     calls: int = 0  # per batch
     bytes: int = 0
 
     @property
     def multiply_adds(self) -> float:
         """All multiply-adds of one sample."""
-        return self.gemm + self.blocks + self.conv + self.sparse
+        return self.gemm + self.blocks + self.conv
 
     def seconds(self, rates: Rates = RATES) -> float:
         """Return the expected time of one batch of 64."""
-        names = "gemm", "blocks", "conv", "sparse", "stream", "fft"
+        names = "gemm", "blocks", "conv", "stream"
         work: float = sum(getattr(self, name) / getattr(rates, name) for name in names)
         work += self.idle / rates.conv
         return BATCH * work + self.calls * rates.call

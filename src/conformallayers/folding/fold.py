@@ -41,9 +41,8 @@ def fold(
         model: any module that torch.fx can trace.
         input_shape: of one sample, without the batch axis.
         strategy: ``"auto"`` takes the fastest accurate one, by a cost model of this machine. By name:
-            ``"dense"``, ``"banded"`` (image rows as blocks), ``"sparse"``, ``"conv"`` (composed kernels along the
-            cheapest route), ``"spectral"`` (Fourier transform, for stride 1 with circular padding
-            or none), ``"layers"`` (no folding, only α and factors resolved).
+            ``"dense"``, ``"banded"`` (image rows as blocks), ``"conv"`` (composed kernels along the cheapest route),
+            ``"layers"`` (no folding, only α and factors resolved).
         dtype: of the result; None takes that of the model's first parameter.
 
     Returns:

@@ -38,7 +38,7 @@ def quantize(folded: Folded, images: Tensor) -> Folded:
         A :class:`Folded` whose ``quantization`` prints errors and sizes.
 
     Raises:
-        ConformalError: int8 lacks an operation, such as Fourier transforms and forms written out; the
+        ConformalError: int8 lacks an operation, such as forms written out; the
             message names a strategy without it.
 
     Examples:

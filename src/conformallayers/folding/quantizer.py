@@ -29,7 +29,7 @@ from .quantized_values import Features, Held, Number, Sums
 
 RUN = Runtime("int8")
 _POINT_OPERATIONS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
-_REFUSED = (*_POINT_OPERATIONS, layer.SparseMatmul)
+_REFUSED = _POINT_OPERATIONS
 _OTHER_POOLING = "Use another pooling."
 _LARGEST_BIAS = 2**24  # of the sums; a larger bias is added behind their multiplier
 

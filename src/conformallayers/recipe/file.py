@@ -36,9 +36,9 @@ PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy comp
 }
 _Document = Mapping[str, Any]
 # The kind of a value. Each runtime chooses the peaks of samples for itself, and the choice cancels only where
-# every operation reads values of the kinds that it expects. A spectrum is complex.
+# every operation reads values of the kinds that it expects.
 _FEATURES, _PEAK, _TAU = "features", "a peak", "τ"
-_ENERGY, _SPECTRUM = "an energy", "a spectrum"
+_ENERGY = "an energy"
 # Whole numbers have scalars of their own, which every runtime rounds alike.
 _INTEGERS, _EXACT_PEAK, _EXACT_TAU = "whole numbers", "an exact peak", "an exact τ"
 _EXACT_ENERGY = "an exact energy"
@@ -48,13 +48,9 @@ _KINDS: dict[type[Operation], tuple[_Kinds, tuple[str, ...]]] = {  # of inputs a
     point.Rescale: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU, _ENERGY)),
     point.Rebase: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU)),
     **dict.fromkeys(
-        (point.SumSquares, point.Dot, point.QuadraticForm, point.BandedForm),
+        (point.SumSquares, point.QuadraticForm, point.BandedForm),
         ((_FEATURES, ...), (_ENERGY,)),
     ),
-    point.Fourier: ((_FEATURES,), (_SPECTRUM,)),
-    point.SpectralForm: ((_SPECTRUM,), (_ENERGY,)),
-    point.SpectralProduct: ((_SPECTRUM,), (_SPECTRUM,)),
-    point.InverseFourier: ((_SPECTRUM,), (_FEATURES,)),
     point.Advance: ((_TAU, _PEAK, _ENERGY, ...), (_TAU,)),
     point.Divide: ((_FEATURES, _TAU, _PEAK), (_FEATURES,)),
     integer.QuantizePoint: ((_FEATURES,), (_INTEGERS, _EXACT_PEAK, _EXACT_TAU)),

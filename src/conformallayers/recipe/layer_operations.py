@@ -22,7 +22,7 @@ from .fields import (
     whole,
     word,
 )
-from .operation import ArrayOf, Operation, Shape, ShapeOf, expect, expect_shape, operation
+from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
 
 FUNCTIONS = {  # name → number of parameters
     "abs": 0,
@@ -56,35 +56,6 @@ class Matmul(Operation):
         if self.bias is not None:
             expect_shape(constant(self.bias), weight[:1], "the bias")
         return (*x[:-1], weight[0])
-
-
-@operation("sparse_matmul")
-class SparseMatmul(Operation):
-    """``y = W x``: (n,) → (m,) with W in compressed rows.
-
-    The entries of row i are ``value[rows[i]:rows[i + 1]]`` in the columns ``column[...]``; ``rows`` (m + 1,)
-    and ``column`` are int32.
-    """
-
-    rows: str = constant("rows", dtype="int32")
-    column: str = constant("column", dtype="int32")
-    value: str = constant("value")
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        rows, column = constant(self.rows), constant(self.column)
-        expect(len(x) == 1 and len(rows) == len(column) == 1, f"compressed rows for {x}")
-        expect(rows[0] > 1, "compressed rows without a row")
-        expect_shape(constant(self.value), column, "the entries")
-        return (rows[0] - 1,)
-
-    def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
-        rows, column = constant(self.rows), constant(self.column)
-        inside = not len(column) or bool(0 <= column.min() <= column.max() < inputs[0][0])
-        counted = bool(rows[0] == 0) and bool(rows[-1] == len(column))
-        expect(
-            inside and counted and bool((rows[1:] >= rows[:-1]).all()),
-            "indices outside of a matrix",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,4 +414,4 @@ def is_homogeneous(op: Operation) -> bool:
         return op.mode != "zeros" or op.value == 0
     shapes = Concatenate, Slice, Reshape, Permute, Cast
     pools = Pool, NormPool, _AdaptivePool, Upsample
-    return isinstance(op, (*shapes, *pools, SparseMatmul, Multiply, PRelu, Add, Call))
+    return isinstance(op, (*shapes, *pools, Multiply, PRelu, Add, Call))

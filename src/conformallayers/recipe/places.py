@@ -244,11 +244,3 @@ def interpolated(
     low = np.minimum(source.astype(np.int64), n - 1)
     share = np.clip(source - low, 0, 1).astype(np.float64)
     return np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1 - share, share])
-
-
-def written_out(rows: Array, column: Array, value: Array, columns: int) -> Array:
-    """Return a matrix in compressed rows as a dense one."""
-    matrix = np.zeros((len(rows) - 1, columns), value.dtype)
-    index = np.repeat(np.arange(len(rows) - 1), np.diff(rows.astype(int)))
-    matrix[index, column.astype(int)] = value
-    return matrix

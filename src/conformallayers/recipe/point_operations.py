@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from math import prod
 
 from .fields import (
     constant,
@@ -16,7 +15,6 @@ from .fields import (
     name,
     number,
     optional,
-    positives,
     setting,
     whole,
 )
@@ -60,19 +58,6 @@ class Rescale(Operation):
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect_scalars(inputs[1:])
         return (inputs[0], SCALAR, SCALAR, SCALAR)
-
-
-@operation("dot")
-class Dot(Operation):
-    """a, b → ``weight·Σ a_i·b_i``."""
-
-    copies = 1
-    weight: float = setting("weight", number)
-
-    def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        a, b = inputs
-        expect_shape(a, b, "a factor of a dot product")
-        return (SCALAR,)
 
 
 @operation("quadratic_form")
@@ -120,67 +105,6 @@ class BandedForm(Operation):
         return SCALAR
 
 
-@operation("fourier")
-class Fourier(Operation):
-    """(C, ...) → its half spectrum (C, frequencies) along the spatial axes, complex numbers.
-
-    Shapes count real and imaginary parts: (C, frequencies, 2).
-    """
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        expect(2 <= len(x) <= 4, f"a spectrum of {x}")
-        return (x[0], frequencies(x[1:]), 2)
-
-
-@operation("spectral_form")
-class SpectralForm(Operation):
-    """X (C, F) → ``weight·Σ_f X(f)* G(f) X(f)`` with symbols G (C, C, F, 2) that include the weights of f.
-
-    With ``factor`` the symbols are those of R with ``R(f)* R(f) = G(f)``, and the value is ``weight`` times
-    the squared norm of all ``R(f) X(f)``.
-    """
-
-    copies = 2
-    symbol: str = constant("symbol")
-    weight: float = setting("weight", number)
-    factor: bool = setting("factor", flag, False)
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        channels, count, _ = _spectrum(x)
-        expect_shape(constant(self.symbol), (channels, channels, count, 2), "the symbol")
-        return SCALAR
-
-
-@operation("spectral_product")
-class SpectralProduct(Operation):
-    """X (C, F) → Y (C_out, F): multiply by T(f), symbols (C_out, C, F, 2)."""
-
-    transfer: str = constant("transfer")
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        channels, count, _ = _spectrum(x)
-        transfer = constant(self.transfer)
-        expect(len(transfer) == 4, "the transfer")
-        expect_shape(transfer, (transfer[0], channels, count, 2), "the transfer")
-        return (transfer[0], count, 2)
-
-
-@operation("inverse_fourier")
-class InverseFourier(Operation):
-    """A half spectrum (C, frequencies) → (C, *size)."""
-
-    size: tuple[int, ...] = setting("size", positives)
-
-    def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
-        channels, count, _ = _spectrum(x)
-        fits = 1 <= len(self.size) <= 3 and frequencies(self.size) == count
-        expect(fits, f"{self.size} from {count} frequencies")
-        return (channels, *self.size)
-
-
-SPECTRAL = Fourier, SpectralForm, SpectralProduct, InverseFourier
-
-
 @operation("advance")
 class Advance(Operation):
     """τ, m, n, … → the next τ by the rule of an activation; energies are added first.
@@ -225,16 +149,6 @@ class Rebase(Operation):
         expect_scalars(inputs[1:])
         expect(len(inputs) == 3, "not z, m and τ")
         return (inputs[0], SCALAR, SCALAR)
-
-
-def frequencies(spatial: Sequence[int]) -> int:
-    """Return the number of frequencies in the half spectrum of a real signal."""
-    return prod(spatial[:-1]) * (spatial[-1] // 2 + 1)
-
-
-def _spectrum(shape: Shape) -> Shape:
-    expect(len(shape) == 3 and shape[2] == 2, f"{shape} is no spectrum")
-    return shape
 
 
 def expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:

@@ -25,9 +25,8 @@ def test_a_module_that_computes_something_else_is_no_plain_convolution() -> None
         Shifted(1, 8, 3, bias=False), cl.ReSPro(), cl.AvgPool2d(2), cl.ReSPro()
     )
     cl.testing.assert_folds(model, (1, 12, 12))
-    for strategy in ("conv", "spectral"):
-        with pytest.raises(cl.ConformalError, match=strategy):
-            cl.fold(model, (1, 12, 12), strategy=strategy)
+    with pytest.raises(cl.ConformalError, match="conv"):
+        cl.fold(model, (1, 12, 12), strategy="conv")
 
 
 def test_a_route_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:

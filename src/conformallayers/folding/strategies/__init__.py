@@ -7,12 +7,9 @@ from .base import Strategy
 from .conv import ComposedConv
 from .dense import Dense
 from .layers import Layers
-from .sparse import Sparse
-from .spectral import Spectral
 
 STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy
-    for strategy in (Dense(), Banded(), Sparse(), ComposedConv(), Spectral(), Layers())
+    strategy.name: strategy for strategy in (Dense(), Banded(), ComposedConv(), Layers())
 }
 
 __all__ = ["STRATEGIES", "Strategy"]

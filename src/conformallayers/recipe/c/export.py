@@ -203,8 +203,6 @@ def _typed(recipe: Recipe, name: str, array: Array) -> Array:
 
 def _expect_operation(operation: Operation, storage: str) -> None:
     remedy = 'Fold with strategy="dense", which keeps no layers, or compute it behind predict.'
-    if isinstance(operation, point.SPECTRAL):
-        remedy = 'Fold with strategy="dense".'
     WRITE.check(operation, "export_c(folded)", remedy)
 
 

@@ -27,12 +27,12 @@ def _normalize(op: point.Normalize, program: Program) -> None:
     )
 
 
-@WRITE.runs(point.SumSquares, point.Dot)
-def _dot(op: point.SumSquares | point.Dot, program: Program) -> None:
-    a, b = op.inputs[0], op.inputs[-1]
-    call = f"inner{program.suffix(a)}({program.read(a)}, {program.read(b)}, {program.count(a)})"
+@WRITE.runs(point.SumSquares)
+def _sum_squares(op: point.SumSquares, program: Program) -> None:
+    (z,), z_in_c = op.inputs, program.read(op.inputs[0])
+    call = f"inner{program.suffix(z)}({z_in_c}, {z_in_c}, {program.count(z)})"
     program.define(op.outputs[0], f"{number(op.weight)} * {call}")
-    program.multiply_adds += program.count(a)
+    program.multiply_adds += program.count(z)
 
 
 @WRITE.runs(point.Rescale)

@@ -79,12 +79,6 @@ class _Rewriter:
             half = self.constants[op.form]
             self.constants[op.form] = (half + half.T) / 2
             self.operations.append(op)
-        elif isinstance(op, layer.SparseMatmul):
-            rows, column, value = (self.constants[name] for name in (op.rows, op.column, op.value))
-            columns = self._shapes[op.inputs[0]][0]
-            matrix = places.written_out(rows, column, value, columns)
-            weight = self._constant(op, "weight", matrix)
-            self.operations.append(layer.Matmul(op.inputs, op.outputs, weight=weight))
         elif isinstance(op, layer.ConvTranspose):
             self._convolve(op)
         elif isinstance(op, (layer.AdaptiveAvgPool, layer.AvgPool)) or (

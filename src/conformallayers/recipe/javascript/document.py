@@ -19,7 +19,7 @@ from ..places import Array, Table
 from ..recipe import Recipe
 
 _SOURCES = "layers", "points", "network"  # in the order that they need each other
-_LACKS = (*point.SPECTRAL, *INTEGER, layer.Call)
+_LACKS = (*INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
 WRITE = Runtime("JavaScript")
 WRITE.rules = point.RULES
@@ -46,8 +46,6 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     """
     for operation in recipe.operations:
         remedy = f"{_DENSE}, which keeps no layers inside a ConformalLayers."
-        if isinstance(operation, point.SPECTRAL):
-            remedy = f"{_DENSE}."
         if isinstance(operation, INTEGER):
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)

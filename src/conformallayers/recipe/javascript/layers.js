@@ -58,19 +58,6 @@ function matmul(op, net) {
   };
 }
 
-function sparseMatmul(op, net) {
-  const [rows, column, value] = ["rows", "column", "value"].map((key) => net.constant(op, key));
-  return (x) => {
-    const y = like(x, rows.length - 1);
-    for (let i = 0; i < y.length; i++) {
-      let sum = 0;
-      for (let j = rows[i]; j < rows[i + 1]; j++) sum += value[j] * x[column[j]];
-      y[i] = sum;
-    }
-    return y;
-  };
-}
-
 // One, two or three spatial axes as three.
 const spatial = (sizes, fill) => [...Array(3 - sizes.length).fill(fill), ...sizes];
 

@@ -11,7 +11,7 @@ const REMEDY = 'Fold with strategy="dense", and write the document with this ver
 
 // The kind of an operation → a function of (operation, network) that returns its run.
 const LAYERS = {
-  matmul, sparse_matmul: sparseMatmul, conv: convolution, conv_transpose: convolution,
+  matmul, conv: convolution, conv_transpose: convolution,
   avg_pool: average, adaptive_avg_pool: average, upsample: average, norm_pool: normPool,
   max_pool: maximum, adaptive_max_pool: maximum, pad,
   multiply: withConstant("factor", (x, factor) => x * factor),
@@ -22,7 +22,6 @@ const LAYERS = {
 const POINTS = {
   normalize, rescale, quadratic_form: quadraticForm, banded_form: bandedForm,
   sum_squares: ({ settings }) => (z) => dot(z, z) * settings.weight,
-  dot: ({ settings }) => (a, b) => dot(a, b) * settings.weight,
   advance, divide: ({ settings }) => (v, tau) => scaled(v, settings.scale * inverse(tau)),
   rebase,
 };

@@ -50,18 +50,6 @@ def _long_product(x: Array, weight: Array) -> Array:
     return np.asarray(sums + x[:, cut:] @ weight[:, cut:].T, x.dtype)
 
 
-@RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, net: Network, x: Array) -> Array:
-    """Add up the entries of each row, one sample at a time; reduceat cannot sum empty rows."""
-    rows, column, value = (net.constant(name) for name in (op.rows, op.column, op.value))
-    y, filled = np.zeros((len(x), len(rows) - 1), x.dtype), np.diff(rows) > 0
-    for sample, result in zip(x, y, strict=True):
-        if filled.any():
-            products = value * sample[column]
-            result[filled] = np.add.reduceat(products, rows[:-1][filled], dtype=np.float64)
-    return y
-
-
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
     return _plus(net, convolved(op, net.constant(op.weight), x), op.bias)

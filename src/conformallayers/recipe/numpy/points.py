@@ -43,7 +43,6 @@ def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Arra
 
 RUN[point.SumSquares] = lambda op, _, z: _squared_norm(z) * op.weight
 RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x) * op.weight
-RUN[point.Dot] = lambda op, _, a, b: _dots(flat(a), flat(b)) * op.weight
 
 
 @RUN.runs(point.Rescale)
@@ -72,41 +71,6 @@ def _banded_form(op: point.BandedForm, net: Network, x: Array) -> Array:
     end = x[:, x.shape[1] - width * size :]
     image = end @ net.constant(op.last)
     return np.asarray((total + _dots(image, image if op.factor else end)) * op.weight)
-
-
-# -- spectra ----------------------------------------------------------------------------------------
-
-
-@RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, net: Network, x: Array) -> Array:
-    spectrum = np.fft.rfftn(x, axes=tuple(range(2, x.ndim)))
-    rows = spectrum.reshape(*x.shape[:2], point.frequencies(x.shape[2:]))
-    return rows.astype(np.result_type(x.dtype, np.complex64), copy=False)
-
-
-@RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, net: Network, spectrum: Array) -> Array:
-    image = _product(net.constant(op.symbol), spectrum)
-    product = (image * (image if op.factor else spectrum).conj()).real
-    return np.asarray(product.sum((1, 2), dtype=np.float64) * op.weight)
-
-
-@RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, net: Network, spectrum: Array) -> Array:
-    return _product(net.constant(op.transfer), spectrum)
-
-
-@RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, net: Network, spectrum: Array) -> Array:
-    half = spectrum.reshape(*spectrum.shape[:2], *op.size[:-1], op.size[-1] // 2 + 1)
-    image = np.fft.irfftn(half, op.size, tuple(range(2, half.ndim)))
-    return image.astype(spectrum.real.dtype, copy=False)
-
-
-def _product(pairs: Array, spectrum: Array) -> Array:
-    """Multiply (C_out, C_in, F, 2) by (B, C_in, F) at each frequency: (B, C_out, F)."""
-    symbol = (pairs[..., 0] + 1j * pairs[..., 1]).astype(spectrum.dtype)
-    return np.asarray(np.einsum("oif,bif->bof", symbol, spectrum))
 
 
 # -- the coordinate, and leaving --------------------------------------------------------------------

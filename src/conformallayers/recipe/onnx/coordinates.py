@@ -146,7 +146,7 @@ def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
             factors += [op.scale, np.inf if published else 1.0]
         elif isinstance(op, (point.SumSquares, point.Divide)):
             factors.append(op.weight if isinstance(op, point.SumSquares) else op.scale)
-        elif isinstance(op, (point.Dot, point.QuadraticForm, point.BandedForm, point.SpectralForm)):
+        elif isinstance(op, (point.QuadraticForm, point.BandedForm)):
             factors.append(np.inf)
     return graph.dtype if all(moderate(abs(factor)) for factor in factors) else WIDE
 

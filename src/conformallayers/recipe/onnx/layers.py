@@ -52,13 +52,6 @@ def _matmul(op: layer.Matmul, graph: OnnxGraph, x: Value) -> Value:
     return _with_constant("Add", x @ weight.T, op.bias)
 
 
-@RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, graph: OnnxGraph, x: Value) -> Value:
-    """Multiply by the matrix with its zeros: ONNX Runtime has no sparse products."""
-    rows, column, value = (graph.constant(name) for name in (op.rows, op.column, op.value))
-    return x @ places.written_out(rows, column, value, x.shape[0]).T
-
-
 @RUN.runs(layer.Conv)
 def _conv(op: layer.Conv, graph: OnnxGraph, x: Value) -> Value:
     if x.dtype == WIDE:

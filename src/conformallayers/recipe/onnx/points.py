@@ -6,14 +6,12 @@ well, and with it the whole sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
 from .. import point_operations as point
-from ..operation import Shape
-from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
@@ -38,11 +36,6 @@ def _normalize(op: point.Normalize, graph: OnnxGraph, x: Value) -> tuple[Value, 
 @RUN.runs(point.SumSquares)
 def _sum_squares(op: point.SumSquares, graph: OnnxGraph, z: Value) -> Value:
     return reduced("ReduceSumSquare", z).weighted(op.weight)
-
-
-@RUN.runs(point.Dot)
-def _dot(op: point.Dot, graph: OnnxGraph, a: Value, b: Value) -> Value:
-    return reduced("ReduceSum", a * b).weighted(op.weight)
 
 
 @RUN.runs(point.Rescale)
@@ -87,81 +80,6 @@ def _total(products: Value, axes: list[int]) -> Value:
     """Add products in float64 along axes that are all but that of the batch."""
     wide = products.cast(WIDE)
     return wide.node("ReduceSum", np.array(axes), shape=(), keepdims=0).scalar()
-
-
-@RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, graph: OnnxGraph, x: Value) -> Value:
-    """Transform by one product with cosines and sines for each axis, the last axis first.
-
-    The result is (frequencies, batch, 2·C): real parts of all channels, then imaginary ones. On the way
-    there it is (batch, C, axes to come, 2, axes that are done).
-    """
-    channels, *before, n = x.shape
-    kept = n // 2 + 1
-    cos, sin = _waves(n)
-    z, done = x @ np.concatenate([cos[:, :kept], -sin[:, :kept]], 1), kept
-    for n in reversed(before):
-        before.pop()
-        cos, sin = _waves(n)
-        # Entries (place, part) become (part, frequency).
-        both = np.stack([np.stack([cos, sin], 2), np.stack([-sin, cos], 2)]).reshape(2 * n, 2 * n)
-        z, done = both @ z.reshape((channels, *before, 2 * n, done)), done * n
-    parts = z.reshape((channels, 2, done))
-    moved = parts.node("Transpose", perm=[3, 0, 2, 1], shape=(done, 2, channels))
-    return _regroup(moved, (done, -1, 2 * channels))
-
-
-@RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, graph: OnnxGraph, spectrum: Value) -> Value:
-    """Transform back, the first axis first; see :func:`_fourier`."""
-    done, channels = spectrum.shape[0], spectrum.shape[1] // 2
-    *before, last = op.size
-    parts = _regroup(spectrum, (done, -1, 2, channels))
-    z = parts.node("Transpose", perm=[1, 3, 2, 0], shape=(channels, 2, done))
-    places: Shape = ()
-    for n in before:
-        done //= n
-        cos, sin = _waves(n)
-        # Entries (part, frequency) become (place, part).
-        both = np.stack([np.stack([cos, -sin], 1), np.stack([sin, cos], 1)], 1) / n
-        z = both.reshape(2 * n, 2 * n) @ z.reshape((channels, *places, 2 * n, done))
-        places = (*places, n)
-    cos, sin = (wave[:done] for wave in _waves(last))
-    share = np.full((done, 1), 2.0 / last)  # of a frequency and its conjugate
-    share[0] = 1.0 / last
-    if last % 2 == 0:
-        share[-1] = 1.0 / last
-    return z.reshape((channels, *places, 2 * done)) @ np.concatenate([cos * share, -sin * share])
-
-
-def _regroup(x: Value, axes: Sequence[int]) -> Value:
-    """Reshape a value whose second axis is that of the batch."""
-    return x.node("Reshape", np.array(axes), shape=tuple(n for n in axes if n > 0))
-
-
-def _waves(n: int) -> tuple[Array, Array]:
-    """Return cosines and sines of 2π·j·k/n, from angles below one turn."""
-    index = np.arange(n)
-    turns = np.outer(index, index) % n / n
-    angle = 2 * np.pi * turns
-    return np.cos(angle), np.where(2 * turns % 1 == 0, 0.0, np.sin(angle))
-
-
-@RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, graph: OnnxGraph, spectrum: Value) -> Value:
-    images = spectrum @ _blocks(graph.constant(op.symbol))
-    return _total(images * (images if op.factor else spectrum), [0, 2]).weighted(op.weight)
-
-
-@RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, graph: OnnxGraph, spectrum: Value) -> Value:
-    return spectrum @ _blocks(graph.constant(op.transfer))
-
-
-def _blocks(symbol: Array) -> Array:
-    """Return complex (C_out, C_in, F, 2) as real matrices of rows, (F, 2·C_in, 2·C_out)."""
-    real, imaginary = symbol.transpose(3, 2, 1, 0)
-    return np.block([[real, imaginary], [-imaginary, real]])
 
 
 @RUN.runs(point.Advance)

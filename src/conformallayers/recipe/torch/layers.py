@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...functional import autocasts, block_size, full_precision, transformed, wide_dtype
+from ...functional import autocasts, block_size, transformed, wide_dtype
 from ...pooling import norm_pool
 from .. import layer_operations as layer
 from ..operation import Runtime
-from . import sparse
 
 if TYPE_CHECKING:
     from .module import RecipeModule
@@ -68,15 +67,6 @@ def _long_product(x: Tensor, weight: Tensor) -> Tensor:
     else:
         y = sums.sum(0, dtype=wide_dtype(x.device)).to(sums.dtype)
     return y + F.linear(x[:, cut:], weight[:, cut:]) if rest else y
-
-
-@RUN.runs(layer.SparseMatmul)
-def _sparse_matmul(op: layer.SparseMatmul, module: RecipeModule, x: Tensor) -> Tensor:
-    with full_precision(x):
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        value = module.constant(op.value).to(exact.dtype)
-        y = sparse.multiply(module.constant(op.rows), module.constant(op.column), value, exact)
-    return y.to(torch.get_autocast_dtype(x.device.type) if autocasts(x) else x.dtype)
 
 
 @RUN.runs(layer.Conv)

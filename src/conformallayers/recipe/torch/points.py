@@ -51,13 +51,6 @@ def _rescale(
     return z, m, tau, n * op.weight
 
 
-@RUN.runs(point.Dot)
-def _dot(op: point.Dot, module: RecipeModule, a: Tensor, b: Tensor) -> Tensor:
-    with functional.full_precision(a):
-        a, b = _at_least_float32(a), _at_least_float32(b)
-        return _wide((a * b).flatten(1).sum(1)) * op.weight
-
-
 @RUN.runs(point.QuadraticForm)
 def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) -> Tensor:
     with functional.full_precision(x):
@@ -82,43 +75,6 @@ def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tenso
         return _wide(total) * op.weight
 
 
-@RUN.runs(point.Fourier)
-def _fourier(op: point.Fourier, module: RecipeModule, x: Tensor) -> Tensor:
-    with functional.full_precision(x):
-        x = _at_least_float32(x)
-        if x.shape[0] == 0:  # rfftn refuses an empty batch
-            count = point.frequencies(x.shape[2:])
-            return torch.view_as_complex(x.new_zeros(0, x.shape[1], count, 2))
-        spectrum: Tensor = torch.fft.rfftn(x, dim=tuple(range(2, x.dim())))
-        return spectrum.flatten(2)
-
-
-@RUN.runs(point.SpectralForm)
-def _spectral_form(op: point.SpectralForm, module: RecipeModule, spectrum: Tensor) -> Tensor:
-    with functional.full_precision(spectrum):
-        images = _multiply(_complex(module.constant(op.symbol), spectrum), spectrum)
-        image, rows = (torch.view_as_real(value).flatten(1) for value in (images, spectrum))
-        if op.factor:
-            return functional.squared_norm(image) * op.weight
-        return _wide(torch.linalg.vecdot(image, rows)) * op.weight
-
-
-@RUN.runs(point.SpectralProduct)
-def _spectral_product(op: point.SpectralProduct, module: RecipeModule, spectrum: Tensor) -> Tensor:
-    with functional.full_precision(spectrum):
-        return _multiply(_complex(module.constant(op.transfer), spectrum), spectrum)
-
-
-@RUN.runs(point.InverseFourier)
-def _inverse_fourier(op: point.InverseFourier, module: RecipeModule, spectrum: Tensor) -> Tensor:
-    if spectrum.shape[0] == 0:
-        return torch.view_as_real(spectrum).new_zeros(0, spectrum.shape[1], *op.size)
-    half = (*op.size[:-1], op.size[-1] // 2 + 1)
-    image = spectrum.reshape(*spectrum.shape[:2], *half)
-    result: Tensor = torch.fft.irfftn(image, s=op.size, dim=tuple(range(2, 2 + len(op.size))))
-    return result
-
-
 @RUN.runs(point.Advance)
 def _advance(
     op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
@@ -141,19 +97,6 @@ def _rebase(
     fixed = tau.detach()
     alive = torch.where(fixed.isnan(), fixed, (fixed != 0).to(tau.dtype))
     return functional.scale_samples(z, functional.guarded_ratio(op.scale, tau)), coordinate, alive
-
-
-def _multiply(symbol: Tensor, spectrum: Tensor) -> Tensor:
-    """Multiply (C_out, C_in, F) by (B, C_in, F) at each frequency: (B, C_out, F)."""
-    total = symbol[:, 0] * spectrum[:, :1]
-    for channel in range(1, symbol.shape[1]):
-        total.addcmul_(symbol[:, channel], spectrum[:, channel : channel + 1])
-    return total
-
-
-def _complex(pairs: Tensor, spectrum: Tensor) -> Tensor:
-    """Return (…, 2) as complex numbers as wide as a spectrum."""
-    return torch.view_as_complex(pairs.to(spectrum.dtype.to_real()))
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
