@@ -139,7 +139,8 @@ def triangular_factor(form: Tensor) -> Tensor:
         shifted.diagonal().add_(roundings * torch.finfo(form.dtype).eps * peak)
         found = torch.linalg.cholesky_ex(shifted, upper=True)
         if int(found.info) == 0:
-            return found.L
+            factor: Tensor = found.L
+            return factor
     return torch.full_like(form, math.nan)
 
 
