@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,13 +15,20 @@ from .. import places
 from ..operation import Runtime
 from ..places import Array, Resampling
 
-if TYPE_CHECKING:
-    from .network import Network
-
 RUN = Runtime("numpy")
 
 
-def _plus(net: Network, y: Array, bias: str | None) -> Array:
+class Context(Protocol):
+    """The parts of a :class:`Network` that operations read."""
+
+    dtype: np.dtype[Any]
+
+    def constant(self, name: str) -> Array:
+        """Return a constant."""
+        ...
+
+
+def _plus(net: Context, y: Array, bias: str | None) -> Array:
     """Add a bias (channels,) to (B, channels, ...), if there is one."""
     if bias is None:
         return y
@@ -32,7 +39,7 @@ def _plus(net: Network, y: Array, bias: str | None) -> Array:
 
 
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, net: Network, x: Array) -> Array:
+def _matmul(op: layer.Matmul, net: Context, x: Array) -> Array:
     weight = net.constant(op.weight)
     if weight.shape[1] <= layer.LONG_ROW:
         y = x @ weight.T
@@ -51,7 +58,7 @@ def _long_product(x: Array, weight: Array) -> Array:
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, net: Network, x: Array) -> Array:
+def _conv(op: layer.Conv, net: Context, x: Array) -> Array:
     return _plus(net, convolved(op, net.constant(op.weight), x), op.bias)
 
 
@@ -74,7 +81,7 @@ def convolved(op: layer.Conv, weight: Array, x: Array) -> Array:
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, net: Network, x: Array) -> Array:
+def _conv_transpose(op: layer.ConvTranspose, net: Context, x: Array) -> Array:
     """Add the product with each tap of the kernel at its places of the output, then crop the padding."""
     weight, batch, sizes = net.constant(op.weight), len(x), x.shape[2:]
     inputs, outputs, kernel = len(weight) // op.groups, weight.shape[1], weight.shape[2:]
@@ -114,20 +121,20 @@ def _windows(
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, net: Network, x: Array) -> Array:
+def _avg_pool(op: layer.AvgPool, net: Context, x: Array) -> Array:
     total = reduce(np.add, entries(op, x.astype(np.float64), 0.0))
     divisors = places.divisors(op, x.shape[1:], total.shape[1:])
     return np.asarray(total / divisors, x.dtype)
 
 
 @RUN.runs(layer.NormPool)
-def _norm_pool(op: layer.NormPool, net: Network, x: Array) -> Array:
+def _norm_pool(op: layer.NormPool, net: Context, x: Array) -> Array:
     means = _avg_pool(op.averages, net, np.square(x, dtype=np.float64))
     return np.asarray(np.sqrt(means * math.prod(op.kernel)), x.dtype)
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, net: Network, x: Array) -> Array:
+def _max_pool(op: layer.MaxPool, net: Context, x: Array) -> Array:
     return reduce(np.maximum, entries(op, x, -np.inf))
 
 
@@ -140,7 +147,7 @@ def entries(op: layer.Pool, x: Array, fill: float) -> Iterator[Array]:
 
 
 @RUN.runs(layer.AdaptiveAvgPool, layer.AdaptiveMaxPool, layer.Upsample)
-def _resample(op: Resampling, _: Network, x: Array) -> Array:
+def _resample(op: Resampling, _: Context, x: Array) -> Array:
     """Replace the entries along each axis by weighted sums of a few of them, or by the largest."""
     for axis, table, weights in places.resampled(op, x.shape[1:], x.dtype):
         if places.copies_entries(weights):
@@ -155,7 +162,7 @@ def _resample(op: Resampling, _: Network, x: Array) -> Array:
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, net: Network, x: Array) -> Array:
+def _pad(op: layer.Pad, net: Context, x: Array) -> Array:
     return _surrounded(x, op.pads, op.value) if op.mode == "zeros" else _resample(op, net, x)
 
 
@@ -212,7 +219,7 @@ RUN[layer.PRelu] = lambda op, net, x: np.where(x > 0, x, x * net.constant(op.slo
 
 
 @RUN.runs(layer.Softmax)
-def _softmax(op: layer.Softmax, net: Network, x: Array) -> Array:
+def _softmax(op: layer.Softmax, net: Context, x: Array) -> Array:
     axis = op.axis + 1
     x = x - x.max(axis, keepdims=True)
     powers = np.exp(x)

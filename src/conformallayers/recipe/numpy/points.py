@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,10 +15,7 @@ from .. import point_operations as point
 from ..arithmetic import column, flat
 from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
-from .layers import RUN
-
-if TYPE_CHECKING:
-    from .network import Network
+from .layers import RUN, Context
 
 __all__ = ["RUN"]
 
@@ -36,7 +32,7 @@ RUN.rules = {"published", *GROWTHS}
 
 
 @RUN.runs(point.Normalize)
-def _normalize(op: point.Normalize, net: Network, x: Array) -> tuple[Array, Array, Array]:
+def _normalize(op: point.Normalize, net: Context, x: Array) -> tuple[Array, Array, Array]:
     tau = np.sqrt(_squared_norm(x) + op.offset**2)
     return x, np.ones_like(tau), tau
 
@@ -47,7 +43,7 @@ RUN[point.QuadraticForm] = lambda op, net, x: _dots(x @ net.constant(op.form), x
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, net: Network, z: Array, m: Array, tau: Array
+    op: point.Rescale, net: Context, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array, Array]:
     # Squares of this size leave room for the products behind them; other samples are scaled by powers of two.
     n, high = _squared_norm(z), float(np.finfo(z.dtype).max) ** 0.6
@@ -61,7 +57,7 @@ def _rescale(
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, net: Network, x: Array) -> Array:
+def _banded_form(op: point.BandedForm, net: Context, x: Array) -> Array:
     size, width = op.size, op.width
     windows = sliding_window_view(x, (width + 1) * size, 1)[:, ::size]
     windows = windows.transpose(1, 0, 2)  # (blocks - width, B, …)
@@ -77,7 +73,7 @@ def _banded_form(op: point.BandedForm, net: Network, x: Array) -> Array:
 
 
 @RUN.runs(point.Advance)
-def _advance(op: point.Advance, net: Network, tau: Array, m: Array, *energies: Array) -> Array:
+def _advance(op: point.Advance, net: Context, tau: Array, m: Array, *energies: Array) -> Array:
     n, inverse = reduce(np.add, energies), _inverse(tau)
     if op.rule == "published":
         return np.asarray(tau + m * n)
@@ -89,7 +85,7 @@ RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, net: Network, z: Array, m: Array, tau: Array
+    op: point.Rebase, net: Context, z: Array, m: Array, tau: Array
 ) -> tuple[Array, Array, Array]:
     coordinate = np.minimum(m * op.coordinate * tau, LARGEST_COORDINATE)
     alive = np.where(np.isnan(tau), tau, tau != 0)

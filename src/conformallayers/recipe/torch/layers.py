@@ -5,21 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...functional import autocasts, block_size, transformed, wide_dtype
+from ...nn.activations import Rule
 from ...pooling import norm_pool
 from .. import layer_operations as layer
+from .. import point_operations as point
 from ..operation import Runtime
 
-if TYPE_CHECKING:
-    from .module import RecipeModule
-
 RUN = Runtime("torch")
+
+
+class Context(Protocol):
+    """The parts of a :class:`RecipeModule` that operations read."""
+
+    calls: nn.ModuleDict
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of inputs, constants and outputs."""
+        ...
+
+    def constant(self, name: str) -> Tensor:
+        """Return a constant."""
+        ...
+
+    def optional(self, name: str | None) -> Tensor | None:
+        """Return a constant, or None where an operation has none."""
+        ...
+
+    def rule(self, operation: point.Advance) -> Rule:
+        """Return the rule of an activation."""
+        ...
+
+
 _LONG_WINDOW = 1024  # entries; torch adds them one by one, and a longer sum loses digits
 _FEW_BLOCKS = 16  # a sum of so few numbers loses no digits
 # torch's functions for one to three spatial axes.
@@ -42,7 +66,7 @@ _ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
 
 
 @RUN.runs(layer.Matmul)
-def _matmul(op: layer.Matmul, module: RecipeModule, x: Tensor) -> Tensor:
+def _matmul(op: layer.Matmul, module: Context, x: Tensor) -> Tensor:
     weight, bias = module.constant(op.weight), module.optional(op.bias)
     if weight.shape[1] <= layer.LONG_ROW:
         return F.linear(x, weight, bias)
@@ -70,7 +94,7 @@ def _long_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.Conv)
-def _conv(op: layer.Conv, module: RecipeModule, x: Tensor) -> Tensor:
+def _conv(op: layer.Conv, module: Context, x: Tensor) -> Tensor:
     return convolved(op, x, module.constant(op.weight), module.optional(op.bias))
 
 
@@ -82,7 +106,7 @@ def convolved(op: layer.Conv, x: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 @RUN.runs(layer.ConvTranspose)
-def _conv_transpose(op: layer.ConvTranspose, module: RecipeModule, x: Tensor) -> Tensor:
+def _conv_transpose(op: layer.ConvTranspose, module: Context, x: Tensor) -> Tensor:
     constants = module.constant(op.weight), module.optional(op.bias)
     options = op.stride, op.padding, op.output_padding, op.groups, op.dilation
     y: Tensor = _BY_AXES["conv_transpose"][len(op.stride)](x, *constants, *options)
@@ -95,7 +119,7 @@ def _for_sums(x: Tensor, entries: int) -> Tensor:
 
 
 @RUN.runs(layer.AvgPool)
-def _avg_pool(op: layer.AvgPool, module: RecipeModule, x: Tensor) -> Tensor:
+def _avg_pool(op: layer.AvgPool, module: Context, x: Tensor) -> Tensor:
     return averages(op, _for_sums(x, prod(op.kernel))).to(x.dtype)
 
 
@@ -114,14 +138,14 @@ def averages(op: layer.AvgPool, x: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.MaxPool)
-def _max_pool(op: layer.MaxPool, module: RecipeModule, x: Tensor) -> Tensor:
+def _max_pool(op: layer.MaxPool, module: Context, x: Tensor) -> Tensor:
     options = op.kernel, op.stride, op.padding, op.dilation, op.ceil_mode
     pooled: Tensor = _BY_AXES["max_pool"][len(op.kernel)](x, *options)
     return pooled
 
 
 @RUN.runs(layer.AdaptiveAvgPool)
-def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: RecipeModule, x: Tensor) -> Tensor:
+def _adaptive_avg_pool(op: layer.AdaptiveAvgPool, module: Context, x: Tensor) -> Tensor:
     wide = _for_sums(x, prod(x.shape[2:]) // prod(op.size))
     pooled: Tensor = _BY_AXES["adaptive_avg_pool"][len(op.size)](wide, op.size)
     return pooled.to(x.dtype)
@@ -133,13 +157,13 @@ RUN[layer.AdaptiveMaxPool] = lambda op, _, x: _BY_AXES["adaptive_max_pool"][len(
 
 
 @RUN.runs(layer.NormPool)
-def _norm_pool(op: layer.NormPool, module: RecipeModule, x: Tensor) -> Tensor:
+def _norm_pool(op: layer.NormPool, module: Context, x: Tensor) -> Tensor:
     wide = _for_sums(x, prod(op.kernel))
     return norm_pool(wide, op.kernel, op.stride, op.ceil_mode).to(x.dtype)
 
 
 @RUN.runs(layer.Pad)
-def _pad(op: layer.Pad, module: RecipeModule, x: Tensor) -> Tensor:
+def _pad(op: layer.Pad, module: Context, x: Tensor) -> Tensor:
     pads = [end for ends in reversed(op.pads) for end in ends]
     if op.mode == "zeros":
         return F.pad(x, pads, value=op.value)
@@ -147,7 +171,7 @@ def _pad(op: layer.Pad, module: RecipeModule, x: Tensor) -> Tensor:
 
 
 @RUN.runs(layer.Upsample)
-def _upsample(op: layer.Upsample, module: RecipeModule, x: Tensor) -> Tensor:
+def _upsample(op: layer.Upsample, module: Context, x: Tensor) -> Tensor:
     x = x.contiguous()  # torch copies other entries where a map is channels-last
     corners = None if op.mode.startswith("nearest") else op.align_corners
     if op.scales is None:
@@ -165,7 +189,7 @@ RUN[layer.Permute] = lambda op, _, x: x.permute(0, *(axis + 1 for axis in op.ord
 
 
 @RUN.runs(layer.Cast)
-def _cast(op: layer.Cast, module: RecipeModule, x: Tensor) -> Tensor:
+def _cast(op: layer.Cast, module: Context, x: Tensor) -> Tensor:
     if op.to == layer.WIDE:
         return x.to(wide_dtype(x.device))
     if autocasts(x):
@@ -179,7 +203,7 @@ RUN[layer.Softmax] = lambda op, _, x: (F.log_softmax if op.log else F.softmax)(x
 
 
 @RUN.runs(layer.Call)
-def _call(op: layer.Call, module: RecipeModule, *values: Any) -> Any:
+def _call(op: layer.Call, module: Context, *values: Any) -> Any:
     # A user's module may call view, which fails on a channels-last map.
     plain = [v.contiguous() if isinstance(v, Tensor) and not transformed() else v for v in values]
     return module.calls[op.module](*plain)

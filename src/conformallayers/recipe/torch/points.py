@@ -6,7 +6,6 @@ Scalars of samples are float64 where the device has it.
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +13,7 @@ from torch import Tensor
 from ... import functional
 from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
 from .. import point_operations as point
-from .layers import RUN
-
-if TYPE_CHECKING:
-    from .module import RecipeModule
+from .layers import RUN, Context
 
 __all__ = ["RULES", "RUN"]
 
@@ -26,21 +22,19 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GN
 
 
 @RUN.runs(point.Normalize)
-def _normalize(
-    op: point.Normalize, module: RecipeModule, x: Tensor
-) -> tuple[Tensor, float, Tensor]:
+def _normalize(op: point.Normalize, module: Context, x: Tensor) -> tuple[Tensor, float, Tensor]:
     return x, 1.0, functional.length(x, op.offset)
 
 
 @RUN.runs(point.SumSquares)
-def _sum_squares(op: point.SumSquares, module: RecipeModule, z: Tensor) -> Tensor:
+def _sum_squares(op: point.SumSquares, module: Context, z: Tensor) -> Tensor:
     energy = functional.squared_norm(z)
     return energy if op.weight == 1.0 else energy * op.weight
 
 
 @RUN.runs(point.Rescale)
 def _rescale(
-    op: point.Rescale, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rescale, module: Context, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n = functional.squared_norm(z)
     # Where values may not be read, every sample is rescaled: powers of two are exact.
@@ -52,7 +46,7 @@ def _rescale(
 
 
 @RUN.runs(point.QuadraticForm)
-def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) -> Tensor:
+def _quadratic_form(op: point.QuadraticForm, module: Context, x: Tensor) -> Tensor:
     with functional.full_precision(x):
         x = _at_least_float32(x)
         form = module.constant(op.form).to(x.dtype)
@@ -60,7 +54,7 @@ def _quadratic_form(op: point.QuadraticForm, module: RecipeModule, x: Tensor) ->
 
 
 @RUN.runs(point.BandedForm)
-def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tensor:
+def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
     with functional.full_precision(x):
         x = _at_least_float32(x)
         band, last = (module.constant(name).to(x.dtype) for name in (op.band, op.last))
@@ -77,21 +71,19 @@ def _banded_form(op: point.BandedForm, module: RecipeModule, x: Tensor) -> Tenso
 
 @RUN.runs(point.Advance)
 def _advance(
-    op: point.Advance, module: RecipeModule, tau: Tensor, m: Tensor | float, *energies: Tensor
+    op: point.Advance, module: Context, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
     return module.rule(op).advance(tau, reduce(torch.add, energies), m)
 
 
 @RUN.runs(point.Divide)
-def _divide(
-    op: point.Divide, module: RecipeModule, v: Tensor, tau: Tensor, m: Tensor | float
-) -> Tensor:
+def _divide(op: point.Divide, module: Context, v: Tensor, tau: Tensor, m: Tensor | float) -> Tensor:
     return functional.scale_samples(v, functional.guarded_ratio(op.scale, tau))
 
 
 @RUN.runs(point.Rebase)
 def _rebase(
-    op: point.Rebase, module: RecipeModule, z: Tensor, m: Tensor, tau: Tensor
+    op: point.Rebase, module: Context, z: Tensor, m: Tensor, tau: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     coordinate = (m * op.coordinate * tau).clamp_max(point.LARGEST_COORDINATE)
     fixed = tau.detach()
