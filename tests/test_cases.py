@@ -154,7 +154,7 @@ def check_strategy(
     except cl.ConformalError:
         assert name not in ALWAYS
         return
-    assert folded.strategy == name
+    assert set(folded.strategy.split("+")) <= {name, "layers"}  # a bias cuts stages
     x = x.clone().requires_grad_()
     y = folded(x)
     assert relative_error(y, expected) <= TOLERANCES[x.dtype], name

@@ -69,8 +69,8 @@ def test_named_files_exist(path: Path) -> None:
 
 def test_the_checks_above_see_links_of_every_kind() -> None:
     found = {link for path in PAGES for link in links(path)}
-    assert {"docs/images/idea.svg", "images/idea.svg", "training.md#the-recipe"} <= found
-    assert "the-recipe" in anchors(ROOT / "docs/training.md")
+    assert {"docs/images/idea.svg", "images/idea.svg", "training.md#the-training-preset"} <= found
+    assert "the-training-preset" in anchors(ROOT / "docs/training.md")
     assert any(link for path in PAGES if path.suffix == ".ipynb" for link in links(path))
 
 

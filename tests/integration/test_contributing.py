@@ -301,7 +301,6 @@ def test_a_strategy_is_offered_and_folds_exactly() -> None:
         assert folded.strategy == "halves"
         assert_folds_exactly(model, folded)
         assert "→ halves" in str(folded.explain())
-        assert str(folded.recipe).count("= matmul(rows; weight") >= 2
     assert "  halves" in str(cl.fold(model, SHAPE, strategy="dense").explain())
 
 

@@ -181,7 +181,7 @@ def test_derivatives_of_folds(projective: bool) -> None:
         assert gradgradcheck(folded, x, atol=1e-4)
 
 
-SCALES = (1e-30, 1e-18, 1.0, 1e15, 1e30)
+SCALES = (1e-12, 1e-6, 1.0, 1e6, 1e11)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

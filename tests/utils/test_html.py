@@ -78,7 +78,7 @@ def test_records_show_what_they_print_and_no_markup_of_their_own(
     assert "".join(read.text.split()).replace("-", "") == printed.replace("-", "")
 
 
-@pytest.mark.parametrize("name", ["explain", "trace", "inspect", "verify", "diagnose"])
+@pytest.mark.parametrize("name", ["explain", "trace", "inspect", "diagnose"])
 def test_names_with_markup_are_escaped(found: dict[str, Any], name: str) -> None:
     assert EVIL in str(found[name])
     page = found[name]._repr_html_()

@@ -74,8 +74,21 @@ def cheapest_cut(links: Sequence[Link]) -> Iterator[Sequence[Link]]:
 def _segment_cost(links: Sequence[Link]) -> Cost | None:
     if len(links) == 1:
         return links[0].cost
+    if not _worth_a_kernel(links):
+        return None
     form = composed([_planned(link) for link in links])
     return None if form is None else _cost(form, links[0].input_shape)
+
+
+def _worth_a_kernel(links: Sequence[Link]) -> bool:
+    """Tell whether links have weights already, or are factors: a pool alone stays a pool."""
+    forms = [link.form for link in links]
+    weighted = any(f is not None and f.groups < max(f.channels) for f in forms)
+    depthwise = any(
+        link.cost[1] > 0 and f is not None and not f.is_diagonal
+        for link, f in zip(links, forms, strict=True)
+    )
+    return weighted or depthwise or all(f is not None and f.is_diagonal for f in forms)
 
 
 def _cost(form: Convolution, shape: Shape) -> Cost:

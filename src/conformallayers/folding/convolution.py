@@ -174,7 +174,7 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | None:
     after = [max(term.spans[a] - term.padding[a] for term in terms) for a in axes]
     dilation = tuple(_common_dilation(terms, a) for a in axes)
     kernel = [(before[a] + after[a] - 1) // dilation[a] + 1 for a in axes]
-    weight = 0
+    kernels: list[Tensor] = []
     for term in terms:
         wide, _ = _dilated(
             regrouped(term.weight, term.groups, groups),
@@ -184,10 +184,10 @@ def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | None:
         for a in reversed(axes):
             start = (before[a] - term.padding[a]) // dilation[a]
             ends += [start, kernel[a] - start - wide.shape[2 + a]]
-        weight = weight + F.pad(wide, ends)
+        kernels.append(F.pad(wide, ends))
     biases = [term.bias for term in terms if term.bias is not None]
     found = Convolution(
-        weight,  # type: ignore[arg-type]
+        sum(kernels[1:], kernels[0]),
         sum(biases[1:], biases[0]) if biases else None,
         terms[0].stride,
         tuple(before),

@@ -151,7 +151,7 @@ class _PartLowering:
                     self.plans.append(replace(plan, advice=advice, operations=span))
             else:
                 values.append(join_points(builder, action, sources))
-        return values[-1]
+        return values[-1] if values else start
 
 
 def _add_embedding(builder: RecipeBuilder, graph: StageGraph) -> Points:

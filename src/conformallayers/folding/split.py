@@ -65,13 +65,14 @@ class StageGraph:
     @property
     def single(self) -> Stage | None:
         """The only stage of a network that is not cut, else None."""
-        action = self.nodes[0].action
-        return action if len(self.nodes) == 1 and isinstance(action, Stage) else None
+        actions = [node.action for node in self.nodes]
+        alone = len(actions) == 1 and isinstance(actions[0], Stage)
+        return self.stages[0] if alone else None
 
     @property
     def last(self) -> Stage | None:
         """The stage that ends the network, if a stage does."""
-        action = self.nodes[-1].action
+        action = self.nodes[-1].action if self.nodes else None
         return action if isinstance(action, Stage) else None
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ import tarfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -226,9 +227,9 @@ def _fetch_one(layout: Layout, choices: list[tuple[Path, str]]) -> Path | None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 length = stream.headers.get("Content-Length", "")
                 count = -(-int(length) // _CHUNK) if length.isdecimal() else 1
-                chunks = iter(lambda stream=stream: stream.read(_CHUNK), b"")
+                chunks = iter(partial(stream.read, _CHUNK), b"")
                 shown = progress(chunks, max(1, count), target.name)
-                replace_file(target, shown, lambda path, target=target: verify(path, target.name))
+                replace_file(target, shown, partial(verify, called=target.name))
         except (OSError, HTTPException) as error:
             reasons.append(f"{address}: {error}")
             continue

@@ -7,7 +7,7 @@ gathered windows and one product. Functions of single numbers keep NaN by compar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ def windowed(
     windows = _windows(x, [places.sliding(*axis) for axis in axes])
     columns = weight.reshape(op.groups, shape[0] // op.groups, -1)
     rows = windows.reshape((op.groups, columns.shape[2], prod(shape[1:])))
-    y = (columns @ rows).reshape(shape)
+    y: Value = (columns @ rows).reshape(shape)
     return y if op.bias is None else y + x.graph.constant(op.bias).reshape(-1, *[1] * len(kernel))
 
 
@@ -242,7 +242,8 @@ def _gelu(x: Value) -> Value:
     if x.dtype == WIDE:
         got, remedy = "gelu in float64, whose Erf it lacks", "Fold with dtype=torch.float32."
         raise refusal("export_onnx(folded)", "operations supported by ONNX Runtime", got, remedy)
-    return x * 0.5 * ((x * np.sqrt(0.5)).node("Erf") + 1.0)
+    y: Value = x * 0.5 * ((x * sqrt(0.5)).node("Erf") + 1.0)
+    return y
 
 
 def _one_and_exp(x: Value) -> Value:
