@@ -36,13 +36,13 @@ from conformallayers.nn.registry import _SPECS
 from conformallayers.nn.specs import LayerSpec
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.fields import setting, whole
 from conformallayers.recipe.numpy import network as numpy_runtime
 from conformallayers.recipe.operation import (
     OPERATIONS,
     Operation,
     Shape,
     ShapeOf,
+    Size,
     expect,
     operation,
 )
@@ -329,7 +329,7 @@ def flip(monkeypatch: pytest.MonkeyPatch) -> type[Operation]:
     class Flip(Operation):
         """Reverse an axis."""
 
-        axis: int = setting("axis", whole(0))
+        axis: Size
 
         def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
             (x,) = inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +17,8 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.folding.folded import Folded
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.document import describe, read_recipe
+from conformallayers.recipe.document import describe, read_recipe, typed
+from conformallayers.recipe.operation import Positive, Size
 from conformallayers.recipe.recipe import OPERATIONS
 from oracle import relative_error
 from recipe_cases import RECIPE_CASES, RecipeCase
@@ -62,13 +64,13 @@ def test_a_description_without_sense_raises_value_errors() -> None:
         (lambda d: d.update(operations={}), "without a list of operations"),
         (lambda d: d.update(output="none"), "the output is None"),
         (lambda d: d.update(wide=["none"]), "constants that no operation reads"),
-        (lambda d: d.update(input_shape=[True]), "True is no whole number"),
+        (lambda d: d.update(input_shape=[True]), "True is no int"),
         (lambda d: d["operations"][0].update(operation="?"), "no operation"),
         (lambda d: d["operations"][0].update(more=1), "an operation with other entries"),
-        (lambda d: d["operations"][0]["settings"].update(more=1), "has no setting 'more'"),
-        (lambda d: d["operations"][0]["settings"].clear(), "lacks its setting"),
-        (lambda d: d["operations"][0]["constants"].clear(), "lacks its constant weight"),
-        (lambda d: d["operations"][0]["constants"].update(more="x"), "has no constant 'more'"),
+        (lambda d: d["operations"][0]["settings"].update(more=1), "conv with other settings"),
+        (lambda d: d["operations"][0]["settings"].clear(), "lacks a setting"),
+        (lambda d: d["operations"][0]["constants"].clear(), "conv lacks a setting or a constant"),
+        (lambda d: d["operations"][0]["constants"].update(more="x"), "conv with other constants"),
         (lambda d: d["operations"][0].update(reads=["y"]), "not there yet"),
         (lambda d: d["operations"][0].update(writes=["x"]), "written twice"),
         (lambda d: d["operations"][0].update(writes=["y", "z"]), "writes 1 values"),
@@ -81,6 +83,22 @@ def test_faults_are_named(change: Callable[[Any], None], message: str) -> None:
     change(document)
     with pytest.raises(ValueError, match=message):
         read_recipe(document, recipe.constants)
+
+
+def test_values_have_the_types_of_hints() -> None:
+    for hint, good, bad in (
+        (float, (2, -1e300), (True, None, "1", math.nan, math.inf, [1.0], 10**400)),
+        (bool, (True,), (0, None, "true")),
+        (Positive, (1, 2**31), (0, -1, 1.0, True, None, "1", [1], 2**60)),
+        (Positive | None, (None, 3), (0, "3", True)),
+        (tuple[Size, ...], ([], [0, 2]), ([-1], None, 1, "12", {1: 2}, [[1]])),
+        (tuple[tuple[int, int], ...], ([[-1, 2]],), ([1], [["1", 2]], [[1, 2, 3]])),
+    ):
+        for value in good:
+            assert json.loads(json.dumps(typed(value, hint))) == value
+        for value in bad:
+            with pytest.raises(ValueError, match=r" is no | least| length"):
+                typed(value, hint)
 
 
 # -- golden files -------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Operations: their stored names, settings and constants."""
+"""Operations: their settings, constants and shapes."""
 
 from __future__ import annotations
-
-from dataclasses import fields
 
 import pytest
 
@@ -10,32 +8,13 @@ from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.operation import (
-    OPERATIONS,
     Operation,
     Runtime,
     expect,
     expect_shape,
-    read_fields,
 )
 
-every_operation = pytest.mark.parametrize("kind", list(OPERATIONS))
 CONV = {"stride": (1, 2), "padding": (0, 1), "dilation": (1, 1)}
-
-
-@every_operation
-def test_every_field_of_an_operation_is_stored(kind: str) -> None:
-    cls = OPERATIONS[kind]
-    assert cls.kind == kind
-    declared = [item for item in fields(cls) if item.name not in ("inputs", "outputs")]
-    stored = [item.metadata.get("setting", item.metadata.get("constant")) for item in declared]
-    assert None not in stored
-    assert len(set(stored)) == len(stored)
-
-
-@every_operation
-def test_an_unknown_setting_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"{kind} has no setting 'surprise'"):
-        read_fields(OPERATIONS[kind], "setting", {"surprise": 1})
 
 
 def test_settings_that_equal_their_default_are_left_out() -> None:
@@ -44,23 +23,7 @@ def test_settings_that_equal_their_default_are_left_out() -> None:
     assert dict(plain.constants()) == {"weight": "w"}
     assert dict(grouped.constants()) == {"weight": "w", "bias": "b"}
     assert dict(grouped.settings()) == {**dict(plain.settings()), "groups": 2}
-    for operation in (plain, grouped):
-        read = read_fields(layer.Conv, "setting", dict(operation.settings()))
-        again = layer.Conv(
-            operation.inputs, operation.outputs, weight="w", bias=operation.bias, **read
-        )
-        assert again == operation
-
-
-def test_settings_are_checked_by_their_readers() -> None:
-    stored = {"axis": 1, "start": 1, "stop": 3}
-    assert read_fields(layer.Slice, "setting", stored) == stored
-    with pytest.raises(ValueError, match="slice lacks its setting stop"):
-        read_fields(layer.Slice, "setting", {"axis": 1, "start": 1})
-    for name in stored:
-        for bad in (-1, "1", None, 1.0, True, [1]):
-            with pytest.raises(ValueError, match="whole number"):
-                read_fields(layer.Slice, "setting", {**stored, name: bad})
+    assert dict(plain.settings(defaults=True))["groups"] == 1
 
 
 def test_operations_are_values() -> None:

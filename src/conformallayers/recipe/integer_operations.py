@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from math import prod
 
 from . import layer_operations as layer
-from .fields import constant, number, positives, setting, whole, word
 from .layer_operations import Conv, Matmul, Pool, expect_broadcast
 from .operation import (
     OPERATIONS,
     ArrayOf,
     Operation,
+    Positive,
     Shape,
     ShapeOf,
+    Size,
+    constant,
     expect,
     expect_shape,
     operation,
@@ -56,8 +58,8 @@ def fits_single(weight: Shape) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Quantized(Operation):
-    addend: str | None = constant("addend", optional=True, dtype="int8")
-    exponent: int = setting("exponent", whole(0), 0)
+    addend: str | None = constant(optional=True, dtype="int8")
+    exponent: Size = 0
 
     def _check(self, x: Shape, constant: ShapeOf) -> None:
         expect(self.exponent <= 100, f"an exponent of {self.exponent}")
@@ -72,7 +74,7 @@ class Quantize(_Quantized):
     A sample with NaN is NaN.
     """
 
-    factor: float = setting("factor", number)
+    factor: float
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         self._check(x, constant)
@@ -88,8 +90,8 @@ class QuantizePoint(_Quantized):
     and 3e38. ``τ = √(‖q‖²/levels² + (offset/m)²)``, and 1 instead of 0.
     """
 
-    levels: float = setting("levels", number)
-    offset: float = setting("offset", number, 0.0)
+    levels: float
+    offset: float = 0.0
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         (x,) = inputs
@@ -107,13 +109,13 @@ class Accumulated(Operation):
     ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
     """
 
-    weight: str = constant("weight", dtype="int8")
-    bias: str | None = constant("bias", optional=True, dtype="int32")
-    multiplier: str | None = constant("multiplier", optional=True, dtype="int32")
-    scale: str | None = constant("scale", optional=True)
-    addend: str | None = constant("addend", optional=True, dtype="int32")
-    shift: int = setting("shift", whole(0), 0)
-    low: int = setting("low", whole(-LEVELS), -LEVELS)
+    weight: str = constant(dtype="int8")
+    bias: str | None = constant(optional=True, dtype="int32")
+    multiplier: str | None = constant(optional=True, dtype="int32")
+    scale: str | None = constant(optional=True)
+    addend: str | None = constant(optional=True, dtype="int32")
+    shift: Size = 0
+    low: int = -LEVELS
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         x, *taus = inputs
@@ -174,11 +176,12 @@ class IntegerPool(Pool):
     The norm is ``⌊√(4^j·S)⌋`` of the sum S of squares, j as large as 32 bits allow.
     """
 
-    function: str = setting("function", word("sum", "norm"))
-    multiplier: int = setting("multiplier", whole(1))
-    shift: int = setting("shift", whole(0), 0)
+    function: str
+    multiplier: Positive
+    shift: Size = 0
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(self.function in ("sum", "norm"), f"no function {self.function!r:.60}")
         expect(self.multiplier < MULTIPLIERS, f"a multiplier of {self.multiplier}")
         expect(self.shift < SHIFTS, f"a shift of {self.shift}")
         expect(prod(self.kernel) <= LARGEST_WINDOW, f"windows of {self.kernel}")
@@ -207,10 +210,10 @@ class IntegerPool(Pool):
 class Requantize(Operation):
     """q, …, or q, … and τ → ``clip((Σ q·multiplier)/2^shift)``; the 32-bit addend broadcasts."""
 
-    multipliers: tuple[int, ...] = setting("multipliers", positives)
-    addend: str | None = constant("addend", optional=True, dtype="int32")
-    shift: int = setting("shift", whole(0), 0)
-    low: int = setting("low", whole(-LEVELS), -LEVELS)
+    multipliers: tuple[Positive, ...]
+    addend: str | None = constant(optional=True, dtype="int32")
+    shift: Size = 0
+    low: int = -LEVELS
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         features, taus = inputs[: len(self.multipliers)], inputs[len(self.multipliers) :]
@@ -236,7 +239,7 @@ def _expect_feature(op: Accumulated | Requantize, taus: Sequence[Shape]) -> None
 class Dequantize(Operation):
     """q, or q and τ → ``q·scale``, or ``q·scale/τ``, computed in float64."""
 
-    scale: float = setting("scale", number)
+    scale: float
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(1 <= len(inputs) <= 2, "more than one coordinate")
@@ -248,7 +251,7 @@ class Dequantize(Operation):
 class IntegerEnergy(Operation):
     """q → ``weight·‖q‖²``."""
 
-    weight: float = setting("weight", number)
+    weight: float
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(x, "an energy of a scalar")
@@ -262,9 +265,10 @@ class IntegerAdvance(Operation):
     ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. ``gnomonic``: ``√(τ² + n)``.
     """
 
-    rule: str = setting("rule", word(*RULES))
+    rule: str
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
+        expect(self.rule in RULES, f"no rule {self.rule!r:.60}")
         expect(len(inputs) > 2, "no energy")
         return expect_scalars(inputs)
 
@@ -273,7 +277,7 @@ class IntegerAdvance(Operation):
 class IntegerRebase(Operation):
     """m, τ → the scalars of ``rebase``: ``m·coordinate·τ``, at most 1.7e308, and τ = 1."""
 
-    coordinate: float = setting("coordinate", number)
+    coordinate: float
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(len(inputs) == 2, "not m and τ")

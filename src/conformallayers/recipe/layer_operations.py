@@ -8,21 +8,17 @@ from math import prod
 from typing import ClassVar
 
 from ..utils.axes import windows
-from .fields import (
+from .operation import (
+    Operation,
+    Positive,
+    Shape,
+    ShapeOf,
+    Size,
     constant,
-    flag,
-    name,
-    number,
-    optional,
-    pairs,
-    positives,
-    setting,
-    several,
-    sizes,
-    whole,
-    word,
+    expect,
+    expect_shape,
+    operation,
 )
-from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
 
 FUNCTIONS = {  # name → number of parameters
     "abs": 0,
@@ -36,6 +32,7 @@ FUNCTIONS = {  # name → number of parameters
     "hardswish": 0,
     "hardsigmoid": 0,
 }
+PAD_MODES = ("zeros", "reflect", "replicate", "circular")
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "trilinear")
 WIDE, WORKING = "wide", "working"
 # Longer rows are multiplied in blocks, whose sums are added in float64: the rounding errors of a long sum of
@@ -47,8 +44,8 @@ LONG_ROW, BLOCK = 2**11, 768
 class Matmul(Operation):
     """``y = x Wᵀ + b`` along the last axis: (..., n) → (..., m), weight (m, n), bias (m,)."""
 
-    weight: str = constant("weight")
-    bias: str | None = constant("bias", optional=True)
+    weight: str = constant()
+    bias: str | None = constant(optional=True)
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         weight = constant(self.weight)
@@ -60,12 +57,12 @@ class Matmul(Operation):
 
 @dataclass(frozen=True, kw_only=True)
 class _Convolution(Operation):
-    weight: str = constant("weight")
-    bias: str | None = constant("bias", optional=True)
-    stride: tuple[int, ...] = setting("stride", positives)
-    padding: tuple[int, ...] = setting("padding", sizes)
-    dilation: tuple[int, ...] = setting("dilation", positives)
-    groups: int = setting("groups", whole(1), 1)
+    weight: str = constant()
+    bias: str | None = constant(optional=True)
+    stride: tuple[Positive, ...]
+    padding: tuple[Size, ...]
+    dilation: tuple[Positive, ...]
+    groups: Positive = 1
 
     def _shape(self, channels: int, spatial: list[int], what: str, constant: ShapeOf) -> Shape:
         """Return the shape of the result; refuse empty axes and a bias of other channels."""
@@ -94,7 +91,7 @@ class Conv(_Convolution):
 class ConvTranspose(_Convolution):
     """Convolve transposed: (C, ...) with a kernel (C, C_out/groups, ...)."""
 
-    output_padding: tuple[int, ...] = setting("output_padding", sizes)
+    output_padding: tuple[Size, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         weight = constant(self.weight)
@@ -114,10 +111,10 @@ class ConvTranspose(_Convolution):
 class Pool(Operation):
     """Sliding windows of (C, ...)."""
 
-    kernel: tuple[int, ...] = setting("kernel", positives)
-    stride: tuple[int, ...] = setting("stride", positives)
-    padding: tuple[int, ...] = setting("padding", sizes)
-    ceil_mode: bool = setting("ceil_mode", flag, False)
+    kernel: tuple[Positive, ...]
+    stride: tuple[Positive, ...]
+    padding: tuple[Size, ...]
+    ceil_mode: bool = False
 
     def axes(self, x: Shape) -> list[tuple[int, int, int, int, int, int]]:
         """Return the sizes before and after, kernel, stride, padding and dilation of each axis."""
@@ -141,15 +138,15 @@ class Pool(Operation):
 class AvgPool(Pool):
     """Average windows; ``divisor`` replaces the number of entries of a window."""
 
-    count_include_pad: bool = setting("count_include_pad", flag, True)
-    divisor: int | None = setting("divisor", optional(whole(1)), None)
+    count_include_pad: bool = True
+    divisor: Positive | None = None
 
 
 @operation("max_pool")
 class MaxPool(Pool):
     """Take the largest entry of each window."""
 
-    dilation: tuple[int, ...] = setting("dilation", positives)
+    dilation: tuple[Positive, ...]
 
 
 @operation("norm_pool")
@@ -160,9 +157,9 @@ class NormPool(Operation):
     the end. In ONNX the squares must fit into the dtype.
     """
 
-    kernel: tuple[int, ...] = setting("kernel", positives)
-    stride: tuple[int, ...] = setting("stride", positives)
-    ceil_mode: bool = setting("ceil_mode", flag, False)
+    kernel: tuple[Positive, ...]
+    stride: tuple[Positive, ...]
+    ceil_mode: bool = False
 
     @property
     def averages(self) -> AvgPool:
@@ -182,7 +179,7 @@ class NormPool(Operation):
 
 @dataclass(frozen=True, kw_only=True)
 class _AdaptivePool(Operation):
-    size: tuple[int, ...] = setting("size", positives)
+    size: tuple[Positive, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         _expect_axes(x, self.size)
@@ -203,13 +200,13 @@ class AdaptiveMaxPool(_AdaptivePool):
 class Pad(Operation):
     """Pad the last axes by (before, after), first axis first; a negative number crops."""
 
-    pads: tuple[tuple[int, int], ...] = setting("pads", pairs)
-    mode: str = setting("mode", word("zeros", "reflect", "replicate", "circular"), "zeros")
-    value: float = setting("value", number, 0.0)
+    pads: tuple[tuple[int, int], ...]
+    mode: str = "zeros"
+    value: float = 0.0
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(self.mode in PAD_MODES, f"no mode {self.mode!r:.60}")
         expect(0 < len(self.pads) <= len(x), f"pads {self.pads} of {x}")
-        expect(all(len(ends) == 2 for ends in self.pads), f"pads {self.pads}")
         kept = len(x) - len(self.pads)
         found = tuple(n + a + b for n, (a, b) in zip(x[kept:], self.pads, strict=True))
         expect(all(n > 0 for n in found), f"pads {self.pads} of {x}")
@@ -230,13 +227,14 @@ class Upsample(Operation):
     ``scales`` are the factors that coordinates are computed with; None: size over input size.
     """
 
-    size: tuple[int, ...] = setting("size", positives)
-    mode: str = setting("mode", word(*MODES), "nearest")
-    align_corners: bool = setting("align_corners", flag, False)
-    scales: tuple[float, ...] | None = setting("scales", optional(several(number)), None)
+    size: tuple[Positive, ...]
+    mode: str = "nearest"
+    align_corners: bool = False
+    scales: tuple[float, ...] | None = None
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         _expect_axes(x, self.size)
+        expect(self.mode in MODES, f"no mode {self.mode!r:.60}")
         axes = {"linear": 1, "bilinear": 2, "trilinear": 3}.get(self.mode)
         expect(axes in (None, len(x) - 1), f"{self.mode} interpolation of {x}")
         if self.scales is not None:
@@ -258,21 +256,21 @@ class _Broadcast(Operation):
 class Multiply(_Broadcast):
     """Multiply by a constant that broadcasts to the sample."""
 
-    factor: str = constant("factor")
+    factor: str = constant()
 
 
 @operation("add_constant")
 class AddConstant(_Broadcast):
     """Add a constant that broadcasts to the sample."""
 
-    value: str = constant("value")
+    value: str = constant()
 
 
 @operation("prelu")
 class PRelu(_Broadcast):
     """``max(x, 0) + slope·min(x, 0)`` with a slope that broadcasts to the sample."""
 
-    slope: str = constant("slope")
+    slope: str = constant()
 
 
 @operation("add")
@@ -288,7 +286,7 @@ class Add(Operation):
 class Concatenate(Operation):
     """Concatenate values along an axis of the sample."""
 
-    axis: int = setting("axis", whole(0))
+    axis: Size
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(inputs and self.axis < len(inputs[0]), f"axis {self.axis} of {list(inputs)}")
@@ -302,9 +300,9 @@ class Concatenate(Operation):
 class Slice(Operation):
     """Take the entries from ``start`` to before ``stop`` along an axis of the sample."""
 
-    axis: int = setting("axis", whole(0))
-    start: int = setting("start", whole(0))
-    stop: int = setting("stop", whole(1))
+    axis: Size
+    start: Size
+    stop: Positive
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         fits = self.axis < len(x) and self.start < self.stop <= x[self.axis]
@@ -316,7 +314,7 @@ class Slice(Operation):
 class Reshape(Operation):
     """Give each sample another shape; entries keep their order."""
 
-    shape: Shape = setting("shape", positives)
+    shape: tuple[Positive, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(prod(x) == prod(self.shape), f"{x} as {self.shape}")
@@ -327,7 +325,7 @@ class Reshape(Operation):
 class Permute(Operation):
     """Reorder the axes of the sample: axis i of the result is axis ``order[i]`` of the input."""
 
-    order: tuple[int, ...] = setting("order", sizes)
+    order: tuple[Size, ...]
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(sorted(self.order) == list(range(len(x))), f"order {self.order} of {x}")
@@ -338,9 +336,10 @@ class Permute(Operation):
 class Cast(Operation):
     """Convert to float64 (``"wide"``), or back to the dtype of the fold (``"working"``)."""
 
-    to: str = setting("to", word(WIDE, WORKING))
+    to: str
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
+        expect(self.to in (WIDE, WORKING), f"a cast to {self.to!r:.60}")
         return x
 
 
@@ -348,11 +347,12 @@ class Cast(Operation):
 class Elementwise(Operation):
     """Apply a function to every number; NaN stays NaN."""
 
-    function: str = setting("function", word(*FUNCTIONS))
-    parameters: tuple[float, ...] = setting("parameters", several(number), ())
+    function: str
+    parameters: tuple[float, ...] = ()
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         given = len(self.parameters)
+        expect(self.function in FUNCTIONS, f"no function {self.function!r:.60}")
         expect(given == FUNCTIONS[self.function], f"{self.function} with {given} numbers")
         return x
 
@@ -361,8 +361,8 @@ class Elementwise(Operation):
 class Softmax(Operation):
     """Softmax along an axis of the sample, or its logarithm."""
 
-    axis: int = setting("axis", whole(0))
-    log: bool = setting("log", flag, False)
+    axis: Size
+    log: bool = False
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(self.axis < len(x), f"axis {self.axis} of {x}")
@@ -381,10 +381,10 @@ class Call(Operation):
         "Outside a ConformalLayers use modules that have an operation, such as nn.Flatten(); "
         'inside, fold with strategy="dense".'
     )
-    module: str = setting("module", name)
-    what: str = setting("what", name)
-    result: Shape | None = setting("result", optional(sizes), None)
-    by_sample: bool = setting("by_sample", flag, False)
+    module: str
+    what: str
+    result: Shape | None = None
+    by_sample: bool = False
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         return (() if self.result is None else self.result,)

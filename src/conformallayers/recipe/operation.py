@@ -8,8 +8,8 @@ and all values behind ``Cast("wide")`` are float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from ..errors import refusal
 
@@ -20,6 +20,15 @@ OPERATIONS: dict[str, type[Operation]] = {}
 Class = TypeVar("Class", bound="type[Operation]")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Run = Callable[..., Any]  # (operation, holder of the constants, *input values) → output values
+# Type hints of fields are checked when a recipe is read from a file; the number is the least value.
+Positive = Annotated[int, 1]
+Size = Annotated[int, 0]
+
+
+def constant(*, optional: bool = False, dtype: str | None = None) -> Any:
+    """Declare a field that holds the name of an array; ``dtype`` is that of integers."""
+    default = None if optional else MISSING
+    return field(default=default, metadata={"constant": True, "dtype": dtype})
 
 
 @dataclass(frozen=True)
@@ -56,23 +65,25 @@ class Operation:
         """Raise ValueError where values of constants are out of range."""
 
     def constants(self) -> Iterator[tuple[str, str]]:
-        """Yield the stored name and the array name of every constant that the operation has."""
+        """Yield the field and the array name of every constant that the operation has."""
         for item in fields(self):
             name = getattr(self, item.name)
             if "constant" in item.metadata and name is not None:
-                yield item.metadata["constant"], name
+                yield item.name, name
 
-    def settings(self) -> Iterator[tuple[str, Any]]:
-        """Yield the stored name and the value of every setting that is not the default."""
+    def settings(self, *, defaults: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield the name and the value of every setting, by default only of those that are not the default."""
         for item in fields(self):
             value = getattr(self, item.name)
-            if "setting" in item.metadata and (item.default is MISSING or value != item.default):
-                yield item.metadata["setting"], value
+            if "constant" in item.metadata or item.name in ("inputs", "outputs"):
+                continue
+            if defaults or item.default is MISSING or value != item.default:
+                yield item.name, value
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def operation(kind: str) -> Callable[[Class], Class]:
-    """Make a class a frozen dataclass, and register it as an operation under its stored name."""
+    """Make a class a frozen dataclass, and register it as an operation under its kind."""
 
     def register(cls: Class) -> Class:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -122,27 +133,6 @@ class Runtime(dict[type[Operation], Run]):
             raise refusal(where, expected, got, "Use an activation of the library.")
         if rule is not None and rule not in self.rules:
             raise refusal(where, expected, f"the rule {rule}", "Use another activation.")
-
-
-def read_fields(kind: type[Operation], role: str, stored: Any) -> dict[str, Any]:
-    """Return the fields of an operation from the entries of a file, each of them checked.
-
-    Args:
-        kind: the operation.
-        role: of the fields, "setting" or "constant".
-        stored: values by their stored names.
-
-    Raises:
-        ValueError: an entry is missing, unknown or not what its reader takes.
-    """
-    known = {item.metadata[role]: item for item in fields(kind) if role in item.metadata}
-    expect(isinstance(stored, dict), f"{kind.kind} without {role}s")
-    for name in stored:
-        expect(name in known, f"{kind.kind} has no {role} {name!r:.60}")
-    for name, item in known.items():
-        there = name in stored or item.default is not MISSING
-        expect(there, f"{kind.kind} lacks its {role} {name}")
-    return {known[name].name: known[name].metadata["reader"](stored[name]) for name in stored}
 
 
 def expect(condition: object, complaint: str) -> None:

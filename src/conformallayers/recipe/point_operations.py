@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .fields import (
+from .operation import (
+    Operation,
+    Positive,
+    Shape,
+    ShapeOf,
+    Size,
     constant,
-    flag,
-    name,
-    number,
-    optional,
-    setting,
-    whole,
+    expect,
+    expect_shape,
+    operation,
 )
-from .operation import Operation, Shape, ShapeOf, expect, expect_shape, operation
 
 RULES = ("published", "projective", "gnomonic")
 SCALAR: Shape = ()
@@ -29,7 +30,7 @@ LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay fini
 class Normalize(Operation):
     """x → x, m, τ: the sample itself, ``m = 1`` and ``τ = √(‖x‖² + offset²)``."""
 
-    offset: float = setting("offset", number, 0.0)
+    offset: float = 0.0
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(0 <= self.offset < math.inf, f"an offset of {self.offset}")
@@ -40,7 +41,7 @@ class Normalize(Operation):
 class SumSquares(Operation):
     """z → ``weight·‖z‖²``."""
 
-    weight: float = setting("weight", number, 1.0)
+    weight: float = 1.0
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         return SCALAR
@@ -53,7 +54,7 @@ class Rescale(Operation):
     c is 1 unless ``‖z‖²`` would leave the range of the dtype. Nothing is rounded.
     """
 
-    weight: float = setting("weight", number, 1.0)
+    weight: float = 1.0
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect_scalars(inputs[1:])
@@ -65,8 +66,8 @@ class QuadraticForm(Operation):
     """x (n,) → ``weight·xᵀ Q x`` with Q (n, n) written out."""
 
     copies = 2
-    form: str = constant("form")
-    weight: float = setting("weight", number)
+    form: str = constant()
+    weight: float
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(len(x) == 1, f"a form of {x}")
@@ -86,12 +87,12 @@ class BandedForm(Operation):
     """
 
     copies = 2
-    band: str = constant("band")
-    last: str = constant("last")
-    size: int = setting("size", whole(1))
-    width: int = setting("width", whole(0))
-    weight: float = setting("weight", number)
-    factor: bool = setting("factor", flag, False)
+    band: str = constant()
+    last: str = constant()
+    size: Positive
+    width: Size
+    weight: float
+    factor: bool = False
 
     def shape_of(self, x: Shape, constant: ShapeOf) -> Shape:
         expect(len(x) == 1 and x[0] % self.size == 0, f"blocks of {self.size} in {x}")
@@ -114,8 +115,8 @@ class Advance(Operation):
     ``module`` names an activation of the user, whose growth only torch can compute.
     """
 
-    rule: str = setting("rule", name)
-    module: str | None = setting("module", optional(name), None)
+    rule: str
+    module: str | None = None
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(len(inputs) > 2, "no energy")
@@ -127,7 +128,7 @@ class Advance(Operation):
 class Divide(Operation):
     """v, τ, m → ``scale·v/τ``, 0 where τ = 0."""
 
-    scale: float = setting("scale", number)
+    scale: float
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect_scalars(inputs[1:])
@@ -142,8 +143,8 @@ class Rebase(Operation):
     The coordinate is ``m·coordinate·τ``, at most 1.7e308. NaN stays NaN.
     """
 
-    scale: float = setting("scale", number)
-    coordinate: float = setting("coordinate", number)
+    scale: float
+    coordinate: float
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect_scalars(inputs[1:])

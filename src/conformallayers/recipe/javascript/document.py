@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import fields
 from importlib.resources import files
 from typing import Any
 
@@ -53,11 +52,7 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
     document = describe(recipe) | {"dtype": dtype}
     del document["wide"]  # the dtype of each constant says it
     for entry, operation in zip(document["operations"], recipe.operations, strict=True):
-        entry["settings"] = {
-            item.metadata["setting"]: getattr(operation, item.name)
-            for item in fields(operation)
-            if "setting" in item.metadata
-        }
+        entry["settings"] = dict(operation.settings(defaults=True))
         entry["from"] = [shapes[name] for name in operation.inputs]
         entry["to"] = [shapes[name] for name in operation.outputs]
         given = "float64" if operation.inputs[0] in wide else dtype
