@@ -1,21 +1,20 @@
 """conformallayers evaluate, fold, quantize, export, predict and playground: the commands that take trained networks."""
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from ..errors import ConformalError, refusal
+from ..errors import refusal
 from ..lab.checks import require_choice
 from ..lab.experiments.options import DataOptions
 from ..lab.predict.options import PredictOptions
 
 if TYPE_CHECKING:
     from ..folding.folded import Folded
-    from ..lab.training.saved_models import Loaded
 
 T = TypeVar("T")
 Flat = Annotated[T | None, Parameter(name="*")]  # the fields of a class are options of the command
@@ -47,7 +46,7 @@ def evaluate(
     """Measure the accuracy of a network on test images, folded and layer by layer.
 
     Args:
-        model: Run folder, checkpoint, fold or model written by cl.save, or a name of the zoo.
+        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
         dataset: Data set; the one it was trained on if not given.
         threads: Threads of torch; its own default if not given.
         device: Device to run on.
@@ -71,14 +70,12 @@ class FoldOptions:
     Args:
         input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not
             given.
-        grey: Take grey images though it was trained on others; 1 28 28 if the data set is unknown.
         strategy: auto, layers, conv, dense or banded.
         dtype: float64, float32, float16 or bfloat16; that of the network if not given.
         labels: Text file with the name of each class, one per line; those of the data set if not given.
     """
 
     input_shape: tuple[int, ...] = ()
-    grey: bool = False
     strategy: str | None = None
     dtype: str | None = None
     labels: Path | None = None
@@ -105,13 +102,12 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
     """Fold a trained network, explain how and why, and save it as one file.
 
     Args:
-        model: Run folder, checkpoint, model written by cl.save, or a name of the zoo.
+        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
         out: File to write.
     """
     from ..folding.files import save
-    from ..lab.training.saved_models import load_model
 
-    folded = _folded(load_model(model, "fold"), "fold", options or FoldOptions())
+    folded = _folded(model, "fold", options or FoldOptions())
     print(folded.explain())
     out.parent.mkdir(parents=True, exist_ok=True)
     save(folded, out)
@@ -130,29 +126,17 @@ def quantize(
     """Turn a network into one of 8-bit integers, measure both on test images, and save it as one file.
 
     Args:
-        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo.
+        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
         out: File to write; conformallayers export takes it.
         images: Data set or folder of pictures; that of the training if not given. Training images set the
             scales, test images measure the accuracy.
         calibration: Number of training images.
     """
     from ..folding.files import save
-    from ..folding.folded import Folded
-    from ..lab.training.quantize import quantize_fold
-    from ..lab.training.saved_models import load_model
+    from ..lab.training.evaluate import quantize_fold
 
-    loaded = load_model(model, "quantize")
-    chosen = options or FoldOptions()
-    where: dict[str, Any] = {"images": images, "count": calibration, **given(data)}
-    folded = _fold_of(loaded, "quantize", chosen)
-    try:
-        quantized, found = quantize_fold(loaded, folded, **where)
-    except ConformalError:
-        if chosen.strategy is not None or isinstance(loaded.module, Folded):
-            raise
-        # "auto" may choose operations that int8 lacks, which "conv" seldom needs.
-        folded = _fold_of(loaded, "quantize", replace(chosen, strategy="conv"))
-        quantized, found = quantize_fold(loaded, folded, **where)
+    folded = _folded(model, "quantize", options or FoldOptions())
+    quantized, found = quantize_fold(folded, images, count=calibration, **given(data))
     print(quantized.quantization)
     print(f"accuracy on {found['images']} test images of {found['dataset']}")
     print(f"float {100 * found['float']:.2f} %, int8 {100 * found['int8']:.2f} %")
@@ -167,18 +151,16 @@ def export(
     """Export a network to C, ONNX, or numpy.
 
     Args:
-        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo, such as
+        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo, such as
             digits-micro.
         format: c (a folder with a header and a source file), onnx (a file), or numpy (a file that
             conformallayers.numpy has run).
         out: Folder or file to write; --report needs none.
     """
-    from ..lab.training.saved_models import load_model
-
     options = options or ExportOptions()
     require_choice("export --format", format, _FORMATS, "Name one of them.")
     target = _checked_export(format, out, options)
-    folded = _fold_of(load_model(model, "export"), "export", options)
+    folded = _folded(model, "export", options)
     if format == "c":
         from ..recipe.c.export import export_c
 
@@ -205,7 +187,7 @@ def predict(
     """Write the most likely classes of every image; exit with 1 if an image is broken.
 
     Args:
-        model: Fold or model written by cl.save, run folder, checkpoint, or a name of the zoo, such as
+        model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo, such as
             digits-micro.
         paths: Images, .npy files with samples, or folders with both.
     """
@@ -241,39 +223,21 @@ def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Pa
     return out or Path()
 
 
-def _fold_of(loaded: "Loaded", command: str, options: FoldOptions) -> "Folded":
-    """Return a fold as it is if no option changes it, else the fold of the network."""
-    from ..folding.folded import Folded
-
-    usual = FoldOptions()
-    changed = any(getattr(options, f.name) != getattr(usual, f.name) for f in fields(usual))
-    if isinstance(loaded.module, Folded) and not changed:
-        return loaded.module
-    return _folded(loaded, command, options)
-
-
-def _folded(loaded: "Loaded", command: str, options: FoldOptions) -> "Folded":
-    """Return the fold of a network, with its labels and notes."""
+def _folded(model: Path, command: str, options: FoldOptions) -> "Folded":
+    """Return the fold of a run, or a fold as it is, with its labels and notes."""
     import torch
 
-    from ..lab.training.saved_models import GREY, chosen_labels, fold_model
+    from ..lab.training.saved_models import chosen_labels, load_model
 
-    shape: tuple[int, ...] | None = options.input_shape or None
-    if options.grey:
-        if shape is not None:
-            got, remedy = "both", "Give one of them."
-            raise refusal(f"{command} --grey", "--grey or --input-shape", got, remedy)
-        shape = GREY if loaded.dataset is None or loaded.shape is None else (1, *loaded.shape[1:])
     chosen: dict[str, Any] = {}
     if options.strategy is not None:
         chosen["strategy"] = options.strategy
     if options.dtype is not None:
         require_choice(f"{command} --dtype", options.dtype, _DTYPES, "Leave it out.")
         chosen["dtype"] = getattr(torch, options.dtype)
-    folded = fold_model(loaded, command, shape, **chosen)
+    folded = load_model(model, command).fold(command, options.input_shape or None, **chosen)
     outputs = folded.output_shape[0] if len(folded.output_shape) == 1 else 0
-    labels, path = options.labels, str(loaded.path)
-    folded.labels = chosen_labels(labels, loaded.labels, outputs, command, path)
+    folded.labels = chosen_labels(options.labels, folded.labels, outputs, command, str(model))
     return folded
 
 

@@ -34,7 +34,7 @@ def build(
     """Add finished runs to the zoo, each measured from its file; same names are replaced.
 
     Args:
-        runs: Folders of the runs; or names of the zoo, to count their costs again.
+        runs: Folders of finished runs.
         out: Folder of the files; that of the package if not given.
     """
     from ..lab.zoo import build_zoo

@@ -70,11 +70,12 @@ def load(name: str, *, folded: bool = True) -> nn.Module:
     """
     from ..folding.files import read_network
     from ..folding.fold import fold
+    from ..folding.folded import Folded
 
     path = require(name, "zoo.load")
     archive = open_archive(path)
     model = read_network(archive)
-    if not folded:
+    if not folded or isinstance(model, Folded):
         return model
     result = fold(model, read_record(path).input_shape)
     result.labels, result.about = read_notes(archive.document, result.output_shape)

@@ -84,7 +84,7 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     images, labels = few_digits().test_images, few_digits().test_labels
     assert accuracy(shipped, images, labels) == rows["StageNet-micro"]["accuracy"]
     found = load_model(folder / "StageNet-micro-digits.safetensors", "test")
-    assert found.dataset == "digits"
+    assert found.about["dataset"] == "digits"
     assert found.labels is not None
 
 

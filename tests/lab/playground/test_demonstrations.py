@@ -14,17 +14,14 @@ import torch
 import conformallayers as cl
 from conformallayers.lab.data.datasets import digits
 from conformallayers.lab.playground import demonstrations
-from conformallayers.lab.playground.page import data_file
 from node import needs_node, outputs
 from oracle import exact, exact_output, relative_error
-
-PATH = data_file("d3modnet-digits")
 
 
 def test_rows_of_the_matrix_and_the_form_give_what_the_layers_give() -> None:
     """Compare y = M x / (‖x‖ + xᵀQx) + bias with the layers in float64."""
-    found = demonstrations.insight(PATH)
-    model = cl.load(PATH)
+    found = demonstrations.insight()
+    model = demonstrations.trained_network()
     images = np.array(found["eigenimages"])
     assert np.allclose(images @ images.T, np.eye(len(images)), atol=1e-3)
     assert found["eigenvalues"] == sorted(found["eigenvalues"], reverse=True)
@@ -46,9 +43,8 @@ def test_rows_of_the_matrix_and_the_form_give_what_the_layers_give() -> None:
 def test_the_network_that_comes_with_the_page_knows_digits() -> None:
     data = digits()
     with torch.no_grad():
-        best = cl.load(PATH).eval()(data.test_images).argmax(1)
+        best = demonstrations.trained_network()(data.test_images).argmax(1)
     assert float((best == data.test_labels).double().mean()) > 0.93
-    assert PATH.stat().st_size < 300_000
 
 
 @needs_node

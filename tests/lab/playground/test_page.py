@@ -16,7 +16,7 @@ from torch import nn
 
 import conformallayers as cl
 from conformallayers.lab.playground import page as playground
-from conformallayers.lab.playground.page import data_file, network_entry, write_playground
+from conformallayers.lab.playground.page import network_entry, write_playground
 from support import assert_says, run_command
 
 HOSTILE = "</script><b>@RUNTIME@"
@@ -80,9 +80,6 @@ def test_files_that_do_not_fit_are_refused(
     out = tmp_path / "page.html"
     flat = fold_file(tmp_path, (16,), 2)
     assert_says(lambda: write_playground(out, [flat]), "images (1 or 3, H, W)", "(16,) → (2,)")
-    model = data_file("d3modnet-digits")
-    assert run_command("playground", model, "--out", out) == 1
-    assert "expected a folded network" in capsys.readouterr().err
     assert run_command("playground", tmp_path / "none", "--out", out) == 1
     assert_says(lambda: write_playground(tmp_path), "playground --out: expected a file")
     monkeypatch.setattr(playground, "LIMIT", 1000)

@@ -21,14 +21,17 @@ import torch
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab.data.images import read_image
+from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.predict import network as network_module
 from conformallayers.lab.predict.network import open_network
 from conformallayers.lab.predict.options import PredictOptions
 from conformallayers.lab.predict.output import likeliest
 from conformallayers.lab.predict.run import run_predict
 from conformallayers.lab.predict.samples import find_samples
+from conformallayers.lab.training.train import train
+from runs import few_digits
 from support import run_command, without_override
+from training import QUIET
 
 SOURCE = Path(cl.__file__).parents[1]
 WORDS = ("zero", "one", "two", "three")
@@ -360,25 +363,20 @@ def test_numpy_predicts_where_torch_is_not(grey: Path, tmp_path: Path) -> None:
     assert done.stderr == "1 predicted, 0 broken\n"
 
 
-def test_models_that_are_not_folded_predict_the_same(
-    grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_of_plain_networks_predict_as_their_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("pydantic")
-    plain, path = tmp_path / "lenet.safetensors", tmp_path / "a.png"
-    Image.fromarray(pixels(32, 32, 3)).save(path)
-    for name in ("LeNet", "LeNetCL"):
-        torch.manual_seed(0)
-        model = getattr(cl.networks, name)().eval()
-        cl.save(model, plain)
-        assert run_command("predict", plain, path, "--format", "jsonl", "--top", 10) == 0
-        (row,) = rows_of(capsys)
-        with torch.no_grad():
-            expected = model(torch.from_numpy(read_image(str(path), (3, 32, 32)))[None])[0]
-        found = [choice["score"] for choice in sorted(row["top"], key=lambda c: c["class"])]
-        assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
-        assert row["top"][0]["label"] == str(row["top"][0]["class"])
-        assert run_command("predict", plain, path, "--engine", "numpy") == 1
-        assert "a model with layers. Fold it first" in capsys.readouterr().err
+    run = train("LeNet", few_digits(), out=tmp_path / "run", console=QUIET, epochs=1)
+    path = save_grey(tmp_path / "a.png")
+    assert run_command("predict", run.folder, path, "--format", "jsonl", "--top", 10) == 0
+    (row,) = rows_of(capsys)
+    with Image.open(path) as image, torch.no_grad():
+        found = torch.from_numpy(np.array(image))[None, None]
+        expected = run.model(as_input(found))[0]
+    found = [choice["score"] for choice in sorted(row["top"], key=lambda c: c["class"])]
+    assert found == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
+    assert run_command("predict", run.folder, path, "--engine", "numpy") == 1
+    assert "conformallayers fold turns a run into a file" in capsys.readouterr().err
 
 
 def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,7 @@ import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
-from conformallayers.lab.training.quantize import calibration_images, quantize_fold
-from conformallayers.lab.training.saved_models import load_model
+from conformallayers.lab.training.evaluate import calibration_images, quantize_fold
 from support import assert_says, run_command
 
 
@@ -21,7 +20,7 @@ def test_the_command_prints_accuracy_and_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "int8.safetensors"
-    words = "quantize", "digits-lenetcl", "--out", path, "--strategy", "layers"
+    words = "quantize", "digits-lenetcl", "--out", path
     assert run_command(*words, "--calibration", "100") == 0
     shown = capsys.readouterr().out
     assert "relative errors of the outputs of the 100 images that set the scales" in shown
@@ -44,11 +43,7 @@ def test_calibration_takes_the_same_training_images_at_each_call() -> None:
     assert {tuple((255 * i).round().int().flatten().tolist()) for i in x} <= stored
 
 
-def test_a_model_of_no_known_images_needs_a_name(tmp_path: Path) -> None:
+def test_a_model_of_no_known_images_needs_a_name() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro(), cl.Flatten())
-    path = tmp_path / "net.safetensors"
-    cl.save(cl.fold(model, (1, 8, 8)), path)
-    loaded = load_model(path, "quantize")
-    assert_says(
-        lambda: quantize_fold(loaded, cl.load(path)), "images to calibrate with", "--images"
-    )
+    folded = cl.fold(model, (1, 8, 8))
+    assert_says(lambda: quantize_fold(folded), "images to calibrate with", "--images")

@@ -23,7 +23,7 @@ import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import checkpoint, evaluate
 from conformallayers.lab.training.config import TrainConfig, make_config
-from conformallayers.lab.training.saved_models import fold_model, load_model
+from conformallayers.lab.training.saved_models import load_model
 from conformallayers.lab.training.train import Stopped, make_scheduler, train
 from support import run_command, stops_after
 from training import QUIET, assert_same_weights, source_environment
@@ -165,7 +165,7 @@ def test_run_with_other_classes_folds(tmp_path: Path) -> None:
     model = load_model(tmp_path / "run", "fold")
     assert model.labels is None  # those of digits are ten
     x = torch.rand(2, 1, 8, 8)
-    folded = fold_model(model, "fold")
+    folded = model.fold("fold")
     assert folded(x).shape == (2, 3)
     cl.save(folded, tmp_path / "fold.safetensors")
     found = evaluate.evaluate(tmp_path / "fold.safetensors", random_set(3))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from ...errors import refusal, shape_text
 from ...networks import IMAGE_SHAPE
 from ...utils.text import printable
-from .catalogue import CLASSES, LABELS
+from .catalogue import CLASSES, LABELS, SHAPES
 from .datasets import Dataset, load
 from .pictures import find_pictures, is_pictures, parse_size, written_size
 
@@ -82,26 +82,11 @@ def find_source(
     return UnreadDataset(dataset.name, options, lambda: dataset)
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """The data set that a network was trained on.
-
-    Args:
-        dataset: its name, or the path of the folder.
-        labels: names of the classes.
-        pictures: digest of the folder at the time of the training.
-        shape: of the network's input.
-    """
-
-    dataset: str | None
-    labels: tuple[str, ...] | None
-    pictures: str | None
-    shape: tuple[int, ...]
-
-
 def load_test(
     name: str | None,
-    trained: TrainingData,
+    about: Mapping[str, Any],
+    labels: tuple[str, ...] | None,
+    shape: tuple[int, ...],
     root: str | os.PathLike[str] | None,
     *,
     verify: bool,
@@ -113,36 +98,44 @@ def load_test(
 
     Of the folder of the training, the pictures that were set aside are read; of another folder all pictures, or those
     below ``test``. Classes get the numbers that the network has for their names, also those of a known set if the
-    network was trained on a folder. Without ``only_test`` pictures for training are read as well.
+    network was trained on a folder.
+
+    Args:
+        name: of a known set, or a folder of pictures.
+        about: notes of the network: the ``dataset`` of its training, and the digest of a folder of ``pictures``.
+        labels: names of the network's classes.
+        shape: of the network's input.
+        root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+        where, option: the command and the option that names the set, for error messages.
+        only_test: leave pictures for training out.
     """
-    name = name or trained.dataset
+    trained, digest = about.get("dataset"), about.get("pictures")
+    name = name or (trained if trained in SHAPES or digest else None)
     if name is None:
         expected = "the set of the test images" if only_test else "images to calibrate with"
         raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
     if not is_pictures(name):
         data = load(name, root, verify=verify)
-        if trained.pictures is None or trained.labels is None:
+        if digest is None or labels is None:
             return data
-        _check_classes(LABELS[name], trained.labels, f"{where} {name}")
-        return _with_labels(data, trained.labels)
+        _check_classes(LABELS[name], labels, f"{where} {name}")
+        return _with_labels(data, labels)
     pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
-    if pictures.digest != trained.pictures:
-        before = trained.pictures and trained.dataset
-        if before and os.path.exists(before) and pictures.folder.samefile(before):
+    if pictures.digest != digest:
+        if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
             remedy = "Restore it, or name a folder of other pictures by --dataset."
             got = "one with other files: those to test could be among those of the training"
             raise refusal(where, "the folder as it was for the training", got, remedy)
         if only_test and not pictures.has_parts:
             pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
-    if trained.labels is not None:
-        _check_classes(pictures.labels, trained.labels, where)
-    if len(trained.shape) != 3 or trained.shape[0] not in (1, 3):
+    if labels is not None:
+        _check_classes(pictures.labels, labels, where)
+    if len(shape) != 3 or shape[0] not in (1, 3):
         remedy = "In Python, evaluate takes any images as a Dataset."
-        got = shape_text(trained.shape)
-        raise refusal(where, "a network for pictures, (1 or 3, H, W)", got, remedy)
-    channels, *sides = trained.shape
+        raise refusal(where, "a network for pictures, (1 or 3, H, W)", shape_text(shape), remedy)
+    channels, *sides = shape
     data = pictures.read((sides[0], sides[1]), only_test=only_test, channels=channels)
-    return data if trained.labels is None else _with_labels(data, trained.labels)
+    return data if labels is None else _with_labels(data, labels)
 
 
 def _check_classes(own: Sequence[str], labels: tuple[str, ...], where: str) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...folding.folded import Folded
 from ...folding.quantize import quantize
 from ...recipe.c.export import export_c
 from ...recipe.integer_operations import integer_values
@@ -21,12 +19,10 @@ from ...utils.text import count, markdown
 from ..checks import command_line, make_folder, require_choice, require_positive
 from ..data.batches import as_input
 from ..data.sources import load_test
-from ..experiments.deployed import deployed
 from ..experiments.options import DeviceOptions
 from ..experiments.records import Row, provenance
-from ..training.evaluate import check_shape
-from ..training.quantize import CALIBRATION, calibration_images
-from ..training.saved_models import Loaded, fold_model, load_model, white_of
+from ..training.evaluate import CALIBRATION, calibration_images, check_shape
+from ..training.saved_models import load_model
 from .emulator import require_tools, run_on_device, versions
 
 INT8 = "int8"
@@ -64,13 +60,13 @@ def run_devices(
 def measure(network: str, chosen: DeviceOptions) -> Row:
     """Run one network on the device, and return its record."""
     loaded = load_model(network, "device")
-    folded = _folded(loaded)
+    folded = loaded.fold("device")
     where: Any = {"verify": chosen.verify, "where": "device", "only_test": chosen.dtype != INT8}
-    trained = replace(loaded.training, shape=folded.input_shape)
-    data = load_test(chosen.dataset, trained, chosen.data_root, **where)
+    notes = loaded.about, loaded.labels, folded.input_shape
+    data = load_test(chosen.dataset, *notes, chosen.data_root, **where)
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     check_shape(folded.input_shape, images, f"device {loaded.path}")
-    white = white_of(loaded.about, loaded.path)
+    white = loaded.white
     make_folder("device --out", chosen.out)  # a wrong argument leaves none behind
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
@@ -101,13 +97,6 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         "tools": versions(),
         **provenance(command_line(["device", network], shown)),
     }
-
-
-def _folded(loaded: Loaded) -> Folded:
-    """Return the fold of a network, or a plain network as operations."""
-    if isinstance(loaded.module, Folded):
-        return loaded.module
-    return fold_model(loaded, "device") if loaded.folds else deployed(loaded.module)
 
 
 def device_table(folder: Path) -> str:

@@ -27,7 +27,7 @@ from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
 from ..checks import require_choice, require_positive
 from ..settings import torch_settings
-from ..training.saved_models import fold_model, load_model
+from ..training.saved_models import load_model
 from .deployed import merged
 from .engines import Engine, relu_engines, run_module, skipped
 from .options import BenchOptions
@@ -104,14 +104,8 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
     for name in names or known:
         if name not in known and not Path(name).exists():
             require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
-        found[name] = known.get(name) or _from_file(name)
+        found[name] = known.get(name) or Subject(folded=load_model(name, "bench").fold("bench"))
     return found
-
-
-def _from_file(name: str) -> Subject:
-    loaded = load_model(name, "bench")
-    module = loaded.module
-    return Subject(folded=module if isinstance(module, Folded) else fold_model(loaded, "bench"))
 
 
 def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:

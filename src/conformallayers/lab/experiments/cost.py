@@ -111,7 +111,7 @@ def train_and_measure(one: Trained, seed: int, chosen: CostOptions, console: Con
     loaded = load_model(folder, _WHERE)
     network = without_centre(loaded.module)
     folded = deployed(network)
-    if loaded.folds and seed == _SEEDS[0] and not one.ablation:
+    if has_conformal_layers(network) and seed == _SEEDS[0] and not one.ablation:
         path = chosen.out / f"{one.name}-{chosen.dataset}.safetensors"
         save(deployed(loaded.module), path, labels=loaded.labels, about=loaded.about)
     return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ..data.sources import load_test
 from ..report import figures
 from ..settings import torch_settings
 from ..training.saved_models import load_model
+from .deployed import has_conformal_layers
 from .options import InspectOptions
 
 TABLES = "inspect.txt"
@@ -45,24 +45,23 @@ def run_inspect(
     chosen = InspectOptions(**options)
     loaded = load_model(run, "inspect")
     shape = loaded.shape
-    if not loaded.folds or shape is None:
+    if loaded.config is None or not has_conformal_layers(loaded.module):
         remedy = "Name a run of conformallayers train: a fold has no layers any more."
         got = type(loaded.module).__name__
         raise refusal(f"inspect {run}", "a network with ConformalLayers", got, remedy)
     folder = loaded.path.absolute().parent.name
     out = chosen.out or Path("results/inspect") / folder
     make_folder("inspect --out", out)
-    name = dataset.name if isinstance(dataset, Dataset) else dataset or loaded.dataset
     if not isinstance(dataset, Dataset):
-        training, verify = replace(loaded.training, shape=shape), chosen.verify
-        dataset = load_test(name, training, chosen.data_root, verify=verify, where="inspect")
+        how: Any = {"verify": chosen.verify, "where": "inspect"}
+        dataset = load_test(dataset, loaded.about, loaded.labels, shape, chosen.data_root, **how)
     if chosen.samples < 1:
         remedy = "Leave it out for 1000."
         raise refusal("inspect --samples", "at least 1", str(chosen.samples), remedy)
     with torch_settings(chosen.threads):
         x = as_input(dataset.test_images[: chosen.samples], shape=shape)
         found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
-    title = f"{loaded.about.get('network', 'network')}, {Path(str(name)).name}"
+    title = f"{loaded.about.get('network', 'network')}, {Path(dataset.name).name}"
     for file, figure in inspection_figures(found, title).items():
         figures.save(figure, out, file)
     replace_file(out / TABLES, [f"{found}\n".encode()])

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import conformallayers as cl
 
 from ...recipe.javascript.document import javascript_document
-from ..data.catalogue import CLASSES, DIGITS, SHAPES
+from ..data.catalogue import CLASSES, DIGITS, LABELS, SHAPES
 from ..data.datasets import digits
+from ..data.image_adapter import from_images
 from ..settings import torch_settings
-from ..training.saved_models import load_model
 
 SHAPE = SHAPES[DIGITS]
+NETWORK = Path(__file__).with_name("data") / "d3modnet-digits.safetensors"  # a state_dict
 DEPTHS = range(1, 10)
 _CHANNELS = 16
 _EIGENIMAGES = 10
@@ -43,24 +45,31 @@ def depth_documents() -> list[Json]:
     ]
 
 
-def insight(path: Path) -> Json:
-    """Return the rows of M, the first eigenvectors of Q and both folds of a network of one stage."""
-    loaded = load_model(path, "playground")
-    folded = cl.fold(loaded.module, SHAPE, strategy="dense")
+def trained_network() -> nn.Module:
+    """Return a D3ModNetCL trained on digits, (B, 1, 8, 8) → (B, 10)."""
+    network = cl.networks.D3ModNetCL(alpha="spectral", gain=100.0)
+    network.load_state_dict(load_file(NETWORK))
+    return from_images(network.eval(), SHAPE)
+
+
+def insight() -> Json:
+    """Return the rows of M, the first eigenvectors of Q and both folds of the trained network."""
+    model = trained_network()
+    folded = cl.fold(model, SHAPE, strategy="dense")
     (form,) = folded.forms()
     values, vectors = torch.linalg.eigh(form)
     images = vectors.flip(1)[:, :_EIGENIMAGES].T
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return {
-        "name": f"{loaded.about['network']} on {loaded.about['dataset']}",
-        "labels": list(loaded.labels or map(str, range(CLASSES))),
+        "name": f"D3ModNetCL on {DIGITS}",
+        "labels": LABELS[DIGITS],
         "shape": SHAPE,
         "templates": _short(folded.matrix()),
         "eigenimages": _short(images),
         "eigenvalues": _short(values.flip(0)[:_EIGENIMAGES]),
         "trace": float(form.trace()),
         "folded": javascript_document(folded.recipe, "float32"),
-        "layers": _document(loaded.module, "layers"),
+        "layers": _document(model, "layers"),
     }
 
 

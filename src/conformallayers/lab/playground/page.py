@@ -57,7 +57,7 @@ def render(folds: Sequence[Path]) -> str:
         "networks": _distinct([network_entry(path) for path in folds], folds),
         "examples": examples(),
         "depth": depth_documents(),
-        "insight": insight(data_file("d3modnet-digits")),
+        "insight": insight(),
     }
     web = files(__package__) / "web"
     scripts = [(web / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
@@ -98,11 +98,6 @@ def _distinct(entries: list[dict[str, Any]], folds: Sequence[Path]) -> list[dict
         if names.count(name) > 1:
             entry["name"] = f"{name} ({path})"
     return entries
-
-
-def data_file(name: str) -> Path:
-    """Return the path of a network that ships with the playground."""
-    return Path(str(files(__package__) / "data" / f"{name}.safetensors"))
 
 
 def _check_shapes(path: Path, shape: tuple[int, ...], outputs: tuple[int, ...]) -> None:

@@ -13,14 +13,7 @@ from ...errors import refusal, shape_text
 from ...zoo.catalogue import network_files
 from ..checks import require_choice
 from ..data.images import Array, Unreadable
-from ..training.saved_models import (
-    chosen_labels,
-    input_dtype,
-    load_model,
-    locate,
-    ready,
-    white_of,
-)
+from ..training.saved_models import chosen_labels, load_model, locate, white_of
 from .options import PredictOptions
 from .output import Prediction, likeliest
 from .samples import Broken, Sample
@@ -122,19 +115,18 @@ def _open_torch(model: str | os.PathLike[str], options: PredictOptions, engine: 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = load_model(model, "predict")
-    module, shape = ready(loaded, "predict")
-    dtype = input_dtype(module)
-    network: Callable[[torch.Tensor], torch.Tensor] = module
+    folded = loaded.fold("predict")
+    network: Callable[[torch.Tensor], torch.Tensor] = folded
     if engine != "torch":
         from ...session import Session
 
-        network = Session(module, engine=engine, threads=options.threads)  # type: ignore[arg-type]
+        network = Session(folded, engine=engine, threads=options.threads)
 
     def run(batch: Array) -> Array:
         with torch.inference_mode():
-            scores = network(torch.from_numpy(batch).to(dtype))
+            scores = network(torch.from_numpy(batch).to(folded.dtype))
         values: Array = scores.double().numpy()
         return values
 
-    output = run(np.zeros((1, *shape), np.float32)).shape[1:]
-    return run, shape, output, loaded.labels, loaded.white, loaded.pictures is not None
+    shapes = folded.input_shape, folded.output_shape
+    return run, *shapes, loaded.labels, loaded.white, "pictures" in loaded.about

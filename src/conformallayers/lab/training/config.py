@@ -196,6 +196,11 @@ class TrainConfig(BaseModel):
         return tuple(self.in_shape or _IMAGE_SHAPE)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the network is the user's own."""
+        return is_own(self.network)
+
+    @property
     def network_name(self) -> str:
         """The network without the path of its file."""
         return self.network.rpartition(":")[2]

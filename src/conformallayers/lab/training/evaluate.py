@@ -13,15 +13,17 @@ from ...container import ConformalLayers, layer_by_layer
 from ...errors import refusal, shape_text
 from ...folding.fold import fold
 from ...folding.folded import Folded
+from ...folding.quantize import quantize
 from ...networks import IMAGE_SHAPE
 from ..checks import require_device
-from ..data.batches import Batches
+from ..data.batches import Batches, as_input
 from ..data.datasets import Dataset
 from ..data.sources import load_test
 from .distributed import Ranks
 from .saved_models import CHECKPOINT as CHECKPOINT
-from .saved_models import WHITE, Loaded, load_model
+from .saved_models import load_model, white_of
 
+CALIBRATION = 512  # images that set the scales of int8
 _BATCH = 1000
 
 
@@ -116,29 +118,25 @@ def evaluate(
     require_device("evaluate --device", device)
     model = load_model(run, "evaluate", device)
     if not isinstance(dataset, Dataset):
-        dataset = load_test(dataset, model.training, data_root, verify=verify, where="evaluate")
+        shape = model.shape if model.config is None else model.config.input_shape
+        notes = model.about, model.labels, shape
+        dataset = load_test(dataset, *notes, data_root, verify=verify, where="evaluate")
+    images, labels = dataset.test_images, dataset.test_labels
+    if model.config is None:
+        folded = model.fold("evaluate")
+        share = fold_accuracy(folded, model.white, dataset, f"evaluate {model.path}", device)
+        found = {"layers": None, "folded": share, "strategy": folded.strategy}
+    else:
+        shape = model.config.input_shape
+        check_shape(shape, images, f"evaluate {model.path}")
+        found = accuracy_by_path(model.module, images, labels, device, shape=shape)
     return {
         "network": model.about.get("network", type(model.module).__name__),
         "dataset": dataset.name,
         "epoch": model.about.get("epoch"),
-        "images": len(dataset.test_labels),
-        **_measured(model, dataset, device),
+        "images": len(labels),
+        **found,
     }
-
-
-def _measured(model: Loaded, dataset: Dataset, device: str) -> dict[str, Any]:
-    """Return the accuracies and the strategy."""
-    images, module, where = dataset.test_images, model.module, f"evaluate {model.path}"
-    if isinstance(module, Folded):
-        share = fold_accuracy(module, model.white, dataset, where, device)
-        return {"layers": None, "folded": share, "strategy": module.strategy}
-    native = model.native_shape
-    if native is None or model.white != WHITE:
-        got, remedy = f"{type(module).__name__}", "Measure its fold: conformallayers fold."
-        expected = f"a network whose input shape is known and whose white is {WHITE:g}"
-        raise refusal(where, expected, got, remedy)
-    check_shape(native, images, where)
-    return accuracy_by_path(module, images, dataset.test_labels, device, shape=native)
 
 
 def fold_accuracy(
@@ -161,3 +159,48 @@ def check_shape(shape: tuple[int, ...], images: Tensor, where: str) -> None:
             "or fold the network for these."
         )
         raise refusal(where, f"images of {shape_text(shape)}", shape_text(found), remedy)
+
+
+def quantize_fold(
+    folded: Folded,
+    images: str | None = None,
+    *,
+    count: int = CALIBRATION,
+    data_root: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+) -> tuple[Folded, dict[str, Any]]:
+    """Return a fold in int8, and the accuracies of both folds.
+
+    Args:
+        folded: its notes name the data set of the training.
+        images: a data set, or a folder of pictures; None: those of the training. Training images calibrate, test
+            images measure.
+        count: of the images to calibrate with, a random choice that is the same at each call.
+        data_root, verify: as in :func:`conformallayers.lab.data.datasets.load`.
+
+    Returns:
+        The fold; and dataset, images, calibration, and the accuracies ``float`` and ``int8`` on test images.
+    """
+    how: Any = {"verify": verify, "where": "quantize", "option": "--images", "only_test": False}
+    notes = folded.about or {}, folded.labels, folded.input_shape
+    data = load_test(images, *notes, data_root, **how)
+    white = white_of(folded.about, "quantize")
+    x = calibration_images(data, folded, white, count)
+    quantized = quantize(folded, x)
+    found: dict[str, Any] = {"dataset": data.name, "images": len(data.test_labels)}
+    found["calibration"] = len(x)
+    for label, one in (("float", folded), ("int8", quantized)):
+        found[label] = fold_accuracy(one, white, data, "quantize --images")
+    return quantized, found
+
+
+def calibration_images(data: Dataset, folded: Folded, white: float, count: int) -> Tensor:
+    """Return some training images as a fold takes them, the same at each call."""
+    total = len(data.train_labels)
+    if not total:
+        remedy = "Name a data set or a folder with training images."
+        raise refusal("quantize --images", "training images to calibrate with", "none", remedy)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count]
+    chosen = data.train_images[order]
+    check_shape(folded.input_shape, chosen, "quantize --images")
+    return (white * as_input(chosen, shape=folded.input_shape)).to(folded.dtype)

@@ -1,4 +1,4 @@
-"""Load models for the command line: folds of cl.save, run folders, checkpoints, and shipped networks.
+"""Load models for the command line: folds of cl.save, training runs, and networks of the zoo.
 
 Importing this file does not import torch, so that predictions by the numpy runtime start fast.
 """
@@ -12,39 +12,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import checked_shape, refusal
-from ...recipe.archive import open_archive
-from ...recipe.file import read_notes
+from ...errors import refusal
 from ...utils.text import suggest
 from ...zoo.catalogue import network_files
 from ..data.catalogue import LABELS, SHAPES
-from .own_networks import is_own
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from ...folding.folded import Folded
-    from ..data.sources import TrainingData
     from .config import TrainConfig
 
 CHECKPOINT = "checkpoint.safetensors"
 WHITE = 1.0  # the value of a white pixel, unless the file of a network has another
-GREY = (1, 28, 28)  # the image shape, if the data set is unknown
 _SPECS = "a file of cl.save, the folder of a run, a training checkpoint, or a name of the zoo"
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network and the notes in its file.
+    """A fold, or the network of a training run.
 
     Args:
         module: a :class:`Folded`, or a model in evaluation mode.
         path: of its file.
         labels: a name for every output, or None.
-        about: notes of the file: network, dataset, epoch, white; of a network with an input of its own in_shape;
-            of one that was trained on a folder of pictures its digest, pictures.
-        config: of the training, if the network is that of a run.
+        about: notes: network, dataset, epoch, white; and pictures, the digest of the folder that it was trained on.
+        config: of the training run; None for a fold.
     """
 
     module: nn.Module
@@ -54,63 +47,35 @@ class Loaded:
     config: TrainConfig | None = None
 
     @property
-    def dataset(self) -> str | None:
-        """The data set of the training, if it is a known one."""
-        name = self.about.get("dataset")
-        return name if name in SHAPES or self.pictures is not None else None
-
-    @property
-    def pictures(self) -> str | None:
-        """The digest of the folder of pictures that it was trained on, if it was."""
-        digest = self.about.get("pictures")
-        return digest if isinstance(digest, str) else None
-
-    @property
-    def native_shape(self) -> tuple[int, ...] | None:
-        """The shape of one image as the network itself takes it; None if it is unknown."""
-        from ...folding.folded import Folded
-        from ..data.image_adapter import native_shape
-
-        if isinstance(self.module, Folded):
-            return self.module.input_shape
-        noted = self.about.get("in_shape")
-        if noted is None:
-            return native_shape(self.module)
-        return checked_shape(noted, f"{self.path}, in_shape")
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of one stored image; None if it is unknown."""
-        from ..data.image_adapter import native_shape
-
-        # Only networks of the package take stored images by way of from_images.
-        if native_shape(self.module) is not None and self.dataset in SHAPES:
-            return SHAPES[self.dataset]
-        return self.native_shape
-
-    @property
-    def training(self) -> TrainingData:
-        """The data set of the training, to find images to test the network on."""
-        from ...networks import IMAGE_SHAPE
-        from ..data.sources import TrainingData
-
-        shape = self.native_shape or IMAGE_SHAPE
-        return TrainingData(self.dataset, self.labels, self.pictures, shape)
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one stored image, which a fold takes."""
+        if self.config is None:
+            shape: tuple[int, ...] = self.fold("").input_shape
+            return shape
+        if self.config.in_shape is None and not self.config.is_own:
+            return SHAPES.get(self.config.dataset, self.config.input_shape)
+        return self.config.input_shape
 
     @property
     def white(self) -> float:
         """The value of a white pixel."""
         return white_of(self.about, self.path)
 
-    @property
-    def folds(self) -> bool:
-        """Whether the module has ConformalLayers to fold."""
-        from ...container import ConformalLayers
+    def fold(self, command: str, shape: tuple[int, ...] | None = None, **options: Any) -> Folded:
+        """Fold the network of a run for images of a shape, by default the stored ones; keep a fold as it is."""
+        from ...folding.fold import fold
         from ...folding.folded import Folded
+        from ..data.image_adapter import from_images
 
-        parts = self.module.modules()
-        folded = isinstance(self.module, Folded)
-        return not folded and any(isinstance(part, ConformalLayers) for part in parts)
+        if isinstance(self.module, Folded):
+            if shape is not None or options:
+                got, remedy = f"the fold {self.path}", "A fold cannot be folded again."
+                raise refusal(command, "a training run for these options", got, remedy)
+            return self.module
+        shape = shape or self.shape
+        folded = fold(from_images(self.module, shape, command), shape, **options)
+        folded.labels, folded.about = self.labels, dict(self.about)
+        return folded
 
 
 def locate(model: str | os.PathLike[str], command: str) -> Path:
@@ -137,12 +102,16 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     path = locate(model, command)
     if path.name == CHECKPOINT:
         return _load_run(path, device)
-    from ...folding.files import read_network
+    from ...folding.files import load
+    from ...folding.folded import Folded
+    from ...zoo.catalogue import load as load_shipped
 
-    archive = open_archive(path)
-    module = read_network(archive).eval().to(device)
-    labels, notes = read_notes(archive.document, None)
-    return Loaded(module, path, labels, notes or {})
+    shipped = path in network_files().values()
+    folded = load_shipped(path.stem) if shipped else load(path)
+    if not isinstance(folded, Folded):
+        remedy = "Fold the model and save the fold."
+        raise refusal(f"{command} {model}", "a fold of cl.save", type(folded).__name__, remedy)
+    return Loaded(folded.to(device), path, folded.labels, folded.about or {})
 
 
 def _load_run(path: Path, device: str) -> Loaded:
@@ -152,60 +121,12 @@ def _load_run(path: Path, device: str) -> Loaded:
     config, module = checkpoint.trained(found, device)
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
     about |= {"epoch": found.state.epoch, "white": WHITE}
-    if is_own(config.network) or config.in_shape is not None:
-        about["in_shape"] = list(config.input_shape)
     if config.pictures is not None:
         about["pictures"] = config.pictures
     labels = tuple(config.labels) if config.labels else LABELS.get(config.dataset)
     if labels is not None and len(labels) != config.classes:  # of another set of this name
         labels = None
     return Loaded(module.eval(), path, labels, about, config)
-
-
-def ready(model: Loaded, command: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """Return a fold, or a model with nothing to fold, and the shape of its images, as they are stored."""
-    from ..data.image_adapter import from_images
-
-    shape = _required_shape(model.shape, command)
-    if model.folds:
-        return fold_model(model, command), shape
-    return from_images(model.module, shape, command), shape
-
-
-def input_dtype(module: nn.Module) -> torch.dtype:
-    """Return the dtype that a module computes in: a fold's own, or that of its first tensor of floats."""
-    import torch
-
-    from ...folding.folded import Folded
-
-    if isinstance(module, Folded):
-        return module.dtype
-    tensors = (*module.parameters(), *module.buffers())
-    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
-
-
-def fold_model(
-    model: Loaded, command: str, shape: tuple[int, ...] | None = None, **options: Any
-) -> Folded:
-    """Fold a model for images of a shape, by default that of the training images; the fold has its notes."""
-    from ...folding.fold import fold
-    from ..data.image_adapter import from_images
-
-    if not model.folds:
-        got = f"{type(model.module).__name__} in {model.path}"
-        remedy = "A fold cannot be folded again: --input-shape, --strategy and the like need the network itself. Layers alone have nothing to fold."
-        raise refusal(command, "a network with ConformalLayers", got, remedy)
-    shape = _required_shape(shape or model.shape, command)
-    folded = fold(from_images(model.module, shape, command), shape, **options)
-    folded.labels, folded.about = model.labels, dict(model.about) or None
-    return folded
-
-
-def _required_shape(shape: tuple[int, ...] | None, command: str) -> tuple[int, ...]:
-    if shape is None:
-        got, remedy = "none", "Give it to conformallayers fold: --input-shape 1 28 28."
-        raise refusal(f"{command} --input-shape", "the shape of one sample", got, remedy)
-    return shape
 
 
 def white_of(about: Mapping[str, Any] | None, path: str | os.PathLike[str]) -> float:
