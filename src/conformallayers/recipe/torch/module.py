@@ -238,11 +238,12 @@ def steady_allocator() -> None:
 def _laid_out(recipe: Recipe) -> dict[str, Tensor]:
     """Return the constants in row-major order: products round by the order in memory.
 
-    Kernels of images are channels-last, which is the fastest.
+    Kernels of images are channels-last, which is the fastest. They are made row-major first: strides such as (9, 1, 3, 1)
+    of a kernel (C, 3, 3, 1) count as channels-last, but torch's grouped convolutions are wrong with them.
     """
     kernels = {op.weight for op in recipe.operations if isinstance(op, layer.Conv)}
     return {
-        name: array.contiguous(memory_format=torch.channels_last)
+        name: array.contiguous().contiguous(memory_format=torch.channels_last)
         if name in kernels and array.dim() == 4
         else array.contiguous()
         for name, array in recipe.constants.items()
