@@ -114,7 +114,7 @@ def _rows(*, tau: bool, count: int, bits: int) -> Recipe:
         "weight": _whole(builder, "weight", 3, 12),
         "scale": _wide(builder, "scale", 3),
     }
-    last |= {"bias": _whole(builder, "bias", 3, most=5000), "addend": _wide(builder, "addend", 3)}
+    last |= {"bias": _whole(builder, "bias", 3, most=5000), "offset": _wide(builder, "offset", 3)}
     return builder.recipe(builder.add(integer.IntegerMatmul, z, *[t] * tau, name="y", **last))
 
 

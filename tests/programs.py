@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformallayers.folding.quantize import quantize
+from conformallayers.quantization.quantize import quantize
 from conformallayers.recipe.c.export import export_c
 from conformallayers.recipe.c.files import CExport
 from conformallayers.recipe.recipe import Recipe

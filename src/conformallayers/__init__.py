@@ -32,7 +32,7 @@ _NAMES = {
     "conversion.convert": ("convert",),
     "folding.fold": ("fold", "trace"),
     "folding.folded": ("Folded",),
-    "folding.quantize": ("quantize",),
+    "quantization.quantize": ("quantize",),
     "folding.quantization_report": ("Quantization",),
     "folding.files": ("save", "load"),
     "testing": ("fold_error",),
@@ -65,7 +65,6 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.fold import trace as trace
     from .folding.folded import Folded as Folded
     from .folding.quantization_report import Quantization as Quantization
-    from .folding.quantize import quantize as quantize
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic
@@ -97,6 +96,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .nn.registry import register_homogeneous as register_homogeneous
     from .nn.registry import register_linear as register_linear
     from .nn.traced import Traced as Traced
+    from .quantization.quantize import quantize as quantize
     from .recipe.c.export import export_c as export_c
     from .recipe.c.files import CExport as CExport
     from .recipe.onnx.export import export_onnx as export_onnx

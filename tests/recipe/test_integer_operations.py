@@ -129,10 +129,3 @@ def test_a_constant_that_is_shared_has_the_narrower_dtype() -> None:
     z = builder.add(integer.Requantize, q, name="z", multipliers=(3,), addend=addend)
     recipe = builder.recipe(builder.add(integer.Dequantize, z, name="y", scale=1.0))
     assert recipe.integer_constants() == {addend: "int8"}
-
-
-def test_a_bias_stays_whole_where_it_is_the_addend_of_a_number_too() -> None:
-    for addend in ("bias", "addend", None):
-        constants: dict[str, Any] = {"weight": "weight", "bias": "bias", "scale": "scale"}
-        operation = integer.IntegerMatmul(("q",), ("y",), **constants, addend=addend)
-        assert operation.integer_constants() == {"weight": "int8", "bias": "int32"}

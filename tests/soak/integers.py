@@ -6,8 +6,8 @@ import torch
 
 from conformallayers.errors import ConformalError
 from conformallayers.folding.fold import fold
-from conformallayers.folding.quantize import quantize
 from conformallayers.folding.strategies import STRATEGIES
+from conformallayers.quantization.quantize import quantize
 from conformallayers.recipe import integer_operations
 from conformallayers.recipe.integer_operations import keeps_integers
 from conformallayers.recipe.layer_operations import AddConstant

@@ -69,10 +69,7 @@ class _Quantized(Operation):
 
 @operation("quantize")
 class Quantize(_Quantized):
-    """x → ``clip(round((x + addend/2^exponent)·factor))`` in float32; the 8-bit addend broadcasts.
-
-    A sample with NaN is NaN.
-    """
+    """x → ``clip(round((x + addend/2^exponent)·factor))`` in float32, 0 for NaN; the 8-bit addend broadcasts."""
 
     factor: float
 
@@ -106,47 +103,35 @@ class Accumulated(Operation):
     """Sum products p of features with 8-bit weights, and scale the sums channel by channel.
 
     The bias, 32 bits, is added to p. With ``multiplier`` the result is a feature, at least ``low``. With
-    ``scale`` it is the number ``p·scale/τ + addend`` in float64. τ is the second input, if there is one.
+    ``scale`` it is the number ``p·scale/τ + offset`` in float64. τ is the second input, if there is one.
     """
 
     weight: str = constant(dtype="int8")
     bias: str | None = constant(optional=True, dtype="int32")
     multiplier: str | None = constant(optional=True, dtype="int32")
-    scale: str | None = constant(optional=True)
     addend: str | None = constant(optional=True, dtype="int32")
+    scale: str | None = constant(optional=True)
+    offset: str | None = constant(optional=True)
     shift: Size = 0
     low: int = -LEVELS
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         x, *taus = inputs
         _expect_feature(self, taus)
-        expect((self.multiplier is None) != (self.scale is None), "a multiplier or a scale")
-        shape = self.shape_of(x, constant)
-        for name in (self.multiplier, self.scale, self.addend):
-            if name is not None:
-                expect_shape(constant(name), constant(self.weight)[:1], "a constant of channels")
-        return (shape,)
-
-    @property
-    def factors(self) -> str:
-        """The name of the constant that multiplies the sums: the multiplier or the scale."""
-        return self.multiplier or self.scale or ""
-
-    def integer_constants(self) -> dict[str, str]:
-        found = super().integer_constants()
-        if self.multiplier is None and self.addend not in (self.weight, self.bias):
-            found.pop(self.addend or "", None)  # of an output in float64
-        return found
+        names = (self.multiplier, self.addend), (self.scale, self.offset)
+        given, others = names if self.scale is None else reversed(names)
+        expect(given[0] is not None and others == (None, None), "a multiplier or a scale")
+        for name in filter(None, given):
+            expect_shape(constant(name), constant(self.weight)[:1], "a constant of channels")
+        return (self.shape_of(x, constant),)
 
     def check_values(self, inputs: Sequence[Shape], constant: ArrayOf) -> None:
         most = self.largest_sums(constant)
         expect(max(most) < 2**31, "sums of more than 32 bits")
-        if self.multiplier is None:
-            return
-        for total, factor in zip(most, constant(self.multiplier).tolist(), strict=True):
-            expect(
-                0 <= factor < MULTIPLIERS and total * factor < EXACT, f"a multiplier of {factor}"
-            )
+        factors = [] if self.multiplier is None else constant(self.multiplier).tolist()
+        for total, factor in zip(most, factors, strict=False):
+            fits = 0 <= factor < MULTIPLIERS and total * factor < EXACT
+            expect(fits, f"a multiplier of {factor}")
             parts = total * factor >> self.shift
             expect(len(inputs) == 1 or parts < EXACT // MULTIPLIERS, "parts of too many bits")
 
@@ -190,20 +175,14 @@ class IntegerPool(Pool):
     @property
     def sums(self) -> layer.AvgPool:
         """The operation that adds the same windows."""
-        return layer.AvgPool(
-            self.inputs,
-            self.outputs,
-            kernel=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            ceil_mode=self.ceil_mode,
-            divisor=1,
-        )
+        names = "kernel", "stride", "padding", "ceil_mode"
+        windows = {name: getattr(self, name) for name in names}
+        return layer.AvgPool(self.inputs, self.outputs, **windows, divisor=1)
 
-    @property
-    def root_bits(self) -> int:
-        """The number j of binary places of a norm."""
-        return (32 - (prod(self.kernel) * LEVELS**2).bit_length()) // 2
+
+def root_bits(kernel: Shape) -> int:
+    """Return the number j of binary places of the norm of a window."""
+    return (32 - (prod(kernel) * LEVELS**2).bit_length()) // 2
 
 
 @operation("requantize")
@@ -288,7 +267,6 @@ class IntegerRebase(Operation):
 KINDS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == __name__)
 READERS = (Accumulated, IntegerPool, Requantize, Dequantize, IntegerEnergy)  # of features and τ
 _KEEPING = layer.Slice, layer.Concatenate, layer.Reshape, layer.Permute, layer.MaxPool
-_CLAMPS = "relu", "abs", "hardtanh"
 
 
 def makes_integers(op: Operation) -> bool:
@@ -301,8 +279,7 @@ def makes_integers(op: Operation) -> bool:
 def keeps_integers(op: Operation) -> bool:
     """Check whether an operation on float features maps 8-bit features to 8-bit features."""
     if isinstance(op, layer.Elementwise):
-        bounds = all(abs(n) <= LEVELS and n == int(n) for n in op.parameters)
-        return op.function in _CLAMPS and bounds
+        return op.function in ("relu", "abs")
     if isinstance(op, layer.Pad):
         return op.mode == "zeros" and op.value == 0
     return isinstance(op, _KEEPING)

@@ -27,10 +27,7 @@ def test_sanitizers_see_nothing(tmp_path: Path) -> None:
     inputs = [hard(fold.input_shape) for fold in folds]
     found = run_program(tmp_path, exports, inputs, [str(COMPILER), *FLAGS, *SANITIZED])
     for fold, x, (_, y) in zip(folds, inputs, found, strict=True):
-        expected = torch_numbers(fold, x).flatten(1)
-        spoiled = expected.isnan().any(1)
-        assert same(y[~spoiled], expected[~spoiled])
-        assert y[spoiled].isnan().all()
+        assert same(y, torch_numbers(fold, x).flatten(1))
 
 
 def test_loops_over_features_have_no_floats() -> None:

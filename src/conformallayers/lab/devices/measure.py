@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...folding.quantize import quantize
+from ...quantization.quantize import quantize
 from ...recipe.c.export import export_c
 from ...recipe.integer_operations import integer_values
 from ...testing import relative_error

@@ -13,8 +13,8 @@ from ...container import ConformalLayers, layer_by_layer
 from ...errors import refusal, shape_text
 from ...folding.fold import fold
 from ...folding.folded import Folded
-from ...folding.quantize import quantize
 from ...networks import IMAGE_SHAPE
+from ...quantization.quantize import quantize
 from ..checks import require_device
 from ..data.batches import Batches, as_input
 from ..data.datasets import Dataset

@@ -78,8 +78,8 @@ def _arguments(op: integer.Accumulated, program: Program) -> str:
     weight = program.exact(op.weight, "int8_t")
     bias = _array(program, op.bias, "int32_t")
     if op.multiplier is None:
-        scale = _array(program, op.scale, "double")
-        return f"{weight}, {bias}, {scale}, {_array(program, op.addend, 'double')}, {_tau(op, program)}"
+        scale, offset = (_array(program, name, "double") for name in (op.scale, op.offset))
+        return f"{weight}, {bias}, {scale}, {offset}, {_tau(op, program)}"
     factor = f"factor_of({_tau(op, program)})" if len(op.inputs) > 1 else "-1"
     multiplier = program.exact(op.multiplier, "int32_t")
     addend = _array(program, op.addend, "int32_t")
@@ -114,7 +114,7 @@ def _conv(op: integer.IntegerConv, program: Program) -> None:
 @WRITE.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, program: Program) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    bits = op.root_bits if op.function == "norm" else -1
+    bits = integer.root_bits(op.kernel) if op.function == "norm" else -1
     # One function for sums and norms: a device has little flash.
     addresses = f"{program.read(x)}, {program.write(y)}, {pool_geometry(op, program)}"
     program.emit(f"pool_whole({addresses}, {bits}, {op.multiplier}, {op.shift});")

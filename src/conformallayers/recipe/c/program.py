@@ -252,7 +252,9 @@ class Program:
     @cached_property
     def code(self) -> tuple[str, str]:
         """The functions that a finished program calls, and its statements as the body of a function."""
-        body = indented(self.lines)
+        sizes = self.count(INPUT), self.count(self.recipe.output)
+        guard = [f"if (has_nan({IMAGE}, {sizes[0]}))", f"    return fill_nan({OUT}, {sizes[1]});"]
+        body = indented([*([] if self._int8 else guard), *self.lines])  # integers read NaN as 0
         return functions(f"{body} has_nan() fill_nan() largest()"), body
 
     def _placed(self, found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Operations on whole numbers, in numpy: the functions that ``arithmetic.py`` needs."""
+"""Operations on whole numbers, in numpy: the functions that ``integer_arithmetic.py`` needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 
 from .. import layer_operations as layer
-from ..arithmetic import IntegerArithmetic
+from ..integer_arithmetic import IntegerArithmetic
 from ..places import Array
 from .layers import convolved, entries
 from .points import RUN
@@ -20,11 +20,10 @@ def _products(op: layer.Matmul | layer.Conv, weight: Array, q: Array) -> Array:
 
 
 _ARITHMETIC = IntegerArithmetic(
+    module=np,
     single=lambda x: x.astype(np.float32),
     wide=lambda x: x.astype(np.float64),
     cast=lambda x, dtype: x.astype(dtype),
-    where=np.where,
-    largest=np.max,
     ratio=np.divide,
     root=np.sqrt,
     products=_products,

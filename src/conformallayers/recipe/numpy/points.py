@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .. import point_operations as point
-from ..arithmetic import column, flat
+from ..integer_arithmetic import column, flat
 from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
 from .layers import RUN, Context

@@ -152,9 +152,8 @@ class OnnxGraph:
         self.sources: dict[str, Value] = {}  # reshaped value → the value before
         self._known: dict[Any, Any] = {}
         self._undivided = between(recipe) if divided else frozenset[str]()
-        # Samples with NaN are marked where they become whole numbers.
+        # Integers are never NaN.
         self._undivided |= integer_values(recipe.operations)
-        self._marks: list[Value] = []  # not 0 for samples with NaN
 
     @property
     def input(self) -> Value:
@@ -248,16 +247,6 @@ class OnnxGraph:
         before, after = values[0].shape[: axis - 1], values[0].shape[axis:]
         shape = (*before, sum(value.shape[axis - 1] for value in values), *after)
         return self.add("Concat", *values, shape=shape, axis=axis)
-
-    def mark(self, flags: Value) -> None:
-        """Make the outputs of samples NaN whose flag, one number a sample, is not 0."""
-        self._marks.append(flags)
-
-    def marked(self, y: Value) -> Value:
-        """Return a value with NaN in marked samples."""
-        for flags in self._marks:
-            y = (flags.column(y) > 0.0).node("Where", np.full((), np.nan), y)
-        return y
 
     def finish(self, result: Value) -> Value:
         """Name the result "y", drop nodes and initializers that it does not need, and return it."""

@@ -2,7 +2,6 @@
 
 Features are integers in float32, which ONNX Runtime convolves and multiplies exactly while sums stay below
 2^24; everything behind a sum is float64. Its integer operators would saturate in 16 bits on some processors.
-A sample with NaN is marked where it is read, and its outputs are NaN.
 """
 
 from __future__ import annotations
@@ -29,25 +28,19 @@ def _clipped(x: Value, low: int = -integer.LEVELS) -> Value:
     return x.node("Round").node("Clip", float(low), float(integer.LEVELS)).cast(_SINGLE)
 
 
-def _shifted(op: integer.Quantize | integer.QuantizePoint, graph: OnnxGraph, x: Value) -> Value:
-    """Add the addend to x in float32, and mark samples with NaN."""
+def _read(op: integer.Quantize | integer.QuantizePoint, graph: OnnxGraph, x: Value) -> Value:
+    """Add the addend to x in float32, and replace NaN by 0."""
     x = x.cast(_SINGLE)
-    graph.mark(x.node("IsNaN").cast(_SINGLE).reduce_sample("ReduceMax"))
-    if op.addend is None:
-        return x
-    return x + graph.constant(op.addend).astype(np.float32) * np.float32(2.0**-op.exponent)
-
-
-@RUN.runs(integer.Quantize)
-def _quantize(op: integer.Quantize, graph: OnnxGraph, x: Value) -> Value:
-    return _clipped(_shifted(op, graph, x) * op.factor)
+    if op.addend is not None:
+        x = x + graph.constant(op.addend).astype(np.float32) * np.float32(2.0**-op.exponent)
+    return x.node("IsNaN").node("Where", 0.0, x)
 
 
 @RUN.runs(integer.QuantizePoint)
 def _quantize_point(
     op: integer.QuantizePoint, graph: OnnxGraph, x: Value
 ) -> tuple[Value, Value, Value]:
-    x = _shifted(op, graph, x)
+    x = _read(op, graph, x)
     least = max(op.offset, integer.SMALLEST_PEAK)
     peak = abs(x).reduce_sample("ReduceMax").node("Clip", least, integer.LARGEST_PEAK)
     q, m = _clipped(x * (op.levels / peak)), peak.scalar()
@@ -93,13 +86,12 @@ def _accumulated(
     def of_channels(name: str) -> Array:
         return graph.constant(name).astype(np.float64).reshape(-1, *[1] * after)
 
-    addend = None if op.addend is None else of_channels(op.addend)
     sums = sums if op.bias is None else sums + of_channels(op.bias)
-    products = sums * of_channels(op.factors)
     if op.multiplier is not None:
-        return _finished(op, products, taus, addend)
-    y = _over(products, taus)
-    return _numbers(y if addend is None else y + addend)
+        addend = None if op.addend is None else of_channels(op.addend)
+        return _finished(op, sums * of_channels(op.multiplier), taus, addend)
+    y = _over(sums * of_channels(str(op.scale)), taus)
+    return (y if op.offset is None else y + of_channels(op.offset)).cast(graph.dtype)
 
 
 def _sums(op: layer.Matmul | layer.Conv, graph: OnnxGraph, q: Value) -> Value:
@@ -119,11 +111,6 @@ def _over(y: Value, taus: tuple[Value, ...]) -> Value:
     return reduce(lambda z, tau: z / tau.column(z), taus, y)
 
 
-def _numbers(y: Value) -> Value:
-    """Return the numbers of outputs in the dtype of the fold, NaN where a sample has NaN."""
-    return y.graph.marked(y.cast(y.graph.dtype))
-
-
 @RUN.runs(integer.IntegerPool)
 def _pool(op: integer.IntegerPool, graph: OnnxGraph, q: Value) -> Value:
     norms, channels = op.function == "norm", q.shape[0]
@@ -132,7 +119,7 @@ def _pool(op: integer.IntegerPool, graph: OnnxGraph, q: Value) -> Value:
     sums = (q * q if norms else q).node("Conv", np.ones((channels, 1, *op.kernel)), **options)
     sums = sums.cast(WIDE).node("Round")
     if norms:
-        sums = (sums * 4.0**op.root_bits).node("Sqrt").node("Floor")
+        sums = (sums * 4.0 ** integer.root_bits(op.kernel)).node("Sqrt").node("Floor")
     return _clipped(sums * float(op.multiplier) * 2.0**-op.shift)
 
 
@@ -159,9 +146,13 @@ def _advance(
 def _rebase(
     op: integer.IntegerRebase, graph: OnnxGraph, m: Value, tau: Value
 ) -> tuple[Value, Value]:
-    coordinate = (m * op.coordinate * tau).node("Min", LARGEST_COORDINATE)
-    return coordinate, tau.node("IsNaN").node("Where", tau, 1.0)
+    return (m * op.coordinate * tau).node("Min", LARGEST_COORDINATE), tau.node("Pow", 0.0)
 
 
-RUN[integer.Dequantize] = lambda op, _, q, *taus: _numbers(_over(q.cast(WIDE) * op.scale, taus))
+@RUN.runs(integer.Dequantize)
+def _dequantize(op: integer.Dequantize, graph: OnnxGraph, q: Value, *taus: Value) -> Value:
+    return _over(q.cast(WIDE) * op.scale, taus).cast(graph.dtype)
+
+
 RUN[integer.IntegerEnergy] = lambda op, _, q: _squares(q) * op.weight
+RUN[integer.Quantize] = lambda op, graph, x: _clipped(_read(op, graph, x) * op.factor)

@@ -1,4 +1,4 @@
-"""Operations on whole numbers, in torch: the functions that ``arithmetic.py`` needs."""
+"""Operations on whole numbers, in torch: the functions that ``integer_arithmetic.py`` needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ...functional import full_precision
 from .. import layer_operations as layer
-from ..arithmetic import IntegerArithmetic
+from ..integer_arithmetic import IntegerArithmetic
 from .layers import averages, convolved
 from .points import RULES, RUN
 
@@ -40,11 +40,10 @@ def _products(op: layer.Matmul | layer.Conv, weight: Tensor, q: Tensor) -> Tenso
 
 
 _ARITHMETIC = IntegerArithmetic(
+    module=torch,
     single=lambda x: x.detach().float(),  # rounding has no gradient
     wide=lambda x: x.double(),
     cast=lambda x, dtype: x.to(dtype),
-    where=torch.where,
-    largest=torch.amax,
     ratio=_ratio,
     root=_root,
     products=_products,

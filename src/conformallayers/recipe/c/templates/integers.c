@@ -71,7 +71,7 @@ static float shifted_peak(const float *x, const int8_t *c, float unit, int32_t n
 }
 
 //: quantize
-/* The image as features: (x + c / 2^e) * factor, rounded and clipped. */
+/* The image as features: (x + c / 2^e) * factor, rounded and clipped, 0 for NaN. */
 static void quantize(const float *x, const int8_t *c, float unit, int8_t *y, int32_t n,
                      int32_t inner, int32_t length, float factor)
 {
@@ -81,7 +81,7 @@ static void quantize(const float *x, const int8_t *c, float unit, int8_t *y, int
             const float shift = c == NULL ? 0.0f : unit * (float)c[j];
             for (k = 0; k < inner; k++, i++) {
                 const float sum = x[i] + shift, v = sum * factor;
-                y[i] = (int8_t)(v >= 127 ? 127 : v <= -127 ? -127 : rintf(v));
+                y[i] = (int8_t)(v >= 127 ? 127 : v <= -127 ? -127 : v == v ? rintf(v) : 0);
             }
         }
 }

@@ -16,8 +16,6 @@ $constants
 $helpers
 int ${name}_predict_with(const float *image, float *out, float *work)
 {
-    if (has_nan(image, ${macro}_INPUT_SIZE))
-        return fill_nan(out, ${macro}_OUTPUT_SIZE);
 $body
     if (has_nan(out, ${macro}_OUTPUT_SIZE))
         return fill_nan(out, ${macro}_OUTPUT_SIZE);

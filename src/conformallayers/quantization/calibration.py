@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..functional import norm, scale_samples
-from ..recipe.integer_operations import EXACT, LEVELS, MULTIPLIERS, SHIFTS
+from ..recipe.integer_operations import EXACT, EXACT_SINGLE, LEVELS, MULTIPLIERS, SHIFTS
 from ..recipe.places import Array
 from ..recipe.point_operations import Normalize
 from ..recipe.recipe import INPUT, Recipe
@@ -46,7 +46,7 @@ class Calibration:
             value = value * self._values[tau].view(-1, *[1] * (value.dim() - 1))
         largest = float(value.abs().max()) if value.numel() else 0.0
         if not math.isfinite(largest):
-            raise ValueError(f"{name} with values that {value.dtype} does not hold")
+            raise OverflowError(f"{name} with values that {value.dtype} does not hold")
         return least_error_scale(subsample(value).abs().double().numpy(), largest)
 
 
@@ -109,14 +109,18 @@ def multipliers(factors: Array, most: Array, parts: bool) -> tuple[Array, int]:
         if fits and (not parts or products.max() / 2.0**shift < EXACT // MULTIPLIERS):
             return found.astype(np.int32), shift
         shift -= 1
-    raise ValueError(f"sums of up to {most.max():.3g}, times {factors.max():.3g}, of too many bits")
+    raise OverflowError(
+        f"sums of up to {most.max():.3g}, times {factors.max():.3g}, of too many bits"
+    )
 
 
-def rounded_weights(weight: Array) -> tuple[Array, Array]:
+def rounded_weights(weight: Array, bias: Array) -> tuple[Array, Array]:
     """Return weights as integers from -127 to 127, and the scale of each channel.
 
-    A channel of zeros gets the largest scale of the others, so that it takes no bits from their multipliers.
+    Beside a bias of another size, and in a channel of zeros, the scale is larger: the bias has at most 24 bits, and no
+    channel takes bits from the multipliers of the others.
     """
     largest = np.abs(weight.reshape(len(weight), -1)).max(1, initial=0)
-    unit = np.where(largest > 0, largest, largest.max() or LEVELS) / LEVELS
+    unit = np.maximum(largest / LEVELS, np.abs(bias) / EXACT_SINGLE)
+    unit = np.where(largest > 0, unit, unit.max() or 1.0)
     return np.rint(weight / unit.reshape(-1, *[1] * (weight.ndim - 1))), unit

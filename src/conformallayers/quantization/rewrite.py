@@ -7,31 +7,77 @@ needed, so that the division, the bias and the ReLU behind it are fused into it.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..errors import refusal
+from ..errors import ConformalError, refusal
 from ..recipe import integer_operations as integer
 from ..recipe import layer_operations as layer
 from ..recipe import places
 from ..recipe import point_operations as point
 from ..recipe.integer_operations import LEVELS, PART_BITS
-from ..recipe.operation import OPERATIONS, Operation, Runtime
+from ..recipe.operation import Operation, Runtime
 from ..recipe.places import Array
 from ..recipe.recipe import INPUT, Recipe, RecipeBuilder
 from .calibration import Calibration, multipliers, rounded_weights
-from .quantized_values import Features, Held, Number, Sums
 
 RUN = Runtime("int8")
-_POINT_OPERATIONS = tuple(kind for kind in OPERATIONS.values() if kind.__module__ == point.__name__)
-_REFUSED = _POINT_OPERATIONS
 _OTHER_POOLING = "Use another pooling."
-_LARGEST_BIAS = 2**24  # of the sums; a larger bias is added behind their multiplier
+_LARGEST_EXPONENT = 100  # of the addend of ``quantize``
+# Operations on floats that round alike in all runtimes, so that integers may follow.
+_EXACT = layer.AddConstant, layer.Multiply, layer.PRelu, layer.Pad, layer.AdaptiveMaxPool
+_EXACT_FUNCTIONS = "relu", "abs", "leaky_relu", "hardtanh"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value in floats.
+
+    ``addend`` is a constant of the float recipe that is still to be added. ``inexact`` is the first operation
+    that runtimes round differently: no integers may follow it.
+    """
+
+    name: str
+    addend: str | None = None
+    inexact: str | None = None
+
+
+@dataclass(frozen=True)
+class Features:
+    """Integers q that stand for ``scale·q``, or ``scale·q/τ``; ``tau`` is a name in the float recipe."""
+
+    name: str
+    scale: float
+    tau: str | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A pending product: ``(W x + bias)/τ + addend``, at least 0 if ``low`` is 0.
+
+    x is ``scale`` times features; bias and addend have one number for each channel.
+    """
+
+    op: layer.Matmul | layer.Conv
+    x: str
+    scale: float
+    weight: Array
+    bias: Array
+    addend: Array
+    tau: str | None
+    low: int = -LEVELS
+
+    def channels(self, value: Array) -> Array | None:
+        """Return a constant as (channels,) if it is constant in each channel of the product, else None."""
+        count, ones = len(self.weight), [1] * (self.weight.ndim - 2)
+        if value.size == 1:
+            return np.full(count, value.item())
+        fits = value.size == count and value.shape[value.ndim - 1 - len(ones) :] == (count, *ones)
+        return value.reshape(-1) if fits else None
 
 
 class Quantizer:
@@ -41,7 +87,7 @@ class Quantizer:
         self.recipe, self.calibration = recipe, calibration
         self.builder = RecipeBuilder(recipe.input_shape)
         self.shapes = recipe.shapes()
-        self.held: dict[str, Held] = {INPUT: Number(INPUT)}
+        self.held: dict[str, Number | Features | Sums] = {INPUT: Number(INPUT)}
         self.scalars: dict[str, str] = {}  # names in the new recipe
         self.ones: set[str] = set()  # coordinates of the new recipe that are 1 for every sample
         self._readers: dict[str, list[Operation]] = {name: [] for name in self.shapes}
@@ -52,29 +98,29 @@ class Quantizer:
     def quantized(self) -> Recipe:
         """Rewrite all operations."""
         for op in self.recipe.operations:
-            scalars = not all(self.shapes[name] for name in op.inputs)
-            if type(op) in RUN and (isinstance(op, _POINT_OPERATIONS) or not scalars):
+            if type(op) in RUN:
                 RUN[type(op)](op, self)
             else:
                 self.keep(op)
-        return self.builder.recipe(self.number(self.recipe.output))
+        return self.builder.recipe(self.number(self.recipe.output)).pruned()
 
     def keep(self, op: Operation) -> None:
         """Keep an operation on floats; refuse one that reads or writes scalars of samples."""
-        if isinstance(op, _REFUSED) or not all(self.shapes[name] for name in op.inputs):
-            raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
         if isinstance(op, layer.Call):
-            remedy = "Fold the layers before it, and run it behind the fold."
-            raise _refusal(op.what, remedy)
-        options = _options(op)
-        for item in fields(op):
-            name = options.get(item.name)
-            if "constant" in item.metadata and name is not None:
-                wide = name in self.recipe.wide
-                options[item.name] = self.constant(name, self.recipe.constants[name], wide)
+            raise _refusal(op.what, "Fold the layers before it, and run it behind the fold.")
+        if not self.held.keys() >= set(op.inputs) or () in map(self.shapes.get, op.outputs):
+            raise _refusal(op.kind, 'Fold with strategy="layers" or "conv".')
+        options = dict(op.settings())
+        for field, name in op.constants():
+            wide = name in self.recipe.wide
+            options[field] = self.constant(name, self.recipe.constants[name], wide)
         inputs = [self.number(name) for name in op.inputs]
+        before = (getattr(self.held[name], "inexact", None) for name in op.inputs)
+        inexact = next(filter(None, before), None if _rounds_alike(op) else _described(op))
         names = self.builder.add_many(type(op), *inputs, names=op.outputs, **options)
-        self.held.update(zip(op.outputs, map(Number, names), strict=True))
+        self.held |= {
+            y: Number(name, None, inexact) for y, name in zip(op.outputs, names, strict=True)
+        }
 
     def read_once(self, name: str) -> bool:
         """Tell whether exactly one operation reads a value, which is not the output."""
@@ -82,8 +128,8 @@ class Quantizer:
 
     def array(self, name: str) -> Array:
         """Return a constant in float64."""
-        found: Tensor = self.recipe.constants[name]
-        return found.detach().double().numpy()
+        found: Array = self.recipe.constants[name].detach().double().numpy()
+        return found
 
     def constant(self, name: str, array: Any, wide: bool = False) -> str:
         """Add a constant to the new recipe; return its name."""
@@ -99,7 +145,7 @@ class Quantizer:
             found = self.builder.add(integer.Dequantize, *inputs, name="y", scale=scale)
         elif isinstance(held, Sums):
             found = self._product(held, name, None)
-        elif isinstance(held, Number) and held.addend is not None:
+        elif held.addend is not None:
             value = self.constant("value", self.recipe.constants[held.addend])
             found = self.builder.add(layer.AddConstant, held.name, name=name, value=value)
         else:
@@ -114,29 +160,34 @@ class Quantizer:
             scale = self.scale(name)
             held = Features(self._product(held, name, scale), scale)
         elif isinstance(held, Number):
-            factor, addend = float(np.float32(1 / self.scale(name))), self.addend(held)
-            q = self.builder.add(integer.Quantize, held.name, name="q", factor=factor, **addend)
+            factor = float(np.float32(1 / self.scale(name)))
+            q = self.builder.add(
+                integer.Quantize, held.name, name="q", factor=factor, **self.addend(held)
+            )
             held = Features(q, 1 / factor)
         if divided and held.tau is not None:
             held = self.requantized([held], name, self.scale(name), held.tau)
         self.held[name] = held
         return held
 
+    def addend(self, held: Number) -> dict[str, Any]:
+        """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
+        if held.inexact is not None:
+            got = f"{held.inexact} in front of other layers"
+            remedy = (
+                "Use a ReLU, a LeakyReLU or a PReLU there; at the end of a network it may stay."
+            )
+            raise _refusal(got, remedy)
+        if held.addend is None:
+            return {}
+        value = self.array(held.addend)
+        exponent = _exponent(value)
+        rounded = np.rint(value * 2.0**exponent).astype(np.int8)
+        return {"addend": self.constant("addend", rounded), "exponent": exponent}
+
     def taus(self, tau: str | None) -> tuple[str, ...]:
         """Return the input of an operation that divides by a coordinate; none without one."""
         return () if tau is None else (self.scalars[tau],)
-
-    def addend(self, held: Number) -> dict[str, Any]:
-        """Return the options of ``quantize`` that add the pending constant, rounded to 8 bits."""
-        value = np.zeros(1) if held.addend is None else self.array(held.addend)
-        if not value.any():
-            return {}
-        exponent = int(np.floor(np.log2(LEVELS / np.abs(value).max())))
-        if not 0 <= exponent <= 100:  # no image has such numbers
-            got = f"a constant of {np.abs(value).max():.3g} beside the input"
-            raise _refusal(got, "Put 0 in its place.")
-        rounded = np.rint(value * 2.0**exponent).astype(np.int8)
-        return {"addend": self.constant("addend", rounded), "exponent": exponent}
 
     def scale(self, name: str, tau: str | None = None) -> float:
         """Return the scale of a value, times its coordinate if there is one.
@@ -183,39 +234,53 @@ class Quantizer:
 
     def _product(self, sums: Sums, name: str, scale: float | None) -> str:
         """Append a pending product: as features of a scale, or as floats without one."""
-        weight, unit = rounded_weights(sums.weight)
+        weight, unit = rounded_weights(sums.weight, sums.bias / sums.scale)
         steps = unit * sums.scale  # of the sums of each channel
-        bias, addend = np.rint(sums.bias / steps), sums.addend
-        # A bias far above the sums would leave their multiplier too few bits: then it is an addend behind them.
-        if sums.tau is None and np.abs(bias).max() >= _LARGEST_BIAS:
-            bias, addend = np.zeros_like(bias), sums.bias
-        most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(bias)
+        bias = np.rint(sums.bias / steps)
         options: dict[str, Any] = {"weight": self.constant("weight", weight.astype(np.int8))}
-        if np.abs(bias).max() >= 2**30:
-            got = "a bias that is far larger than the sums that it is added to"
-            raise _refusal(got, "Make it smaller.")
         if bias.any():
             options["bias"] = self.constant("bias", bias.astype(np.int32))
-        added = addend if addend.any() else None
+        added = sums.addend if sums.addend.any() else None
         if scale is not None:
+            most = LEVELS * np.abs(weight.reshape(len(weight), -1)).sum(1) + np.abs(bias)
             found, more = self._rescaling(steps / scale, most, scale, sums.tau, added)
             options |= {"multiplier": self.constant("multiplier", found), "low": sums.low, **more}
         else:
             options["scale"] = self.constant("scale", steps, wide=True)
             if added is not None:
-                options["addend"] = self.constant("addend", added, wide=True)
+                options["offset"] = self.constant("offset", added, wide=True)
+        kind: type[Operation] = integer.IntegerMatmul
         if isinstance(sums.op, layer.Conv):
-            kept = "stride", "padding", "dilation", "groups"
+            kind, kept = integer.IntegerConv, ("stride", "padding", "dilation", "groups")
             options |= {field: getattr(sums.op, field) for field in kept}
-        kind = integer.IntegerConv if isinstance(sums.op, layer.Conv) else integer.IntegerMatmul
         made = self.builder.add(kind, sums.x, *self.taus(sums.tau), name=name, **options)
         if scale is None and sums.low == 0:
             made = self.builder.add(layer.Elementwise, made, name=name, function="relu")
         return made
 
 
-def _refusal(got: str, remedy: str) -> Exception:
+def _refusal(got: str, remedy: str) -> ConformalError:
     return refusal("quantize(folded)", "operations supported by int8", got, remedy)
+
+
+def _rounds_alike(op: Operation) -> bool:
+    if isinstance(op, layer.Elementwise):
+        return op.function in _EXACT_FUNCTIONS
+    if isinstance(op, layer.Upsample):
+        return op.mode.startswith("nearest")
+    return isinstance(op, _EXACT) or integer.keeps_integers(op)
+
+
+def _described(op: Operation) -> str:
+    which = getattr(op, "function", "") or getattr(op, "mode", "")
+    return f"{op.kind} {which}".strip()
+
+
+def _exponent(value: Array) -> int:
+    """Return the largest power of two with which a constant fits into 8 bits; -1 if there is none."""
+    largest = np.abs(value).max(initial=0)
+    found = int(np.floor(np.log2(LEVELS / largest))) if largest else 0
+    return found if 0 <= found <= _LARGEST_EXPONENT else -1
 
 
 # -- one function for each operation ------------------------------------------------------------------
@@ -235,8 +300,7 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
     held, value = to.held[x], to.array(op.value)
     if isinstance(held, Number):
-        fits = np.abs(value).max(initial=0) <= LEVELS
-        if fits and held.addend is None and to.read_once(x):
+        if held == Number(held.name) and to.read_once(x) and _exponent(value) >= 0:
             to.held[y] = replace(held, addend=op.value)
         else:
             to.keep(op)
@@ -247,56 +311,37 @@ def _add_constant(op: layer.AddConstant, to: Quantizer) -> None:
             field = "bias" if held.tau is None else "addend"
             to.held[y] = replace(held, **{field: getattr(held, field) + channels})
             return
-    found, scale = to.features(x), to.scale(y)
-    to.held[y] = to.requantized([found], y, scale, found.tau, value)
+    found = to.features(x)
+    to.held[y] = to.requantized([found], y, to.scale(y), found.tau, value)
 
 
 @RUN.runs(layer.Multiply)
 def _multiply(op: layer.Multiply, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    held, factor = to.held[x], to.array(op.factor)
-    if isinstance(held, Sums) and to.read_once(x) and factor.min() > 0:
-        channels = held.channels(factor)
-        if channels is not None:
-            to.held[y] = held.times(channels)
-            return
-    if isinstance(held, (Sums, Features)) and factor.size == 1 and factor.item() > 0:
-        found = to.features(x)
-        to.held[y] = replace(found, scale=found.scale * factor.item())
-        return
-    to.keep(op)
-
-
-@RUN.runs(layer.Elementwise)
-def _elementwise(op: layer.Elementwise, to: Quantizer) -> None:
-    (x,), (y,) = op.inputs, op.outputs
-    held = to.held[x]
-    if isinstance(held, Sums) and op.function == "relu" and to.read_once(x):
-        to.held[y] = replace(held, low=0)
-    elif isinstance(held, (Sums, Features)) and op.function in ("relu", "abs"):
-        _pass(op, to)
-    else:
-        to.keep(op)
-
-
-@RUN.runs(layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
-def _pass(op: Operation, to: Quantizer) -> None:
-    """Append an operation that maps integers to integers of the same scale."""
-    (x,), (y,) = op.inputs, op.outputs
-    if isinstance(to.held[x], Number) or not integer.keeps_integers(op):
+    factor = to.array(op.factor)
+    if isinstance(to.held[x], Number) or factor.size > 1 or factor.item() <= 0:
         to.keep(op)
         return
     found = to.features(x)
-    to.held[y] = replace(found, name=_copied(op, to, found.name))
+    to.held[y] = replace(found, scale=found.scale * factor.item())
+
+
+@RUN.runs(layer.Elementwise, layer.Slice, layer.Reshape, layer.Permute, layer.MaxPool, layer.Pad)
+def _pass(op: Operation, to: Quantizer) -> None:
+    """Append an operation that maps integers to integers of the same scale."""
+    (x,), (y,) = op.inputs, op.outputs
+    held = to.held[x]
+    if isinstance(held, Number) or not integer.keeps_integers(op):
+        to.keep(op)
+    elif isinstance(held, Sums) and getattr(op, "function", "") == "relu" and to.read_once(x):
+        to.held[y] = replace(held, low=0)
+    else:
+        found = to.features(x)
+        to.held[y] = replace(found, name=_copied(op, to, found.name))
 
 
 def _copied(op: Operation, to: Quantizer, *inputs: str) -> str:
-    return to.builder.add(type(op), *inputs, name=op.outputs[0], **_options(op))
-
-
-def _options(op: Operation) -> dict[str, Any]:
-    """Return the settings and constants of an operation."""
-    return {name: value for name, value in vars(op).items() if name not in ("inputs", "outputs")}
+    return to.builder.add(type(op), *inputs, name=op.outputs[0], **dict(op.settings()))
 
 
 @RUN.runs(layer.Concatenate)
@@ -328,9 +373,6 @@ def _add(op: layer.Add, to: Quantizer) -> None:
 @RUN.runs(layer.AvgPool, layer.AdaptiveAvgPool, layer.NormPool)
 def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quantizer) -> None:
     (x,), (y,) = op.inputs, op.outputs
-    if isinstance(to.held[x], Number):
-        to.keep(op)
-        return
     windows = _windows(op, to)
     sizes = np.unique(places.divisors(windows, to.shapes[x], to.shapes[y]))
     if len(sizes) > 1 or prod(windows.kernel) > integer.LARGEST_WINDOW:
@@ -341,11 +383,10 @@ def _pool(op: layer.AvgPool | layer.AdaptiveAvgPool | layer.NormPool, to: Quanti
     kept = "kernel", "stride", "padding", "ceil_mode"
     options: dict[str, Any] = {field: getattr(windows, field) for field in kept}
     norms = isinstance(op, layer.NormPool)
-    options |= {"function": "norm" if norms else "sum", "multiplier": 1}
-    trial = integer.IntegerPool((x,), (y,), **options)
-    factor = found.scale / scale / (2.0**trial.root_bits if norms else sizes.item())
-    (multiplier,), options["shift"] = multipliers(np.array([factor]), np.array([2**17]), False)
-    options["multiplier"] = int(multiplier)
+    divisor = 2.0 ** integer.root_bits(windows.kernel) if norms else sizes.item()
+    factor = np.array([found.scale / scale / divisor])
+    (multiplier,), options["shift"] = multipliers(factor, np.array([2**17]), False)
+    options |= {"function": "norm" if norms else "sum", "multiplier": int(multiplier)}
     name = to.builder.add(integer.IntegerPool, found.name, name=y, **options)
     to.held[y] = Features(name, scale, found.tau)
 
@@ -427,8 +468,9 @@ def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
     """Let ``y = scale·x/τ`` without an operation: change the scale, and keep τ pending."""
     held, one = to.held[x], to.scalars[tau] in to.ones
     if isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
-        times = held.times(scale)
-        to.held[y] = times if one else replace(times, tau=tau)
+        weight, bias, addend = held.weight * scale, held.bias * scale, held.addend * scale
+        tau_of = held.tau if one else tau
+        to.held[y] = replace(held, weight=weight, bias=bias, addend=addend, tau=tau_of)
         return
     found = to.features(x)
     if not one:

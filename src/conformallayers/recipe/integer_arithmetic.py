@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import nan, prod
+from math import prod
 from operator import add
 from typing import Any
 
@@ -40,21 +40,19 @@ class IntegerArithmetic:
     Features are whole numbers in float32. Sums are in float32 where that is exact, else in float64.
 
     Args:
+        module: numpy or torch.
         single, wide: convert to float32 and to float64.
         cast: (x, dtype) → x in the dtype of the holder.
-        where: (condition, a, b) → a or b.
-        largest: (x, axis) → the largest entries along an axis.
         ratio: (number, x) → their quotient, rounded once.
         root: √x as IEEE 754 rounds it.
         products: (operation, weight, q) → the sums of products of a convolution or matrix, exact.
         windows: (operation, x) → the sums of windows.
     """
 
+    module: Any
     single: Function
     wide: Function
     cast: Function
-    where: Function
-    largest: Function
     ratio: Function
     root: Function
     products: Function
@@ -84,29 +82,26 @@ class IntegerArithmetic:
         rows = self.wide(flat(q))
         return (rows * rows).sum(1)
 
-    def _shifted(
-        self, op: integer.Quantize | integer.QuantizePoint, to: Holder, x: Number
-    ) -> Number:
+    def _read(self, op: integer.Quantize | integer.QuantizePoint, to: Holder, x: Number) -> Number:
+        """Return x with the addend in float32, and 0 for NaN."""
         x = self.single(x)
-        if op.addend is None:
-            return x
-        return x + self.single(to.constant(op.addend)) * 2.0**-op.exponent
+        if op.addend is not None:
+            x = x + self.single(to.constant(op.addend)) * 2.0**-op.exponent
+        return self.single(self.module.where(x == x, x, 0.0))
 
     def _quantize(self, op: integer.Quantize, to: Holder, x: Number) -> Number:
-        x = self._shifted(op, to, x)
-        has_nan = column(flat(x != x).any(1), x)
-        return self.single(self.where(has_nan, nan, self._clipped(x * op.factor)))
+        return self._clipped(self._read(op, to, x) * op.factor)
 
     def _quantize_point(
         self, op: integer.QuantizePoint, to: Holder, x: Number
     ) -> tuple[Number, Number, Number]:
-        x = self._shifted(op, to, x)
+        x = self._read(op, to, x)
         least = max(op.offset, integer.SMALLEST_PEAK)
-        peak = self.largest(abs(flat(x)), 1).clip(least, integer.LARGEST_PEAK)
+        peak = self.module.amax(abs(flat(x)), 1).clip(least, integer.LARGEST_PEAK)
         q, m = self._clipped(x * column(self.ratio(op.levels, peak), x)), self.wide(peak)
         share = self.ratio(op.offset, m)
         tau = self.root(self._squares(q) * integer.inverse_square(op.levels) + share * share)
-        return q, m, self.where(tau == 0, 1.0, tau)
+        return q, m, self.module.where(tau == 0, 1.0, tau)
 
     def _finished(
         self,
@@ -136,23 +131,21 @@ class IntegerArithmetic:
         exact = self.single if integer.fits_single(weight.shape) else self.wide
         sums = self.wide(self.products(op, exact(weight), exact(q)))
         after = sums.ndim - 2 if isinstance(op, Conv) else 0
-
-        def of_channels(name: str) -> Number:
-            return to.constant(name).reshape(-1, *[1] * after)
-
-        addend = None if op.addend is None else of_channels(op.addend)
-        sums = sums if op.bias is None else sums + of_channels(op.bias)
-        products = sums * of_channels(op.factors)
-        if op.multiplier is not None:
-            return self._finished(op, products, taus, addend)
-        y = _over(products, taus)
-        return self.cast(y if addend is None else y + addend, to.dtype)
+        bias, multiplier, addend, scale, offset = (
+            None if name is None else to.constant(name).reshape(-1, *[1] * after)
+            for name in (op.bias, op.multiplier, op.addend, op.scale, op.offset)
+        )
+        sums = sums if bias is None else sums + bias
+        if multiplier is not None:
+            return self._finished(op, sums * multiplier, taus, addend)
+        y = _over(sums * scale, taus)
+        return self.cast(y if offset is None else y + offset, to.dtype)
 
     def _pool(self, op: integer.IntegerPool, to: Holder, q: Number) -> Number:
         wide, norms = self.wide(q), op.function == "norm"
         sums = self.windows(op, wide * wide if norms else wide)
         if norms:
-            sums = self.root(sums * 4.0**op.root_bits) // 1
+            sums = self.root(sums * 4.0 ** integer.root_bits(op.kernel)) // 1
         return self._clipped(sums * op.multiplier * 2.0**-op.shift)
 
     def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:
@@ -177,4 +170,4 @@ class IntegerArithmetic:
         self, op: integer.IntegerRebase, to: Holder, m: Number, tau: Number
     ) -> tuple[Number, Number]:
         coordinate = (m * op.coordinate * tau).clip(max=LARGEST_COORDINATE)
-        return coordinate, self.where(tau != tau, tau, 1.0)
+        return coordinate, self.module.ones_like(tau)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformallayers.folding.calibration import least_error_scale, multipliers, rounded_weights
+from conformallayers.quantization.calibration import least_error_scale, multipliers, rounded_weights
 
 
 def test_a_few_large_numbers_are_clipped() -> None:
@@ -33,12 +33,19 @@ def test_parts_leave_room_for_a_factor() -> None:
     most = np.array([2**30])
     found, shift = multipliers(np.array([0.25]), most, parts=True)
     assert float((found * most).max()) / 2**shift < 2**29
-    with pytest.raises(ValueError, match="of too many bits"):
+    with pytest.raises(OverflowError, match="of too many bits"):
         multipliers(np.array([2.0**25]), np.array([1]), parts=False)
 
 
 def test_weights_have_a_scale_for_each_channel() -> None:
     weight = np.array([[0.5, -1.0], [0.0, 0.0], [3.0, 1.0]])
-    whole, unit = rounded_weights(weight)
+    whole, unit = rounded_weights(weight, np.zeros(3))
     assert whole.tolist() == [[64, -127], [0, 0], [127, 42]]
     np.testing.assert_allclose(unit, [1 / 127, 3 / 127, 3 / 127])
+
+
+def test_weights_far_below_their_bias_leave_it_24_bits() -> None:
+    bias = np.array([1.0, 0.0])
+    whole, unit = rounded_weights(np.array([[1e-9, 1e-7], [1.0, 1.0]]), bias)
+    assert np.rint(bias / unit).tolist() == [2**24, 0]
+    assert whole.tolist() == [[0, 2], [127, 127]]

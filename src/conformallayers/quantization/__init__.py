@@ -1,0 +1,1 @@
+"""int8: scales calibrated on images, and recipes rewritten in integers."""
