@@ -1,9 +1,12 @@
-"""Write an activation of your own: any positive function of q that is 1 at q = 0 folds."""
+"""Write an activation of your own: one formula trains, folds, and runs in numpy and ONNX Runtime."""
+
+import tempfile
 
 import torch
 from torch import Tensor
 
 import conformallayers as cl
+import conformallayers.numpy as cln
 
 
 class RadialTanh(cl.RadialActivation):
@@ -11,7 +14,7 @@ class RadialTanh(cl.RadialActivation):
 
     def growth(self, q: Tensor) -> Tensor:
         """Return the divisor u/tanh(u) of the point for u = √q = ‖p‖/α."""
-        u = q.clamp_min(1e-12).sqrt()
+        u = (q + 1e-12).sqrt()
         return u / u.tanh()
 
 
@@ -22,3 +25,10 @@ model = cl.ConformalLayers(
     cl.Conv2d(1, 4, 3), RadialTanh(), cl.Conv2d(4, 4, 3), RadialTanh("learned")
 )
 cl.testing.assert_folds(model, (1, 8, 8))
+
+folded, x = cl.fold(model, (1, 8, 8)), torch.rand(5, 1, 8, 8)
+with tempfile.TemporaryDirectory() as folder:
+    cl.save(folded, f"{folder}/net.safetensors")
+    in_numpy = cln.load(f"{folder}/net.safetensors")(x.numpy())
+    cl.export_onnx(folded, f"{folder}/net.onnx")  # compares ONNX Runtime with torch
+print(f"numpy agrees: {torch.allclose(torch.from_numpy(in_numpy), folded(x), rtol=1e-5)}")

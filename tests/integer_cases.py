@@ -13,6 +13,12 @@ from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.operation import Shape
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 
+FORMULAS = {  # of activations
+    "published": "tau + m * n",
+    "projective": "tau + n / tau",
+    "gnomonic": "tau * sqrt(1 + n / tau / tau)",
+}
+
 
 def _whole(builder: RecipeBuilder, name: str, *shape: int, most: int = 127) -> str:
     """Keep whole numbers: int8 up to 127, int32 above."""
@@ -74,7 +80,7 @@ def _points(rule: str, offset: float) -> Recipe:
     z = builder.add(integer.IntegerConv, q, **_product(builder, 4, 2, 3, 3), **ones)
     n = builder.add(integer.IntegerEnergy, z, name="n", weight=3e-5)
     more = builder.add(integer.IntegerEnergy, q, name="n", weight=2e-5)
-    tau = builder.add(integer.IntegerAdvance, tau, m, n, more, name="tau", rule=rule)
+    tau = builder.add(integer.IntegerAdvance, tau, m, n, more, name="tau", formula=FORMULAS[rule])
     signed = builder.add(layer.Slice, z, axis=0, start=0, stop=1)
     sums: dict[str, Any] = {"function": "sum", "multiplier": 12_345_678, "shift": 25}
     signed = builder.add(integer.IntegerPool, signed, **twos, **sums)
@@ -89,7 +95,9 @@ def _points(rule: str, offset: float) -> Recipe:
     n = builder.add(integer.IntegerEnergy, z, name="n", weight=4e-5)
     m, tau = (
         rebased[0],
-        builder.add(integer.IntegerAdvance, rebased[1], rebased[0], n, name="tau", rule=rule),
+        builder.add(
+            integer.IntegerAdvance, rebased[1], rebased[0], n, name="tau", formula=FORMULAS[rule]
+        ),
     )
     both: dict[str, Any] = {"multipliers": (5_000_000, 11_000_000), "shift": 24}
     low = builder.add(layer.Elementwise, z, function="abs")
@@ -122,7 +130,7 @@ def integer_builders() -> Iterator[tuple[str, Any]]:
     """Yield the names of all cases, and functions that make their recipes."""
     for axes in (1, 2, 3):
         yield f"whole numbers {axes}d", partial(_classifier, axes)
-    for rule in integer.RULES:
+    for rule in FORMULAS:
         for offset in (0.0, 1.5):
             yield f"whole points {rule} {offset}", partial(_points, rule, offset)
     yield "whole rows", partial(_rows, tau=False, count=5, bits=11)

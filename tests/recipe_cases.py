@@ -17,6 +17,7 @@ from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.operation import Operation, Shape
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
+from integer_cases import FORMULAS as EXACT
 from integer_cases import integer_builders
 
 _SPATIAL: dict[int, Shape] = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}  # by the number of axes
@@ -41,6 +42,9 @@ def _constant(builder: RecipeBuilder, name: str, *shape: int, wide: bool = False
     return builder.constant(name, array, wide=wide)
 
 
+FORMULAS = EXACT | {
+    "own": "tau * (1 + log(1 + tanh(n / tau / tau)) * exp(0 - 0.25 * (n / tau / tau)))"
+}
 Cases = Iterator[RecipeCase]
 
 
@@ -188,8 +192,8 @@ def _points(rule: str, *, rescale: bool = False, offset: float = 0.0) -> Recipe:
     else:
         n = builder.add(point.SumSquares, z, name="n", weight=0.3)
     more = builder.add(point.SumSquares, z if rescale else unit, name="n")
-    tau = builder.add(point.Advance, tau, m, n, more, name="tau", rule=rule)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, more, name="tau", formula=FORMULAS[rule])
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
@@ -208,7 +212,7 @@ def _form(kind: type[Operation], **settings: Any) -> Recipe:
         constants = {"band": band, "last": _constant(builder, "last", rest, rest)}
     n = builder.add(kind, rows, name="n", weight=0.4, **constants, **settings)
     n = builder.add(layer.Elementwise, n, name="n", function="relu")
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["published"])
     return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=0.7))
 
 
@@ -225,13 +229,13 @@ def _rebased(rule: str) -> Recipe:
     builder = RecipeBuilder((5,))
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
     n = builder.add(point.SumSquares, unit, name="n", weight=0.5)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     z, m, tau = builder.add_many(
         point.Rebase, unit, m, tau, names=("z", "peak", "tau"), scale=0.6, coordinate=1.4
     )
     z = builder.add(layer.AddConstant, z, value=_constant(builder, "bias", 5))
     n = builder.add(point.SumSquares, z, name="n", weight=0.5)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     return builder.recipe(builder.add(point.Divide, z, tau, m, name="y", scale=0.7))
 
 
@@ -244,7 +248,7 @@ def _stages(rule: str, *, offset: float) -> Recipe:
     twos: dict[str, Any] = {"kernel": (2, 2), "stride": (2, 2)}
     z = builder.add(layer.Conv, unit, weight=_constant(builder, "weight", 5, 2, 3, 3), **ones)
     n = builder.add(point.SumSquares, z, name="n", weight=0.3)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     signed = builder.add(layer.Slice, z, axis=0, start=0, stop=2)
     signed = builder.add(layer.AvgPool, signed, padding=(0, 0), **twos)
     norms = builder.add(layer.Slice, z, axis=0, start=2, stop=5)
@@ -259,7 +263,7 @@ def _stages(rule: str, *, offset: float) -> Recipe:
     z = builder.add(layer.Conv, z, **constants, **ones)
     z = builder.add(layer.Elementwise, z, function="leaky_relu", parameters=(0.2,))
     n = builder.add(point.SumSquares, z, name="n", weight=0.3)
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     low = builder.add(layer.Elementwise, z, function="relu")
     low = builder.add(layer.AdaptiveMaxPool, low, size=(2, 2))
     z = builder.add(layer.Elementwise, z, function="abs")
@@ -270,7 +274,7 @@ def _stages(rule: str, *, offset: float) -> Recipe:
 
 
 def _point_cases() -> Cases:
-    for rule in point.RULES:
+    for rule in FORMULAS:
         yield RecipeCase(f"points {rule}", partial(_points, rule))
         yield RecipeCase(f"rescale {rule}", partial(_points, rule, rescale=True))
         yield RecipeCase(f"rebase and bias {rule}", partial(_rebased, rule))

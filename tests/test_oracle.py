@@ -47,14 +47,6 @@ def test_biases_branches_and_other_rules_by_hand() -> None:
     assert found.item() == pytest.approx(expected, rel=1e-14)
 
 
-def test_an_activation_without_a_step_is_named() -> None:
-    class Other(cl.RadialActivation):
-        rule = cl.Gnomonic.rule
-
-    with pytest.raises(TypeError, match=r"tests/oracle\.py has no step of Other"):
-        oracle(cl.ConformalLayers(cl.Linear(2, 2), Other(1.0)), torch.ones(1, 2))
-
-
 @torch.no_grad()
 def test_no_scale_leaves_the_range() -> None:
     layers = [m for _ in range(40) for m in (cl.Linear(1, 1, bias=True), cl.ReSPro(0.01))]

@@ -245,6 +245,14 @@ def guarded_ratio(n: Scalar, tau: Tensor) -> Tensor:
     return n * guarded_inverse(tau)
 
 
+def advance(
+    step: Callable[[Tensor, Scalar, Tensor], Tensor], tau: Tensor, m: Scalar, n: Tensor
+) -> Tensor:
+    """Return the next τ of an activation by its step (τ, m, n) → τ; where τ is 0 it stays 0."""
+    zero = tau == 0
+    return torch.where(zero, tau, step(torch.where(zero, 1.0, tau), m, n))
+
+
 def transformed(g: Tensor | None = None) -> bool:
     """Check whether a torch.func transform (vmap, grad, jacrev, …) or forward mode is active.
 

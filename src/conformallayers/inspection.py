@@ -18,8 +18,9 @@ from .folding.operators import apply_all, frozen_wide
 from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import stage_too_large
-from .functional import guarded_ratio, scale_samples
-from .nn.activations import Rule
+from .formula import Formula
+from .functional import advance, guarded_ratio, scale_samples
+from .nn.activations import RadialActivation
 from .nn.bounds import Shape
 from .scaling import Scaling
 from .utils.html import Block, Printed, Table, separated
@@ -35,7 +36,7 @@ class Form:
 
     Attributes:
         layers: paths of the activations whose terms it adds up.
-        rule: how its value enters the denominator.
+        formula: how its value n enters the denominator tau.
         eigenvalues: of Q, (d_in,), largest first.
         eigenimages: its first eigenvectors, (top, *input_shape), of norm 1 and a sum ≥ 0.
         falloff: shares of the energy ``Σ Q[i, j]²`` by the distance of the pixels of i and j: the
@@ -43,7 +44,7 @@ class Form:
     """
 
     layers: tuple[str, ...]
-    rule: Rule
+    formula: Formula
     eigenvalues: Tensor
     eigenimages: Tensor
     falloff: Tensor | None
@@ -258,7 +259,7 @@ def _form(chain: Chain, group: tuple[int, ...], form: Tensor, top: int) -> Form:
     images = torch.where(images.sum(1, keepdim=True) < 0, -images, images)
     return Form(
         tuple(segment.site.path for segment in segments),
-        segments[0].site.rule,
+        segments[0].site.module.formula,
         values.flip(0).clamp_min(0),  # rounding may leave a zero below 0
         images.reshape(-1, *chain.input_shape),
         _falloff(form, chain.input_shape),
@@ -338,19 +339,19 @@ def _recurrence(stage: Stage, point: Tensor, t: Tensor) -> tuple[_Row, tuple[Ten
     chain, end = stage.chain, stage.chain.end
     z, tau = point, torch.full_like(t, 1 / float(stage.start.sigma))
     terms, energies = [tau], []
-    steps: list[tuple[Callable[[Tensor], Tensor], float, Rule]] = [
-        (segment.apply, segment.weight, segment.site.rule) for segment in chain.segments
+    steps: list[tuple[Callable[[Tensor], Tensor], float, RadialActivation]] = [
+        (segment.apply, segment.weight, segment.site.module) for segment in chain.segments
     ]
     if stage.direct:  # its chain has no segments: the energy is that of its output, biases included
         end, weights = _scaling_of(stage)
         z = apply_all(chain.trailing, z)
         z = z if stage.constant is None else z + stage.constant
-        rules = (site.rule for site in stage.sites)
-        steps = [(lambda z: z, weight, rule) for weight, rule in zip(weights, rules, strict=True)]
-    for apply, weight, rule in steps:
+        sites = zip(weights, stage.sites, strict=True)
+        steps = [(lambda z: z, weight, site.module) for weight, site in sites]
+    for apply, weight, activation in steps:
         z = apply(z)
         energies.append(weight * z.flatten(1).square().sum(1))
-        grown = rule.advance(tau, energies[-1], t)
+        grown = advance(activation.step, tau, t, energies[-1])
         terms.append(grown - tau)
         tau = grown
     if not stage.direct:

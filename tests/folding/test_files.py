@@ -108,11 +108,6 @@ class Own(nn.Module):
         return 2 * input
 
 
-class Cauchy(cl.RadialActivation):
-    def growth(self, q: Tensor) -> Tensor:
-        return 1 + q / 4
-
-
 class Skip(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,10 +123,6 @@ def registered(strategy: str) -> cl.Folded:
     return cl.fold(model, (3,), strategy=strategy)
 
 
-def custom_rule() -> cl.Folded:
-    return cl.fold(cl.ConformalLayers(cl.Linear(3, 3), Cauchy()), (3,), strategy="dense")
-
-
 def wide() -> cl.Folded:
     return cl.fold(cl.ConformalLayers(cl.Linear(3, 3), cl.ReSPro()), (3,)).to("meta")
 
@@ -140,7 +131,6 @@ def wide() -> cl.Folded:
     ("make", "message"),
     [
         (lambda: registered("layers"), "got Own. Outside a ConformalLayers use"),
-        (custom_rule, r"got the rule of Cauchy\. A file holds no code"),
         (wide, "on meta"),
         (lambda: "model", "expected an nn.Module, got str"),
     ],

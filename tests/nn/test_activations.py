@@ -75,7 +75,7 @@ def test_scale_invariant_and_bounded(act: Callable[..., cl.RadialActivation]) ->
         y = model(x).detach()
     assert relative_error(model.eval()(1e6 * x), model(x)) <= 1e-12
     assert float(y.flatten(1).norm(dim=1).max()) <= 1
-    assert act().rule.bounded
+    assert act().bounded
     alone = act(alpha=2.0)(100 * x)
     assert float(alone.flatten(1).norm(dim=1).max()) <= 1 + 1e-12
 
@@ -138,10 +138,13 @@ class _Bad(cl.RadialActivation):
     [
         (lambda q: 2 + q, 1.0, r"growth \[2.0, "),
         (lambda q: 1 - 2 * q, 1.0, r"growth \[1.0, "),
-        (lambda q: 1 + q - q.mean(), 1.0, "mixes samples"),
-        (lambda q: 1 + q.mean(), 1.0, "another shape"),
-        (lambda q: None, 1.0, "TypeError in growth|another shape"),
-        (lambda q: (1 + q)[:, None], 1.0, "another shape"),
+        (lambda q: 1 + q - q.mean(), 1.0, "no attribute 'mean'"),
+        (lambda q: torch.where(q > 1, q, 1), 1.0, "TypeError in growth: '>' not supported"),
+        (lambda q: 1 + torch.sin(q), 1.0, "TypeError in growth: sin is none of "),
+        (lambda q: None, 1.0, "a growth that gives None"),
+        (lambda q: (1 + q)[:, None], 1.0, "TypeError in growth"),
+        (lambda q: q * torch.ones(2), 1.0, "single numbers, not tensor"),
+        (lambda q: q.sqrt() / q.sqrt(), 1.0, "growth .nan, "),
         (lambda q: 1 + q, -1.0, "slope=-1.0"),
         (lambda q: 1 + q, "2", "slope='2'"),
     ],

@@ -54,8 +54,7 @@ def wrong_division(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_growths(patch: pytest.MonkeyPatch) -> None:
-    for name, right in list(numpy_points.GROWTHS.items()):
-        patch.setitem(numpy_points.GROWTHS, name, lambda q, right=right: right(q) * 1.0001)
+    patch.setitem(numpy_points._FUNCTIONS, "sqrt", lambda q: q**0.5 * 1.0001)
     patch.setattr(runtimes, "COMPILER", None)
 
 

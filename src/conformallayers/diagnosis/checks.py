@@ -154,7 +154,7 @@ def _of_activation(
     kind, why = "alpha too large", "it does no more than multiply all points by one number"
     if added > _ADDED[1]:
         kind, why = "alpha too small", "t is this energy alone: longer points come out shorter"
-        if not module.rule.on_points:  # its energy grows with t, whatever alpha is
+        if not module.on_points:  # its energy grows with t, whatever alpha is
             remedy = "Use projective=True or a larger alpha, and no bias before it"
     elif module.alpha == "young":
         remedy = 'Use alpha="spectral" or "learned", or a number near that length'
@@ -207,7 +207,7 @@ def _of_map(layer: LayerHealth) -> Iterator[HealthWarning]:
 def _of_embedding(part: PartHealth, modules: list[nn.Module]) -> Iterator[HealthWarning]:
     """Compare the offset with the length of the inputs."""
     activations = [module for module in modules if isinstance(module, RadialActivation)]
-    blind = all(activation.rule.on_points for activation in activations)
+    blind = all(activation.on_points for activation in activations)
     low, high = (limit * part.entering for limit in _OFFSETS)
     seen = f"an offset of {part.offset:.3g} for inputs of length {part.entering:.3g}"
     near = f"{part.entering:.2g}"

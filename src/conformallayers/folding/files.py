@@ -146,14 +146,6 @@ def _refuse_code(recipe: Recipe) -> None:
         if isinstance(operation, Call):
             expected = "operations that a file can describe"
             raise refusal("save(folded)", expected, operation.what, operation.remedy)
-        if getattr(operation, "module", None) is not None:
-            raise refusal(
-                "save(folded)",
-                "activations of the library",
-                f"the rule of {operation.rule}",  # type: ignore[attr-defined]
-                "A file holds no code: save the model's state_dict and fold where its class is "
-                "known, or use torch.save.",
-            )
 
 
 def _part(path: str, plan: Plan) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Folded(RecipeModule):
           unit, peak, tau = normalize(x)                                (4,)
           z               = matmul(unit; weight (2, 4))                 (2,)
           n               = sum_squares(z; weight 0.5)
-          tau_2           = advance(tau, peak, n; rule published)
+          tau_2           = advance(tau, peak, n; formula tau + m * n)
           y               = divide(z, tau_2, peak; scale 1.414)         (2,)
         return y
     """

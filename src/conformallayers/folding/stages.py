@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import shape_text
-from ..nn.activations import RadialActivation, Rule
+from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
@@ -47,22 +47,17 @@ class ActivationSite:
     unit: float = 1.0
 
     @property
-    def rule(self) -> Rule:
-        """The rule by which the coordinate changes."""
-        return self.module.rule
-
-    @property
     def slope(self) -> float:
         """α times the derivative at the origin: a short point is multiplied by slope/α."""
         return self.module.slope * self.unit
 
     def activate(self, scaling: Scaling) -> float:
         """Advance the scaling past the activation; return the weight of ``‖z‖²`` in τ, for the current z."""
-        return float(scaling.activate(self.alpha, self.rule.on_points, self.slope))
+        return float(scaling.activate(self.alpha, self.module.on_points, self.slope))
 
     def bound_behind(self, size: float) -> float:
         """Bound the norm of a point behind the activation, given a bound of its norm before."""
-        limit = self.unit if self.rule.bounded else math.inf
+        limit = self.unit if self.module.bounded else math.inf
         return min(limit, size * self.slope / self.alpha)
 
 
@@ -183,9 +178,10 @@ class Stage:
                 weight = action.activate(scaling)
                 factor = float(scaling.take() or 1.0)
                 weight /= factor * factor
-                # Consecutive activations of a rule that collapses share a form.
-                alike = bool(segments) and segments[-1].site.rule == action.rule
-                group += not (alike and action.rule.collapses)
+                # Consecutive activations of a formula that collapses share a form.
+                formula = action.module.formula
+                alike = bool(segments) and segments[-1].site.module.formula == formula
+                group += not (alike and action.module.collapses)
                 segments.append(Segment(pending, factor, weight, action, group))
                 pending = ()
         return Chain(*shapes, tuple(segments), pending, scaling)
@@ -221,7 +217,7 @@ class Stage:
         for index, node in enumerate(self.nodes):
             action = node.action
             if isinstance(action, ActivationSite):
-                what = f"{action.path}: {action.rule.name}, α {action.alpha / action.unit:.4g}"
+                what = f"{action.path}: {type(action.module).__name__}, α {action.alpha / action.unit:.4g}"
             else:
                 what = repr(action.module)
             lines.append(f"  {index}: {what}")
@@ -281,23 +277,18 @@ class Chain:
 
     @property
     def sites(self) -> tuple[ActivationSite, ...]:
-        """The first activation of each group; the others of the group have the same rule."""
+        """The first activation of each group; the others of the group have the same formula."""
         return tuple(self.segments[group[0]].site for group in self.groups)
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The rule of each group."""
-        return tuple(site.rule for site in self.sites)
 
     @property
     def provable(self) -> bool:
         """Whether an error bound of a simplified form is an error bound of the denominator."""
-        return all(rule.provable for rule in self.rules)
+        return all(site.module.provable for site in self.sites)
 
     @property
     def unit(self) -> float:
         """1 if the denominator is proportional to the norm of the input, else 0; see ``negligible.py``."""
-        return float(bool(self.rules) and all(rule.on_points for rule in self.rules))
+        return float(bool(self.sites) and all(site.module.on_points for site in self.sites))
 
     @property
     def operators(self) -> tuple[Operator, ...]:

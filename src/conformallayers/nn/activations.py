@@ -1,84 +1,25 @@
-"""Radial activations, which change only the coordinate t, and their rules on t.
+"""Radial activations, which change only the coordinate t: one class with one formula each.
 
-With ``q = ‖p‖²/α²``, the squared length of the point in units of α, a rule multiplies t by a
+With ``q = ‖p‖²/α²``, the squared length of the point in units of α, an activation multiplies t by a
 growth: ``1 + t·q`` for the published ReSPro, ``1 + q`` for the projective one, ``√(1 + q)`` for
-Gnomonic. The layers and the folds use the same rule.
+Gnomonic. Layers compute it with tensors; folds trace it once and hold the formula.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import first_line, is_real, refusal
-from ..functional import (
-    Scalar,
-    energy,
-    guarded_ratio,
-    may_look,
-    rescaled,
-    scale_samples,
-    squares_fit,
-    wide_dtype,
-)
+from ..formula import FUNCTIONS, Formula
+from ..functional import Scalar, energy, scale_samples, wide_dtype
 from ..scaling import positive
 
 _MODES = ("young", "spectral", "learned")
 ALPHA_LIMITS = 1e-150, 1e150  # numbers whose squares and their inverses are in the range of float64
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Advance the coordinate t of an activation whose growth depends on q alone.
-
-    Args:
-        name: as shown and as stored in files; rules of the same name are equal.
-        growth: q → the factor of t, 1 at q = 0.
-        collapses: whether consecutive activations need only the sum of their energies, which is one
-            quadratic form.
-        on_points: whether the rule does not depend on the scale of the input.
-        provable: whether the error bound of a simplified form bounds the relative error of t.
-        bounded: whether the activation returns points of norm 1 at most.
-    """
-
-    name: str
-    growth: Callable[[Tensor], Tensor] = field(compare=False)
-    collapses: bool = False
-    on_points: bool = True
-    provable: bool = False
-    bounded: bool = False
-
-    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
-        """Return the next τ, given the energy ``n = q·τ²`` and the peak m of the input."""
-        return tau * self.growth(guarded_ratio(guarded_ratio(n, tau), tau))
-
-
-class _Published(Rule):
-    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
-        return tau + m * n
-
-
-class _Projective(Rule):
-    def advance(self, tau: Tensor, n: Tensor, m: Tensor | float) -> Tensor:
-        return tau + guarded_ratio(n, tau)
-
-
-def _linear_growth(q: Tensor) -> Tensor:
-    return 1 + q
-
-
-def _root_growth(q: Tensor) -> Tensor:
-    return (1 + q).sqrt()
-
-
-PUBLISHED = _Published("published", _linear_growth, collapses=True, on_points=False, provable=True)
-PROJECTIVE = _Projective("projective", _linear_growth, provable=True, bounded=True)
-GNOMONIC = Rule("gnomonic", _root_growth, collapses=True, provable=True, bounded=True)
 
 
 class RadialActivation(nn.Module):
@@ -87,8 +28,17 @@ class RadialActivation(nn.Module):
     ``q = ‖p‖²/α²`` is the squared length of the point in units of the radius α. Inside a
     :class:`ConformalLayers` only the homogeneous coordinate changes, so the network still folds.
     A subclass sets ``slope`` and defines :meth:`growth`: a positive, smooth function of q that is 1
-    at q = 0. A stack of such activations folds to one quadratic form for each of them and a scalar
-    recurrence. Where ``rule.collapses`` is true, consecutive activations share one form.
+    at q = 0, made of + − × ÷, powers, sqrt, exp, log and tanh. Folds hold it as a formula, which every
+    runtime evaluates. A stack folds to one quadratic form for each activation and a scalar recurrence.
+
+    The other class attributes are claims that folds rely on; each is False unless it can be proved.
+
+    Attributes:
+        slope: the factor of a short point, in units of 1/α.
+        collapses: whether consecutive activations need only the sum of their energies, which is one
+            quadratic form.
+        provable: whether an error bound of a simplified form bounds the relative error of t.
+        bounded: whether the activation returns points of norm 1 at most.
 
     Args:
         alpha: the radius α.
@@ -113,6 +63,9 @@ class RadialActivation(nn.Module):
     """
 
     slope: ClassVar[float] = 1.0
+    collapses: bool = False
+    provable: ClassVar[bool] = False
+    bounded: bool = False
     norm: Tensor
     vector: Tensor | None
 
@@ -132,36 +85,43 @@ class RadialActivation(nn.Module):
             self.register_buffer("vector", None, persistent=False)
         self.reset_parameters()
 
-    def growth(self, q: Tensor) -> Tensor:
-        """Return the factor of the coordinate, of the shape of q."""
+    def growth(self, q: Any) -> Any:
+        """Return the factor of the coordinate, given a tensor, or a :class:`Formula` when a fold traces it."""
         raise NotImplementedError(f"{type(self).__name__} does not define growth(q)")
 
+    def step(self, tau: Any, m: Any, n: Any) -> Any:
+        """Return the next τ > 0, given the energy ``n = q·τ²`` and the coordinate m of the input."""
+        return tau * self.growth(n / tau / tau)
+
     @property
-    def rule(self) -> Rule:
-        """The rule on t; by default from :meth:`growth`, and not collapsing."""
-        return Rule(type(self).__name__, self.growth)
+    def formula(self) -> Formula:
+        """The next τ as a formula in tau, m and n."""
+        found: Formula = self.step(Formula("tau"), Formula("m"), Formula("n"))
+        return found
+
+    @property
+    def on_points(self) -> bool:
+        """Whether :meth:`step` does not depend on the scale of the input, and so not on m."""
+        return True
 
     def fault(self) -> str | None:
         """Evaluate slope and growth at a few values of q; return what is wrong, or None."""
         slope: object = self.slope
         if not isinstance(slope, (int, float)) or not 0 < slope < math.inf:
             return f"slope={slope!r}"
-        held = next((tensor for tensor in (*self.parameters(), *self.buffers())), None)
-        if held is not None and held.is_meta:
+        if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             return None
-        q = torch.tensor([0.0, 1e-3, 1.0, 100.0], device=None if held is None else held.device)
+        functions = {name: getattr(torch, name) for name in FUNCTIONS}
+        q = torch.tensor([0.0, 1e-3, 1.0, 100.0], dtype=torch.float64)
         try:
-            with torch.no_grad():
-                found: object = self.growth(q)
-                if not isinstance(found, Tensor) or found.shape != q.shape:
-                    return "a growth of another shape than q"
-                alone = torch.cat([self.growth(one) for one in q.split(1)])
+            found: object = self.growth(Formula("q"))
+            if not isinstance(found, Formula):
+                return f"a growth that gives {found!r:.60}"
+            values = (found.evaluate({"q": q}, functions) + 0 * q).tolist()
         except Exception as error:
             return f"{type(error).__name__} in growth: {first_line(error)}"
-        if not torch.allclose(found, alone, equal_nan=True):
-            return "a growth that mixes samples"
-        if not bool((found > 0).all()) or abs(float(found[0]) - 1) > 1e-3:
-            return f"growth {[round(value, 4) for value in found.tolist()]} at q = 0, 0.001, 1, 100"
+        if not all(value > 0 for value in values) or abs(values[0] - 1) > 1e-3:
+            return f"growth {[round(value, 4) for value in values]} at q = 0, 0.001, 1, 100"
         return None
 
     def reset_parameters(self) -> None:
@@ -205,13 +165,7 @@ class RadialActivation(nn.Module):
                 "Add the batch axis with x.unsqueeze(0), or convert it with x.float().",
             )
         input, n = energy(input)
-        if may_look(input) and not squares_fit(input, n, n):
-            # Compute q and the output from input·factor, whose squares are in the range of the dtype.
-            input, factor = rescaled(input)
-            input, n = energy(input)
-            growth = self.rule.growth(n / (factor * self.alpha).square())
-            return scale_samples(input, self.slope / (self.alpha * growth * factor))
-        growth = self.rule.growth(n / self.alpha**2)
+        growth = self.growth(n / self.alpha**2)
         return scale_samples(input, self.slope / (self.alpha * growth))
 
     def extra_repr(self) -> str:
@@ -247,6 +201,7 @@ class ReSPro(RadialActivation):
     """
 
     slope = 2.0
+    provable = True
 
     def __init__(
         self,
@@ -263,10 +218,28 @@ class ReSPro(RadialActivation):
             )
         self.projective = projective
 
+    def growth(self, q: Any) -> Any:
+        """Return ``1 + q``."""
+        return 1 + q
+
+    def step(self, tau: Any, m: Any, n: Any) -> Any:
+        """Return ``τ + m·n`` as published, ``τ + n/τ`` in the projective form."""
+        return tau + n / tau if self.projective else tau + m * n
+
     @property
-    def rule(self) -> Rule:
-        """The published or the projective rule."""
-        return PROJECTIVE if self.projective else PUBLISHED
+    def on_points(self) -> bool:
+        """Whether the form is projective."""
+        return self.projective
+
+    @property
+    def collapses(self) -> bool:  # type: ignore[override]
+        """Whether the form is published."""
+        return not self.projective
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        """Whether the form is projective."""
+        return self.projective
 
     def extra_repr(self) -> str:
         """Return the arguments that are not the default."""
@@ -291,10 +264,11 @@ class Gnomonic(RadialActivation):
         tensor([[0.6000, 0.0000]])
     """
 
-    @property
-    def rule(self) -> Rule:
-        """The rule ``t² ← t² + ‖x‖²/α²``."""
-        return GNOMONIC
+    collapses = provable = bounded = True
+
+    def growth(self, q: Any) -> Any:
+        """Return ``√(1 + q)``."""
+        return (1 + q).sqrt()
 
 
 def _wide(scalar: Tensor) -> Tensor:

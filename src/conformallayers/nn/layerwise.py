@@ -19,6 +19,7 @@ from ..functional import (
     Scalar,
     activate,
     activate_and_dehomogenize,
+    advance,
     dehomogenize,
     energy,
     guarded_ratio,
@@ -31,7 +32,7 @@ from ..functional import (
     unity,
 )
 from ..scaling import Scaling, constant, positive, product
-from .activations import PROJECTIVE, PUBLISHED, RadialActivation, Rule
+from .activations import RadialActivation, ReSPro
 from .branches import Composite, Flow, Join, below, joined_bound
 from .collapse import collapsible, run_collapsed
 from .homogeneous import Split
@@ -170,24 +171,24 @@ class Points:
 
 @dataclass
 class Activation:
-    """An activation of a batch: its rule, the weight of ``‖z‖²`` in τ, and α if it has a gradient.
+    """An activation of a batch: its module, the weight of ``‖z‖²`` in τ, and α if it has a gradient.
 
     The scalars between a point and (z, τ) are free to choose, as long as each step uses the same ones.
     They are computed from the value of α, without a gradient; only the step of τ has the gradient of α.
     """
 
-    rule: Rule
+    module: RadialActivation
     weight: Scalar
     alpha: Tensor | None
 
     @property
     def fuses(self) -> bool:
         """Whether the step of τ is a sum, one node of autograd."""
-        return self.rule in (PUBLISHED, PROJECTIVE)
+        return type(self.module).step is ReSPro.step
 
     def gain(self, value: Points) -> Tensor:
         """Return the factors of ``‖z‖²`` in τ, one for each sample."""
-        if self.rule == PUBLISHED:
+        if not self.module.on_points:
             gain = value.m * self.weight
             if isinstance(gain, Tensor):
                 return gain.clamp_max(LARGEST_COORDINATE)  # 0·∞ would be a gradient of NaN
@@ -202,7 +203,7 @@ class Activation:
             return activate(value.z, value.tau, self.gain(value), self.alpha)
         z, n = energy(value.z)
         tau = value.tau if self.alpha is None else value.tau * unity(self.alpha)
-        return z, self.rule.advance(tau, n.to(tau.dtype) * self.weight, value.m), n
+        return z, advance(self.module.step, tau, value.m, n.to(tau.dtype) * self.weight), n
 
 
 class LayerFlow(Flow[Points]):
@@ -354,7 +355,7 @@ class LayerFlow(Flow[Points]):
         return value
 
     def finish(self, module: RadialActivation, value: Points) -> Tensor:
-        """Apply the last activation and dehomogenize, in one pass if the rule and the range allow it."""
+        """Apply the last activation and dehomogenize, in one pass if its step and the range allow it."""
         activation = self._activation(module, value)
         if activation.fuses and (may_look(value.z) or value.age < _RESCALE_EVERY):
             gain, alpha = activation.gain(value), activation.alpha
@@ -368,9 +369,9 @@ class LayerFlow(Flow[Points]):
         """Return the activation of a value, and note it in the scaling."""
         unit = norm_unit(value.z.shape[1:], self.rms)
         alpha = value.segment.alpha(module, self.advance, unit)
-        rule, fixed = module.rule, constant(alpha)
-        weight = value.scaling.activate(fixed * unit, rule.on_points, module.slope * unit)
-        return Activation(rule, weight, alpha if isinstance(alpha, Tensor) else None)
+        fixed = constant(alpha)
+        weight = value.scaling.activate(fixed * unit, module.on_points, module.slope * unit)
+        return Activation(module, weight, alpha if isinstance(alpha, Tensor) else None)
 
 
 def embed_batch(input: Tensor, offset: Scalar, rms: bool) -> Points:

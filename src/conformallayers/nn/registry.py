@@ -353,20 +353,18 @@ def check_module(path: str, module: nn.Module) -> list[nn.Module]:
 def _check_activation(path: str, module: RadialActivation) -> None:
     where = f"ConformalLayers at position {path}"
     module_type, base = type(module), RadialActivation
-    if module_type.growth is base.growth and module_type.rule is base.rule:
+    if module_type.growth is base.growth:
         remedy = "Derive from it and define growth(q), or use cl.ReSPro."
         got = f"{module_type.__name__}, which has none"
         raise refusal(where, "an activation with a growth", got, remedy)
-    if module_type.rule is base.rule:
-        problem = module.fault()
-        if problem is not None:
-            expected = "a growth(q) that is a positive function of each q by itself, 1 at q = 0, "
-            raise refusal(
-                where,
-                f"{expected}and a slope > 0",
-                f"{module_type.__name__} with {problem}",
-                "See cl.RadialActivation.",
-            )
+    problem = module.fault()
+    if problem is not None:
+        raise refusal(
+            where,
+            "a positive growth(q) of + - * / sqrt exp log tanh, 1 at q = 0, and a slope > 0",
+            f"{module_type.__name__} with {problem}",
+            "See cl.RadialActivation.",
+        )
 
 
 class _Checking(Flow[None]):

@@ -440,12 +440,12 @@ def _rescale(op: point.Rescale, to: Quantizer) -> None:
 
 @RUN.runs(point.Advance)
 def _advance(op: point.Advance, to: Quantizer) -> None:
-    if op.rule not in integer.RULES or op.module is not None:
-        remedy = "Use ReSPro or Gnomonic."
-        expected = f"activations of the rules {', '.join(integer.RULES)}"
-        raise refusal("quantize(folded)", expected, op.rule, remedy)
+    inexact = ", ".join(sorted(integer.INEXACT & op.parsed.heads()))
+    if inexact:
+        expected, remedy = "activations of + - * / and sqrt", "Use ReSPro or Gnomonic."
+        raise refusal("quantize(folded)", expected, inexact, remedy)
     inputs, (tau,) = [to.scalars[name] for name in op.inputs], op.outputs
-    to.scalars[tau] = to.builder.add(integer.IntegerAdvance, *inputs, name=tau, rule=op.rule)
+    to.scalars[tau] = to.builder.add(integer.IntegerAdvance, *inputs, name=tau, formula=op.formula)
 
 
 @RUN.runs(point.Divide)

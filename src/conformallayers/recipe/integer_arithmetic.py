@@ -161,10 +161,11 @@ class IntegerArithmetic:
     def _advance(
         self, op: integer.IntegerAdvance, to: Holder, tau: Number, m: Number, *energies: Number
     ) -> Number:
-        n = reduce(add, energies)
-        if op.rule == "published":
-            return tau + m * n
-        return tau + n / tau if op.rule == "projective" else self.root(tau * tau + n)
+        values = {"tau": tau, "m": m, "n": reduce(add, energies)}
+        return op.parsed.evaluate(values, {"sqrt": self.root, "/": self._quotient})
+
+    def _quotient(self, n: Number, by: Number) -> Number:
+        return self.ratio(n, by) if isinstance(n, float) else n / by
 
     def _rebase(
         self, op: integer.IntegerRebase, to: Holder, m: Number, tau: Number

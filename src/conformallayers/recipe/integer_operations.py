@@ -31,7 +31,7 @@ from .operation import (
     expect_shape,
     operation,
 )
-from .point_operations import SCALAR, expect_scalars
+from .point_operations import SCALAR, FormulaOperation, expect_scalars
 
 LEVELS = 127  # the largest feature
 MULTIPLIERS = 2**24  # above every multiplier and every G
@@ -43,7 +43,7 @@ EXACT_SINGLE = 2**24  # below it float32 has every whole number
 LARGEST_WINDOW = 2**10  # of a pooling: its squares fit into float32
 SMALLEST_PEAK, LARGEST_PEAK = 1e-30, 3e38  # of samples: quotients and products with them are finite
 # The rules that need only +, ·, / and √, which round alike everywhere.
-RULES = ("published", "projective", "gnomonic")
+INEXACT = {"exp", "log", "tanh"}  # functions that do not round alike everywhere
 
 
 def inverse_square(levels: float) -> float:
@@ -238,18 +238,12 @@ class IntegerEnergy(Operation):
 
 
 @operation("integer_advance")
-class IntegerAdvance(Operation):
-    """τ, m, n, … → the next τ; energies are added first, one by one.
-
-    ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. ``gnomonic``: ``√(τ² + n)``.
-    """
-
-    rule: str
+class IntegerAdvance(FormulaOperation):
+    """τ, m, n, … → the next τ by a formula without exp, log and tanh; energies are added first, one by one."""
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
-        expect(self.rule in RULES, f"no rule {self.rule!r:.60}")
-        expect(len(inputs) > 2, "no energy")
-        return expect_scalars(inputs)
+        expect(INEXACT.isdisjoint(self.parsed.heads()), f"{self.formula:.60} in integers")
+        return super().shapes(inputs, constant)
 
 
 @operation("integer_rebase")

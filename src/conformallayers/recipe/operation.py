@@ -7,7 +7,7 @@ and all values behind ``Cast("wide")`` are float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -95,15 +95,11 @@ def operation(kind: str) -> Callable[[Class], Class]:
 
 
 class Runtime(dict[type[Operation], Run]):
-    """Map each operation that a runtime has to its function; errors contain the name of the runtime.
-
-    ``rules`` are those of :class:`Advance` that it has.
-    """
+    """Map each operation that a runtime has to its function; errors contain the name of the runtime."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        self.rules: Container[str] = ()
 
     def runs(self, *kinds: type[Operation]) -> Callable[[Function], Function]:
         """Register the function of one or several operations."""
@@ -122,17 +118,11 @@ class Runtime(dict[type[Operation], Run]):
         values.update(zip(operation.outputs, results, strict=True))
 
     def check(self, operation: Operation, where: str, remedy: str) -> None:
-        """Raise ConformalError for an operation or a rule that the runtime lacks, and for modules of the user."""
+        """Raise ConformalError for an operation that the runtime lacks."""
         if type(operation) not in self:
             got = getattr(operation, "what", operation.kind)
             remedy = getattr(operation, "remedy", remedy)  # of a call of a module
             raise refusal(where, f"operations supported by {self.name}", got, remedy)
-        rule, expected = getattr(operation, "rule", None), f"activations supported by {self.name}"
-        if getattr(operation, "module", None) is not None:
-            got = f"{rule}, an activation defined outside the library"
-            raise refusal(where, expected, got, "Use an activation of the library.")
-        if rule is not None and rule not in self.rules:
-            raise refusal(where, expected, f"the rule {rule}", "Use another activation.")
 
 
 def expect(condition: object, complaint: str) -> None:

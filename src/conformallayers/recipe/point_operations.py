@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+from ..formula import FUNCTIONS, OPERATORS, Formula, parse
 from .operation import (
     Operation,
     Positive,
@@ -21,7 +24,6 @@ from .operation import (
     operation,
 )
 
-RULES = ("published", "projective", "gnomonic")
 SCALAR: Shape = ()
 LARGEST_COORDINATE = 1.7e308  # coordinates are cut here, so that they stay finite
 
@@ -106,22 +108,37 @@ class BandedForm(Operation):
         return SCALAR
 
 
-@operation("advance")
-class Advance(Operation):
-    """τ, m, n, … → the next τ by the rule of an activation; energies are added first.
+@dataclass(frozen=True, kw_only=True)
+class FormulaOperation(Operation):
+    """τ, m, n, … → the next τ by a formula in tau, m and n."""
 
-    ``published``: ``τ + m·n``. ``projective``: ``τ + n/τ``. Other rules: ``τ·growth(n/τ²)`` with
-    ``√(1 + q)`` for ``gnomonic``. Where τ is 0 it stays 0.
-    ``module`` names an activation of the user, whose growth only torch can compute.
-    """
+    formula: str
 
-    rule: str
-    module: str | None = None
+    @cached_property
+    def parsed(self) -> Formula:
+        """The formula of the text."""
+        return parse(self.formula)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the formula may be undefined where τ is 0."""
+        return "/" in self.formula or "log" in self.formula
 
     def shapes(self, inputs: Sequence[Shape], constant: ShapeOf) -> tuple[Shape, ...]:
         expect(len(inputs) > 2, "no energy")
-        _expect_rule(self.rule, self.module)
+        known = {"tau", "m", "n", *OPERATORS, *FUNCTIONS}
+        heads = (head for head in self.parsed.heads() if isinstance(head, str))
+        expect(known.issuperset(heads), f"a formula of other variables: {self.formula:.60}")
         return expect_scalars(inputs)
+
+
+@operation("advance")
+class Advance(FormulaOperation):
+    """τ, m, n, … → the next τ by the formula of an activation in tau, m and n; energies are added first.
+
+    For example ``tau + m * n`` for ReSPro as published, ``tau + n / tau`` in the projective form. Where τ is
+    0 it stays 0.
+    """
 
 
 @operation("divide")
@@ -156,7 +173,3 @@ def expect_scalars(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
     """Refuse values that are not scalars of samples; return the shapes of one scalar output."""
     expect(all(shape == SCALAR for shape in shapes), "one number for each sample")
     return (SCALAR,)
-
-
-def _expect_rule(rule: str, module: str | None) -> None:
-    expect(module is not None or rule in RULES, f"no rule {rule!r:.60}")

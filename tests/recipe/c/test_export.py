@@ -21,7 +21,7 @@ from torch import Tensor
 from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.c.export import WRITE, write
+from conformallayers.recipe.c.export import WRITE
 from conformallayers.recipe.c.simplify import simplified
 from conformallayers.recipe.operation import Operation
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
@@ -38,7 +38,7 @@ from programs import (
     needs_compiler,
     run_program,
 )
-from recipe_cases import RECIPE_CASES
+from recipe_cases import FORMULAS, RECIPE_CASES
 
 
 def has(recipe: Recipe) -> bool:
@@ -257,7 +257,7 @@ def network(strategy: str = "dense", rule: str = "published") -> Recipe:
         v = builder.add(layer.Conv, unit, weight=weight, **options)
         n = builder.add(point.SumSquares, v, name="n", weight=0.3)
         v = builder.add(layer.Reshape, v, shape=(36,))
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule=rule)
+    tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS[rule])
     y = builder.add(point.Divide, v, tau, m, name="y", scale=0.7)
     for rows, columns in ((5, 36), (3, 5)):
         held = {"weight": builder.constant("weight", random(rows, columns))}
@@ -468,26 +468,6 @@ def test_calls_and_activations_of_ones_own_are_refused(tmp_path: Path) -> None:
     y = builder.add(layer.Call, INPUT, module=module, what="mul(x, x)", result=(3,))
     with pytest.raises(ConformalError, match=r"operations supported by C, got mul\(x, x\)"):
         export(Fold(builder.recipe(y)), tmp_path)
-    builder = RecipeBuilder((3,))
-    module = builder.module("own", torch.nn.Identity())
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    n = builder.add(point.SumSquares, unit, name="n")
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Own", module=module)
-    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
-    with pytest.raises(ConformalError, match=r"activations supported by C, got Own"):
-        export(Fold(builder.recipe(y)), tmp_path)
-
-
-def test_a_rule_that_c_lacks_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(point, "RULES", (*point.RULES, "cubic"))
-    builder = RecipeBuilder((3,))
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    tau = builder.add(point.Advance, tau, m, tau, name="tau", rule="cubic")
-    y = builder.add(point.Divide, unit, tau, m, name="y", scale=1.0)
-    with pytest.raises(ConformalError, match=r"activations supported by C, got the rule cubic"):
-        write(builder.recipe(y), "float")
 
 
 def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
@@ -496,7 +476,7 @@ def test_scalars_are_added_and_cut_and_nothing_else(tmp_path: Path) -> None:
         unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
         n = builder.add(point.SumSquares, unit, name="n")
         n = builder.add(kind, *([n] * len(energies)), name="n", **fields)
-        tau = builder.add(point.Advance, tau, m, n, name="tau", rule="gnomonic")
+        tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["gnomonic"])
         return builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
 
     made = export(Fold(scaled(layer.Add, 1, 2)), tmp_path)

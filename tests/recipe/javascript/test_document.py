@@ -18,7 +18,6 @@ import conformallayers as cl
 import conformallayers.numpy as cln
 from conformallayers.networks import D3ModNetCL, DkNetCL, LeNetCL, StageNet
 from conformallayers.recipe import layer_operations as layer
-from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.integer_operations import KINDS as INTEGER
 from conformallayers.recipe.integer_operations import Dequantize, Quantize
 from conformallayers.recipe.javascript.document import _LACKS, WRITE, javascript_document
@@ -137,13 +136,6 @@ def test_what_it_lacks_is_refused_by_name() -> None:
     assert_says(
         lambda: document_of(own, torch.float32), "supported by JavaScript", "got MultiheadAttention"
     )
-    builder = RecipeBuilder((3,))
-    module = builder.module("own", nn.Identity())
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "peak", "tau"))
-    n = builder.add(point.SumSquares, unit, name="n")
-    tau = builder.add(point.Advance, tau, m, n, name="tau", rule="Cubic", module=module)
-    cubic = builder.recipe(builder.add(point.Divide, unit, tau, m, name="y", scale=1.0))
-    assert_says(lambda: document_of(cubic, torch.float32), "got Cubic", "Use an activation")
 
 
 @needs_node

@@ -13,7 +13,7 @@ from conformallayers.recipe import point_operations as point
 from conformallayers.recipe.onnx.coordinates import is_direct
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import error, node_kinds
-from recipe_cases import RECIPE_CASES
+from recipe_cases import FORMULAS, RECIPE_CASES
 from support import samples
 
 NARROW, WIDE = np.dtype(np.float32), np.dtype(np.float64)
@@ -28,7 +28,7 @@ def staged(rules: list[str], *, offset: float = 1.5, between: type[Any] | None =
     for index, rule in enumerate(rules):
         torch.manual_seed(index)
         n = builder.add(point.SumSquares, z, weight=0.3)
-        tau = builder.add(point.Advance, tau, m, n, rule=rule)
+        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
         if between is not None:
             z = builder.add(between, z, size=(2, 3))
         names = "z", "m", "tau"
@@ -38,7 +38,7 @@ def staged(rules: list[str], *, offset: float = 1.5, between: type[Any] | None =
         z = builder.add(layer.AddConstant, z, value=bias)
     n = builder.add(point.SumSquares, z, weight=0.2)
     for rule in rules:  # the same energy again, without taking the point
-        tau = builder.add(point.Advance, tau, m, n, rule=rule)
+        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS[rule])
     return builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
 
 
@@ -62,7 +62,7 @@ def test_scalars_that_are_read_otherwise_are_kept() -> None:
     builder = RecipeBuilder((3,))
     names = "unit", "m", "tau"
     unit, m, tau = builder.add_many(point.Normalize, INPUT, names=names)
-    n = builder.add(point.Advance, tau, m, tau, rule="published")  # τ as an energy
+    n = builder.add(point.Advance, tau, m, tau, formula=FORMULAS["published"])  # τ as an energy
     assert not is_direct(builder.recipe(builder.add(point.Divide, unit, n, m, scale=1.0)), NARROW)
     assert not is_direct(builder.recipe(tau), NARROW)
 

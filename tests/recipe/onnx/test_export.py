@@ -24,7 +24,7 @@ from conformallayers.recipe.operation import OPERATIONS
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, runtime, session, single
 from oracle import relative_error
-from recipe_cases import RECIPE_CASES, RecipeCase
+from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
 from support import assert_says, samples
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
@@ -137,14 +137,6 @@ def calling() -> Network:
     return Network(builder.recipe(y))
 
 
-def own_activation() -> Network:
-    builder = RecipeBuilder((3,))
-    unit, m, tau = builder.add_many(point.Normalize, INPUT, names=("unit", "m", "tau"))
-    module = builder.module("mine", nn.Identity())
-    tau = builder.add(point.Advance, tau, m, tau, rule="Mine", module=module)
-    return Network(builder.recipe(builder.add(point.Divide, unit, tau, m, scale=1.0)))
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
@@ -162,11 +154,6 @@ def own_activation() -> Network:
             calling,
             {},
             r"operations supported by ONNX, got layer 2: Eigenvalues\. Outside a ConformalLayers use",
-        ),
-        (
-            own_activation,
-            {},
-            r"activations supported by ONNX, got Mine, an activation defined outside the library\. Use an activation",
         ),
     ],
 )
@@ -289,7 +276,7 @@ def test_large_images(path: Path) -> None:
     ones: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
     z = builder.add(layer.Conv, unit, weight=weight, **ones)
     n = builder.add(point.SumSquares, z)
-    tau = builder.add(point.Advance, tau, m, n, rule="published")
+    tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"])
     net = Network(builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7)))
     export_onnx(net, path)
     x = samples(net.input_shape, torch.float32, 2)

@@ -17,6 +17,7 @@ from conformallayers.recipe.onnx.merge import RmsPool, merged
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import error, node_kinds, session
 from oracle import relative_error
+from recipe_cases import FORMULAS
 from support import samples
 
 
@@ -126,7 +127,7 @@ def windows(sizes: tuple[int, ...], **options: Any) -> Recipe:
     weight = normal(builder, "first", channels, 2, 3, 3)
     z = builder.add(layer.Conv, z, weight=weight, **ONES)
     n = builder.add(point.SumSquares, z, weight=0.3)
-    tau = builder.add(point.Advance, tau, m, n, rule="projective")
+    tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["projective"])
     parts, at = [], 0
     for index, size in enumerate(sizes):
         part = z
@@ -178,7 +179,7 @@ def test_extreme_weights_stay_where_they_are(weight: float) -> None:
     builder, z, m, tau = embedded((4,))
     z = builder.add(layer.Matmul, z, weight=normal(builder, "first", 5, 4))
     n = builder.add(point.SumSquares, z, weight=weight)
-    tau = builder.add(point.Advance, tau, m, n, rule="projective")
+    tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["projective"])
     z = builder.add(layer.Matmul, z, weight=normal(builder, "second", 3, 5))
     recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=weight))
     (found,) = [op.weight for op in merged(recipe).operations if isinstance(op, point.SumSquares)]
@@ -190,7 +191,7 @@ def test_a_value_that_is_read_elsewhere_keeps_its_factor() -> None:
     builder, z, m, tau = embedded((4,))
     z = builder.add(layer.Matmul, z, weight=normal(builder, "first", 5, 4))
     n = builder.add(point.SumSquares, z, weight=0.3)
-    tau = builder.add(point.Advance, tau, m, n, rule="published")
+    tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"])
     z = builder.add(layer.Add, z, builder.add(layer.Elementwise, z, function="abs"))
     recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
     assert error(recipe, samples((4,), torch.float32, 4)) <= 5e-6

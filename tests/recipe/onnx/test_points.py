@@ -7,13 +7,11 @@ from collections import Counter
 import pytest
 import torch
 
-from conformallayers.errors import ConformalError
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe import point_operations as point
-from conformallayers.recipe.onnx.export import onnx_model
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from onnx_support import LIMITS, Network, both_dtypes, error, node_kinds, session, single
-from recipe_cases import RECIPE_CASES, RecipeCase
+from recipe_cases import FORMULAS, RECIPE_CASES, RecipeCase
 from support import samples
 
 POINT_CASES = [
@@ -55,7 +53,7 @@ def test_rescaled_maps_of_every_size(dtype: torch.dtype) -> None:
         z = builder.add(layer.Matmul, z, weight=weight)
         names = ("z", "m", "tau", "n")
         z, m, tau, n = builder.add_many(point.Rescale, z, m, tau, names=names, weight=0.3)
-        tau = builder.add(point.Advance, tau, m, n, rule="published")
+        tau = builder.add(point.Advance, tau, m, n, formula=FORMULAS["published"])
         recipe = builder.recipe(builder.add(point.Divide, z, tau, m, scale=0.7))
         x = samples((6,), dtype, 4)
         x[2] = 0
@@ -74,7 +72,7 @@ def test_energies_of_large_maps_lose_no_digits(shape: tuple[int, ...]) -> None:
     n = session(single(point.SumSquares, shape), torch.float32)(x)
     assert torch.allclose(n, exact, rtol=3e-6, atol=0)
     builder, _, m, tau = embedded(shape)
-    norm = builder.add(point.Advance, tau, m, tau, rule="published", name="n")  # τ + τ
+    norm = builder.add(point.Advance, tau, m, tau, formula=FORMULAS["published"], name="n")  # τ + τ
     n = session(builder.recipe(norm), torch.float32)(x)
     assert torch.allclose(n, 2 * exact.sqrt(), rtol=3e-6, atol=0)
 
@@ -92,14 +90,6 @@ def test_forms_of_large_maps_lose_no_digits() -> None:
         assert torch.allclose(session(recipe, torch.float32)(x), exact, rtol=5e-7, atol=0)
 
 
-def test_a_rule_that_onnx_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(point, "RULES", (*point.RULES, "cubic"))
-    builder, unit, m, tau = embedded((3,))
-    builder.add(point.Advance, tau, m, tau, rule="cubic")
-    with pytest.raises(ConformalError, match="activations supported by ONNX, got the rule cubic"):
-        onnx_model(builder.recipe(unit), "float32", 20)
-
-
 def folded(shape: tuple[int, ...], forms: int) -> Recipe:
     """Return the recipe of a dense fold: a form for each activation, one matrix, one division."""
     builder, unit, m, tau = embedded(shape)
@@ -108,7 +98,7 @@ def folded(shape: tuple[int, ...], forms: int) -> Recipe:
     for _ in range(forms):
         form = builder.constant("form", torch.rand(size, size, dtype=torch.float64))
         n = builder.add(point.QuadraticForm, rows, name="n", form=form, weight=0.4)
-        tau = builder.add(point.Advance, tau, m, n, name="tau", rule="published")
+        tau = builder.add(point.Advance, tau, m, n, name="tau", formula=FORMULAS["published"])
     matrix = builder.constant("matrix", torch.randn(4, size, dtype=torch.float64))
     v = builder.add(layer.Matmul, rows, name="v", weight=matrix)
     return builder.recipe(builder.add(point.Divide, v, tau, m, name="y", scale=0.7))

@@ -18,7 +18,6 @@ from torch import Tensor
 from ...recipe import layer_operations as layer
 from ...recipe import point_operations as point
 from ...recipe.recipe import RecipeBuilder
-from ...recipe.torch.points import RULES
 from ...scaling import Scaling
 from ..cost import Cost
 from ..operators import Operator, receptive_field
@@ -67,7 +66,7 @@ class Points:
 
     def for_squares(self, builder: RecipeBuilder, sites: Iterable[ActivationSite]) -> Points:
         """Append a rescaling where published activations need squares of numbers that may be too small."""
-        if not self.rebased or all(site.rule.on_points for site in sites):
+        if not self.rebased or all(site.module.on_points for site in sites):
             return self
         return self.rescale(builder)[0]
 
@@ -185,7 +184,8 @@ def add_advance(
 ) -> Points:
     """Append the effect of an activation on τ."""
     inputs = points.tau, points.peak, *energies
-    tau = builder.add(point.Advance, *inputs, name="tau", **rule_fields(builder, site))
+    formula = str(site.module.formula)
+    tau = builder.add(point.Advance, *inputs, name="tau", formula=formula)
     return replace(points, tau=tau)
 
 
@@ -194,7 +194,7 @@ def add_activation(builder: RecipeBuilder, site: ActivationSite, before: Points)
     scaling = before.scaling.copy()
     weight = site.activate(scaling)
     size = site.bound_behind(before.size)
-    small = before.rebased and not site.rule.on_points
+    small = before.rebased and not site.module.on_points
     if before.bound <= SQUARED and not small:
         points, n = before, builder.add(point.SumSquares, before.z, name="n", weight=weight)
     else:
@@ -213,16 +213,6 @@ def size_behind(stage: Stage, size: float, *, activations: bool = True) -> float
         elif isinstance(action, ActivationSite) and activations:
             size = action.bound_behind(size)
     return size
-
-
-def rule_fields(builder: RecipeBuilder, site: ActivationSite) -> dict[str, str]:
-    """Return the fields of an operation with the rule of an activation; a user's rule keeps its module."""
-    for name, rule in RULES.items():
-        # A bound method is another object for every module, its function is not.
-        known, own = (getattr(r.growth, "__func__", r.growth) for r in (rule, site.rule))
-        if type(rule) is type(site.rule) and known is own:
-            return {"rule": name}
-    return {"rule": site.rule.name, "module": builder.module(site.rule.name, site.module)}
 
 
 def add_matrix(problem: Problem, values: Values) -> tuple[str, float]:

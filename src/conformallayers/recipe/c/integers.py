@@ -13,7 +13,7 @@ import numpy as np
 from .. import integer_operations as integer
 from .constants import number
 from .layers import conv_geometry, pool_geometry, written_out
-from .points import WRITE
+from .points import WRITE, formula_text
 from .program import Program
 
 __all__ = ["WRITE"]
@@ -155,15 +155,8 @@ def _energy(op: integer.IntegerEnergy, program: Program) -> None:
 
 @WRITE.runs(integer.IntegerAdvance)
 def _advance(op: integer.IntegerAdvance, program: Program) -> None:
-    t, m, *energies = op.inputs
-    tau, n = program.scalar(t), " + ".join(program.scalar(energy) for energy in energies)
-    if op.rule == "published":
-        expression = f"{tau} + apart({program.scalar(m)} * ({n}))"
-    elif op.rule == "projective":
-        expression = f"{tau} + ({n}) / {tau}"
-    else:
-        expression = f"sqrt(apart({tau} * {tau}) + ({n}))"
-    program.define(op.outputs[0], expression)
+    text = formula_text(program, op.inputs, op.parsed, "apart({} * {})")
+    program.define(op.outputs[0], text)
 
 
 @WRITE.runs(integer.IntegerRebase)

@@ -5,14 +5,15 @@ Scalars of a sample are variables of type double; see ``point_operations.py`` fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ...formula import FUNCTIONS, OPERATORS, Formula
 from .. import point_operations as point
 from .constants import form, number
 from .layers import WRITE
 from .program import Program
-from .text import helpers
 
 __all__ = ["WRITE"]
-WRITE.rules = {"published", *(n[7:] for n in helpers() if n.startswith("growth_"))}
 
 
 @WRITE.runs(point.Normalize)
@@ -64,16 +65,20 @@ def _quadratic_form(op: point.QuadraticForm, program: Program) -> None:
 
 @WRITE.runs(point.Advance)
 def _advance(op: point.Advance, program: Program) -> None:
-    t, m, *energies = op.inputs
-    tau, n = program.scalar(t), " + ".join(program.scalar(energy) for energy in energies)
-    n = f"({n})" if len(energies) > 1 else n
-    if op.rule == "published":
-        program.define(op.outputs[0], f"{tau} + {program.scalar(m)} * {n}")
-    elif op.rule == "projective":
-        program.define(op.outputs[0], f"{tau} + ratio({n}, {tau})")
-    else:
-        q = f"ratio(ratio({n}, {tau}), {tau})"
-        program.define(op.outputs[0], f"{tau} * growth_{op.rule}({q})")
+    tau, formula = program.scalar(op.inputs[0]), op.parsed
+    found = formula_text(program, op.inputs, formula, "({} * {})")
+    program.define(op.outputs[0], f"{tau} == 0 ? 0 : {found}" if op.divides else found)
+
+
+def formula_text(program: Program, inputs: Sequence[str], formula: Formula, product: str) -> str:
+    """Return a formula of τ, m and energies in C."""
+    tau, m, *energies = (program.scalar(name) for name in inputs)
+    n = " + ".join(energies)
+    values = {"tau": tau, "m": m, "n": f"({n})" if len(energies) > 1 else n}
+    functions = {name: f"{name}({{}})".format for name in FUNCTIONS}
+    functions |= {sign: f"({{}} {sign} {{}})".format for sign in OPERATORS} | {"*": product.format}
+    text: str = formula.evaluate(values, functions, number)
+    return text
 
 
 @WRITE.runs(point.Divide)

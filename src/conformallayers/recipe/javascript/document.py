@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
+from ...formula import FUNCTIONS, OPERATORS, Formula
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
@@ -21,7 +23,6 @@ _SOURCES = "layers", "points", "network"  # in the order that they need each oth
 _LACKS = (*INTEGER, layer.Call)
 _DENSE = 'Fold with strategy="dense"'
 WRITE = Runtime("JavaScript")
-WRITE.rules = point.RULES
 
 
 def javascript_source() -> str:
@@ -56,6 +57,8 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         entry["from"] = [shapes[name] for name in operation.inputs]
         entry["to"] = [shapes[name] for name in operation.outputs]
         given = "float64" if operation.inputs[0] in wide else dtype
+        if isinstance(operation, point.Advance):
+            entry["formula"] = _tree(operation.parsed)
         entry["tables"] = _tables(operation, entry["from"][0], given)
     document["constants"] = {}
     for name, kind in recipe.constant_dtypes(dtype).items():
@@ -63,6 +66,16 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
         data = base64.b64encode(little.tobytes()).decode()
         document["constants"][name] = {"dtype": kind, "shape": little.shape, "data": data}
     return document
+
+
+def _tree(formula: Formula) -> Any:
+    """Return a formula as nested lists: [operator or function, operand, …]."""
+    heads = {head: partial(_node, head) for head in (*OPERATORS, *FUNCTIONS)}
+    return formula.evaluate({name: name for name in ("tau", "m", "n")}, heads)
+
+
+def _node(head: str, *operands: Any) -> list[Any]:
+    return [head, *operands]
 
 
 @WRITE.runs(*(kind for kind in OPERATIONS.values() if kind not in _LACKS))

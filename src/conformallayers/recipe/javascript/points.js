@@ -59,15 +59,21 @@ function bandedForm(op, net) {
 
 // -- points: the coordinate, and leaving -------------------------------------------------------------
 
-const GROWTHS = {
-  projective: (q) => 1 + q,
-  gnomonic: (q) => Math.sqrt(1 + q),
+const SIGNS = {
+  "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b,
+  sqrt: Math.sqrt, exp: Math.exp, log: Math.log, tanh: Math.tanh,
 };
 
-const advance = ({ settings: { rule } }) => (tau, m, ...energies) => {
-  const n = energies.reduce((a, b) => a + b), small = inverse(tau);
-  return rule === "published" ? tau + m * n : tau * GROWTHS[rule](n * small * small);
-};
+// A formula is a number, the name of a variable, or [operator or function, operand, …].
+function evaluated(formula, values) {
+  if (typeof formula === "number") return formula;
+  if (typeof formula === "string") return values[formula];
+  const [head, ...operands] = formula;
+  return SIGNS[head](...operands.map((operand) => evaluated(operand, values)));
+}
+
+const advance = ({ formula }) => (tau, m, ...energies) =>
+  tau === 0 ? 0 : evaluated(formula, { tau, m, n: energies.reduce((a, b) => a + b) });
 
 const rebase = ({ settings: { scale, coordinate } }) => (z, m, tau) => {
   const alive = Number.isNaN(tau) ? tau : Number(tau !== 0);

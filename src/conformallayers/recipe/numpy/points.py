@@ -5,12 +5,12 @@ The scalars of samples, m, τ and n, are float64 arrays of shape (B,).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from ...formula import FUNCTIONS
 from .. import point_operations as point
 from ..integer_arithmetic import column, flat
 from ..places import Array
@@ -20,12 +20,7 @@ from .layers import RUN, Context
 __all__ = ["RUN"]
 
 
-# Rules whose growth is a function of q, the squared length of the point in units of α.
-GROWTHS: dict[str, Callable[[Array], Array]] = {
-    "projective": lambda q: 1 + q,
-    "gnomonic": lambda q: np.sqrt(1 + q),
-}
-RUN.rules = {"published", *GROWTHS}
+_FUNCTIONS = {name: getattr(np, name) for name in FUNCTIONS}
 
 
 # -- embedding and energies -------------------------------------------------------------------------
@@ -74,10 +69,9 @@ def _banded_form(op: point.BandedForm, net: Context, x: Array) -> Array:
 
 @RUN.runs(point.Advance)
 def _advance(op: point.Advance, net: Context, tau: Array, m: Array, *energies: Array) -> Array:
-    n, inverse = reduce(np.add, energies), _inverse(tau)
-    if op.rule == "published":
-        return np.asarray(tau + m * n)
-    return np.asarray(tau * GROWTHS[op.rule](n * inverse * inverse))
+    zero = tau == 0
+    values = {"tau": np.where(zero, 1.0, tau), "m": m, "n": reduce(np.add, energies)}
+    return np.where(zero, 0.0, op.parsed.evaluate(values, _FUNCTIONS))
 
 
 RUN[point.Divide] = lambda op, _net, v, tau, _m: _scaled(v, op.scale * _inverse(tau))

@@ -30,7 +30,6 @@ from .points import LONG, ROW, RUN, reduced
 
 DIRECT = Runtime(RUN.name)
 DIRECT.update(RUN)
-DIRECT.rules = RUN.rules
 _ROWS = 2**10  # numbers that ONNX Runtime adds in lanes, in float32
 _NARROWED = 2.0**-50  # times entries up to 1e32, squares do not overflow
 _LEAST_EPSILON = 1e-33  # beside which squares that underflow do not matter
@@ -66,7 +65,7 @@ def _coordinates(op: Operation) -> tuple[str, ...]:
 
 
 def _reads_as_usual(op: Operation, coordinates: set[str]) -> bool:
-    if isinstance(op, point.Advance) and op.rule not in ("published", "projective"):
+    if isinstance(op, point.Advance) and op.formula not in ("tau + m * n", "tau + n / tau"):
         return False
     places = _READS.get(type(op), ())
     return all((name in coordinates) == (i in places) for i, name in enumerate(op.inputs))
@@ -134,7 +133,7 @@ def _sum(graph: OnnxGraph, terms: Sequence[Value | Energy | float]) -> Value:
 def _is_published(recipe: Recipe) -> bool:
     """Tell whether some activation reads m."""
     advances = (op for op in recipe.operations if isinstance(op, point.Advance))
-    return any(op.rule == "published" for op in advances)
+    return any("m" in op.parsed.heads() for op in advances)
 
 
 def _scalar_dtype(graph: OnnxGraph) -> np.dtype[Any]:
@@ -209,7 +208,7 @@ def _advance(
     op: point.Advance, graph: OnnxGraph, tau: Tau, m: Peak, *energies: Value | Energy
 ) -> Tau:
     terms = [n if isinstance(n, Energy) else _scalar(n) for n in energies]
-    if op.rule == "published":
+    if "m" in op.parsed.heads():
         r = m()
         before: Sequence[Value | Energy | float] = (r,)
         if tau.divisor == r:

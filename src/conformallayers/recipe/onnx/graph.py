@@ -49,6 +49,7 @@ class Value:
     __add__, __sub__, __mul__ = _operator("Add"), _operator("Sub"), _operator("Mul")
     __truediv__, __gt__, __lt__ = _operator("Div"), _operator("Greater"), _operator("Less")
     __rsub__, __rtruediv__ = _reflected("Sub"), _reflected("Div")
+    __radd__, __rmul__ = _reflected("Add"), _reflected("Mul")
 
     def __matmul__(self, matrix: Array) -> Value:
         return self.node("MatMul", matrix, shape=(*self.shape[:-1], matrix.shape[-1]))
@@ -234,6 +235,11 @@ class OnnxGraph:
         """Store integers as bytes, and append their conversion, which ONNX Runtime folds when it opens a file."""
         name = self._initializer(array.astype(np.int8), self.input)
         return Value(self, name, array.shape, np.dtype(np.int8)).cast(dtype)
+
+    @staticmethod
+    def apply(kind: str, x: Value) -> Value:
+        """Append an operator of one value."""
+        return x.node(kind)
 
     def total(self, values: Sequence[Value]) -> Value:
         """Add values of one shape."""

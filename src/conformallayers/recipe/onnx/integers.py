@@ -18,7 +18,7 @@ from ..places import Array
 from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import convolution, pooling, windowed
-from .points import RUN
+from .points import FORMULA, RUN
 
 __all__ = ["RUN"]
 _SINGLE = np.dtype(np.float32)
@@ -136,10 +136,9 @@ def _requantize(op: integer.Requantize, graph: OnnxGraph, *values: Value) -> Val
 def _advance(
     op: integer.IntegerAdvance, graph: OnnxGraph, tau: Value, m: Value, *energies: Value
 ) -> Value:
-    n = reduce(add, energies)
-    if op.rule == "published":
-        return tau + m * n
-    return tau + n / tau if op.rule == "projective" else (tau * tau + n).node("Sqrt")
+    values = {"tau": tau, "m": m, "n": reduce(add, energies)}
+    found: Value = op.parsed.evaluate(values, FORMULA)
+    return found
 
 
 @RUN.runs(integer.IntegerRebase)

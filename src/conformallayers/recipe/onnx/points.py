@@ -7,17 +7,23 @@ well, and with it the whole sample.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from ...formula import FUNCTIONS
 from .. import point_operations as point
 from ..point_operations import LARGEST_COORDINATE
 from .graph import WIDE, OnnxGraph, Value
 from .layers import RUN
 
 __all__ = ["RUN"]
-LEAST = 1e-300  # divides the energy 0 of a zero sample
+# Functions of formulas; m = 1 is a number.
+FORMULA: dict[str, Callable[..., Any]] = {
+    name: partial(OnnxGraph.apply, name.capitalize()) for name in FUNCTIONS
+} | {"*": lambda a, b: b if a == 1.0 else a * b}
 LONG = 2**12  # numbers that are cast to float64 before they are added
 ROW = 2**8  # numbers of a longer map that are added in float32: ONNX Runtime adds them one by one
 
@@ -86,23 +92,10 @@ def _total(products: Value, axes: list[int]) -> Value:
 def _advance(
     op: point.Advance, graph: OnnxGraph, tau: Value, m: Value | float, *energies: Value
 ) -> Value:
-    n = graph.total(energies)
-    if op.rule == "published":
-        return tau + n if isinstance(m, float) else tau + m * n
-    if any(isinstance(other, point.Rebase) for other in graph.recipe.operations):
-        # A bias may have given a zero sample an energy; its τ = 0 switches that off.
-        n = tau.node("Equal", 0.0).node("Where", 0.0, n)
-    some = tau.node("Max", LEAST)
-    ratio = n / some
-    return tau + ratio if op.rule == "projective" else tau * GROWTHS[op.rule](ratio / some)
-
-
-# The growth of t by rule, as a function of q; "published" grows by the coordinate as well.
-GROWTHS: dict[str, Callable[[Value], Value]] = {
-    "projective": lambda q: q + 1.0,
-    "gnomonic": lambda q: (q + 1.0).node("Sqrt"),
-}
-RUN.rules = {"published", *GROWTHS}
+    zero, formula = tau.node("Equal", 0.0), op.parsed
+    safe = zero.node("Where", 1.0, tau) if op.divides else tau
+    found: Value = formula.evaluate({"tau": safe, "m": m, "n": graph.total(energies)}, FORMULA)
+    return zero.node("Where", 0.0, found) if op.divides else found
 
 
 @RUN.runs(point.Divide)

@@ -10,9 +10,9 @@ from ...functional import full_precision
 from .. import layer_operations as layer
 from ..integer_arithmetic import IntegerArithmetic
 from .layers import averages, convolved
-from .points import RULES, RUN
+from .points import RUN
 
-__all__ = ["RULES", "RUN"]
+__all__ = ["RUN"]
 _SPLIT = 2.0**27 + 1  # splits a number of 53 bits into two of 26 (Dekker)
 
 

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...functional import autocasts, block_size, transformed, wide_dtype
-from ...nn.activations import Rule
 from ...pooling import norm_pool
 from .. import layer_operations as layer
-from .. import point_operations as point
 from ..operation import Runtime
 
 RUN = Runtime("torch")
@@ -37,10 +35,6 @@ class Context(Protocol):
 
     def optional(self, name: str | None) -> Tensor | None:
         """Return a constant, or None where an operation has none."""
-        ...
-
-    def rule(self, operation: point.Advance) -> Rule:
-        """Return the rule of an activation."""
         ...
 
 

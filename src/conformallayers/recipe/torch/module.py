@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -13,14 +14,12 @@ from torch import Tensor, nn
 
 from ...errors import refusal
 from ...functional import transformed
-from ...nn.activations import Rule
 from .. import layer_operations as layer
 from ..document import describe, read_recipe
 from ..integer_operations import KINDS
 from ..operation import Shape
-from ..point_operations import Advance
 from ..recipe import CHUNK_BYTES, INPUT, Recipe
-from .integers import RULES, RUN
+from .integers import RUN
 
 Self = TypeVar("Self", bound="Constants")
 
@@ -156,13 +155,6 @@ class RecipeModule(nn.Module):
         """Return a constant, or None where an operation has none."""
         return None if name is None else self.constant(name)
 
-    def rule(self, operation: Advance) -> Rule:
-        """Return the rule of an activation: a built-in rule, or the rule of a user's module."""
-        if operation.module is None:
-            return RULES[operation.rule]
-        rule: Rule = self.calls[operation.module].rule  # type: ignore[assignment]
-        return rule
-
     def get_extra_state(self) -> Tensor:
         """Return the operations as bytes of JSON: their settings are part of the state."""
         text = json.dumps(describe(self._bare), sort_keys=True)
@@ -200,7 +192,11 @@ def _signature(recipe: Recipe) -> list[Any]:
             operation.inputs,
             operation.outputs,
             dict(operation.constants()),
-            {name: value for name, value in operation.settings() if not _is_number(value)},
+            {
+                name: re.sub(r"\d[\d.e+-]*", "#", value) if name == "formula" else value
+                for name, value in operation.settings()
+                if not _is_number(value)
+            },
         )
         for operation in recipe.operations
     ]

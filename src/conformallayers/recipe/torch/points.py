@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...nn.activations import GNOMONIC, PROJECTIVE, PUBLISHED, Rule
+from ...formula import FUNCTIONS
 from .. import point_operations as point
 from .layers import RUN, Context
 
-__all__ = ["RULES", "RUN"]
-
-# The built-in rules by their names in recipes.
-RULES: dict[str, Rule] = {rule.name: rule for rule in (PUBLISHED, PROJECTIVE, GNOMONIC)}
+__all__ = ["RUN"]
+_FUNCTIONS = {name: getattr(torch, name) for name in FUNCTIONS}
 
 
 @RUN.runs(point.Normalize)
@@ -73,7 +71,13 @@ def _banded_form(op: point.BandedForm, module: Context, x: Tensor) -> Tensor:
 def _advance(
     op: point.Advance, module: Context, tau: Tensor, m: Tensor | float, *energies: Tensor
 ) -> Tensor:
-    return module.rule(op).advance(tau, reduce(torch.add, energies), m)
+    n, formula = reduce(torch.add, energies), op.parsed
+
+    def step(tau: Tensor, m: Tensor | float, n: Tensor) -> Tensor:
+        found: Tensor = formula.evaluate({"tau": tau, "m": m, "n": n}, _FUNCTIONS)
+        return found
+
+    return functional.advance(step, tau, m, n) if op.divides else step(tau, m, n)
 
 
 @RUN.runs(point.Divide)

@@ -330,18 +330,6 @@ static double limited(double t)
     return t > 1.7e308 ? 1.7e308 : t;
 }
 
-//: growth_projective
-static double growth_projective(double q)
-{
-    return 1 + q;
-}
-
-//: growth_gnomonic
-static double growth_gnomonic(double q)
-{
-    return sqrt(1 + q);
-}
-
 //: has_nan
 static int has_nan(const float *x, int32_t n)
 {
