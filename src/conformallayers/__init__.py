@@ -30,7 +30,8 @@ _NAMES = {
     "container": ("ConformalLayers", "layer_by_layer"),
     "nn.registry": ("register_linear", "register_homogeneous"),
     "conversion.convert": ("convert",),
-    "folding.fold": ("fold", "trace"),
+    "folding.fold": ("fold",),
+    "graph.trace": ("trace",),
     "folding.folded": ("Folded",),
     "quantization.quantize": ("quantize",),
     "folding.quantization_report": ("Quantization",),
@@ -62,9 +63,9 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .folding.files import load as load
     from .folding.files import save as save
     from .folding.fold import fold as fold
-    from .folding.fold import trace as trace
     from .folding.folded import Folded as Folded
     from .folding.quantization_report import Quantization as Quantization
+    from .graph.trace import trace as trace
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect
     from .nn.activations import Gnomonic as Gnomonic

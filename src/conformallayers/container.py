@@ -12,12 +12,11 @@ from torch import Tensor
 
 from .errors import ConformalError
 from .folding.cache import FoldCache, must_run
-from .folding.operators import frozen_layers
 from .folding.part import lower_part
 from .folding.problem import EVAL_EFFORT, Conditions
 from .folding.split import stages_of
-from .folding.trace import trace_layers, trace_modules
 from .functional import transformed
+from .graph.trace import trace_layers
 from .nn.container import ConformalSequential
 from .recipe.torch.module import RecipeModule
 
@@ -121,8 +120,7 @@ class ConformalLayers(ConformalSequential):
     def _fold(self, input: Tensor) -> RecipeModule:
         with torch.inference_mode(False), torch.no_grad():
             try:
-                shape = tuple(input.shape[1:])
-                steps = trace_modules(frozen_layers(self), shape, *self.embedding)
+                steps = trace_layers(self, tuple(input.shape[1:]))
             except ConformalError:
                 self._run_layers_or_explain(input)  # raises an error that shows the batch
                 raise

@@ -14,12 +14,13 @@ from .container import ConformalLayers, layer_by_layer
 from .errors import check_count, checked_shape, refusal, shape_text
 from .folding.fold import stages_by_part
 from .folding.forms import forms_of, matrix_of
-from .folding.operators import apply_all, frozen_wide
+from .folding.operators import apply_all
 from .folding.split import GraphNode, HomogeneousMap, StageGraph
 from .folding.stages import Chain, Stage
 from .folding.strategies.dense import stage_too_large
 from .formula import Formula
 from .functional import advance, guarded_ratio, scale_samples
+from .graph.freeze import frozen_wide
 from .nn.activations import RadialActivation
 from .nn.bounds import Shape
 from .scaling import Scaling

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import conformallayers as cl
 from conformallayers.nn import bounds
 from conformallayers.nn.branches import Composite
-from conformallayers.nn.extra_layers import ChannelScale
+from conformallayers.nn.extra_layers import ChannelScale, Rescale
 from conformallayers.nn.homogeneous import Channels
 from conformallayers.nn.registry import _SPECS
 
@@ -223,7 +223,7 @@ def test_every_registered_kind_is_covered_here():
     own = {kind for kind in linear if kind.__module__.startswith(("torch.", "conformallayers.nn."))}
     # Bounds of these are compared with explicit matrices in test_conformance.
     elsewhere = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Upsample, cl.RepeatChannels}
-    own -= {*elsewhere, ChannelScale, Channels, Composite}
+    own -= {*elsewhere, ChannelScale, Rescale, Channels, Composite}
     assert own == covered | {nn.Linear, cl.Scale} | set(MOVES)
 
 

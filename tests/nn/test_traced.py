@@ -55,13 +55,12 @@ def test_a_traced_module_is_the_graph_it_draws() -> None:
 @pytest.mark.parametrize(
     ("forward", "named"),
     [
-        (lambda x: x * x, r"got mul\(x, x\)\. Write it with cl layers"),
-        (lambda x: x + 1, r"got add\(x, 1\)\. .* as its bias"),
+        (lambda x: x * x, r"got mul\(x, x\)\. Use nn.ReLU\(\)"),
         (lambda x: torch.cat([x, x]), r"got cat\(\[x, x\]\)"),
-        (lambda x: torch.tanh(x), r"got tanh\(x\)\. Use a module: nn.ReLU\(\)"),
+        (lambda x: torch.tanh(x), r"got tanh\(x\)\."),
         (
             lambda x: nn.functional.relu(x, inplace=True),
-            r"got relu\(x, inplace=True\)\. Use a module",
+            r"got relu\(x, inplace=True\)",
         ),
         (lambda x: (x, x), "one output"),
         (lambda x: x if x.sum() > 0 else -x, "trace"),
@@ -175,7 +174,8 @@ class Rectified(nn.Module):
         self.conv = cl.Conv2d(2, 2, 3, padding=1)
 
     def forward(self, x):
-        return nn.functional.relu(self.conv(x)) + abs(x) + x.relu() + torch.abs(torch.relu(x))
+        y = nn.functional.relu(self.conv(x)) + abs(x) + x.relu() + torch.abs(torch.relu(x))
+        return nn.functional.max_pool2d(0 + y * 2 - x, 2)
 
 
 def test_functions_that_are_homogeneous_maps():

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..container import ConformalLayers, layer_by_layer
 from ..errors import shape_text
-from ..folding.operators import device_of, frozen_wide, lost_hooks
 from ..functional import norm, norm_unit
+from ..graph.freeze import device_of, frozen_wide, lost_hooks
 from ..nn.activations import RadialActivation
 from ..nn.branches import Composite
 from ..nn.layerwise import LayerFlow, Points, embed_batch

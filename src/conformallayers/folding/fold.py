@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ..errors import checked_shape, refusal
+from ..graph.capture import capture
+from ..graph.graph import Graph, Part
 from ..nn.bounds import Shape
-from ..nn.container import ConformalSequential
 from ..utils.fingerprint import fingerprint
+from .absorb import stages_at, with_followers
 from .cost import Cost
 from .folded import Folded
-from .graph import Graph, capture, stages_at, with_followers
-from .lower_graph import GraphLowering, LoweredPart
+from .lower_graph import LoweredPart, lower_graph
 from .merge import merge
 from .part import lower_checked, lower_part, placed
 from .plan import checked_strategy, optimistic_seconds
 from .problem import Conditions, Problem
 from .split import StageGraph
-from .trace import Step, Trace, trace_layers
 
 
 def fold(
@@ -69,53 +69,22 @@ def fold(
         return _folded(model, shape, conditions)
 
 
-def trace(model: nn.Module, input_shape: tuple[int, ...]) -> Trace:
-    """Return the steps of a model's ConformalLayers: path, op, shapes, alpha and bound.
-
-    Args:
-        model: a :class:`ConformalLayers`, or a traceable module with some inside.
-        input_shape: of one sample, without the batch axis.
-
-    Examples:
-        >>> import conformallayers as cl
-        >>> model = cl.ConformalLayers(cl.AvgPool2d(2), cl.ReSPro(alpha=3.0), cl.Flatten())
-        >>> print(cl.trace(model, (3, 8, 8)))
-        path  op                                             input      output     alpha  bound
-        ----  ---------------------------------------------  ---------  ---------  -----  -----
-        0     AvgPool2d(kernel_size=2, stride=2, padding=0)  (3, 8, 8)  (3, 4, 4)             1
-        1     ReSPro(alpha=3)                                (3, 4, 4)  (3, 4, 4)      3      1
-        2     Flatten(start_dim=1, end_dim=-1)               (3, 4, 4)  (48,)                 1
-    """
-    shape = checked_shape(input_shape, "trace(input_shape=...)")
-    if isinstance(model, ConformalSequential):
-        return trace_layers(model, shape)
-    graph = capture(model, shape, keep_hooks=True, conformal=True)
-    steps: list[Step] = []
-    for found in graph.traces.values():
-        offset = len(steps)
-        for step in found.steps:
-            sources = tuple(source if source < 0 else source + offset for source in step.sources)
-            steps.append(replace(step, sources=sources))
-    embeddings = {(found.offset, found.unit) for found in graph.traces.values()}
-    return Trace(shape, tuple(steps), *(embeddings.pop() if len(embeddings) == 1 else ()))
-
-
 def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
     """Fold every ConformalLayers of a model, and lower the layers around them."""
     graph = capture(model, shape)
-    parts: dict[fx.Node, LoweredPart] = {}
-    for node, label in graph.labels().items():
-        found = _largest_part(graph, node, conditions)
+    parts: dict[int, LoweredPart] = {}
+    for part in graph.parts:
+        found = _largest_part(graph, part, conditions)
         lower = lower_checked if conditions.strategy == "auto" else lower_part
         recipe, chosen = lower(found.stages, conditions, found.problem)
-        labels = [label]
+        labels = [part.label]
         if found.stages.single is None:
-            labels = [f"{label} stage {i + 1}".strip() for i in range(len(chosen))]
+            labels = [f"{part.label} stage {i + 1}".strip() for i in range(len(chosen))]
         plans = dict(zip(labels, chosen, strict=True))
         if plans:
             plans[labels[-1]] = replace(chosen[-1], absorbed=found.absorbed)
         parts[found.end] = LoweredPart(recipe, found.feed, plans)
-    recipe, plans = GraphLowering(graph, shape, parts).lower()
+    recipe, plans = lower_graph(graph, parts)
     dtype, device = conditions.dtype, conditions.device
     merged, regions = merge(recipe)
     return Folded(placed(merged, dtype, device), dtype, plans, fingerprint(model), regions)
@@ -128,11 +97,14 @@ def stages_by_part(
 
     ``prefix`` includes the layers before the ConformalLayers that fold away.
     """
-    graph = capture(model, input_shape, conformal=True)
+    graph = capture(model, input_shape)
     found = {}
-    for node, label in graph.labels().items():
-        stages, _ = stages_at(graph, node, prefix=prefix)
-        found[label] = [longer for _, longer in with_followers(graph, node, stages)]
+    for part in graph.parts:
+        stages, _ = stages_at(graph, part, prefix=prefix)
+        found[part.label] = [longer for _, longer in with_followers(graph, part, stages)]
+    if not found:
+        expected = "a cl.ConformalLayers, or a module with some inside"
+        raise refusal("model", expected, type(model).__name__, "Only their stages have forms.")
     return found
 
 
@@ -142,19 +114,19 @@ class _Part:
 
     stages: StageGraph
     problem: Problem | None  # of the only stage, if there is one
-    feed: fx.Node
-    end: fx.Node
+    feed: int
+    end: int
     absorbed: int
 
 
-def _largest_part(graph: Graph, node: fx.Node, conditions: Conditions) -> _Part:
+def _largest_part(graph: Graph, part: Part, conditions: Conditions) -> _Part:
     """Choose how many following layers to absorb, by predicted costs: building each would take too long."""
-    stages, feed = stages_at(graph, node)
-    candidates = with_followers(graph, node, stages)
+    stages, feed = stages_at(graph, part)
+    candidates = with_followers(graph, part, stages)
     problems: list[Problem | None] = []  # of the last stage, with none, one, … layers absorbed
     seconds: list[float] = []  # of that stage and of the layers that are not absorbed
     for end, longer in candidates:
-        last = all(user.op == "output" for user in end.users)
+        last = graph.readers[end] == (len(graph.nodes),)
         problem = problems[0] if problems and longer.single else None
         if problem is not None and longer.last is not None:
             problem = problem.with_stage(longer.last, last)

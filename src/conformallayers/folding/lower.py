@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..nn.bounds import channel_factor, conv_pads, pad_mode, pool_axes
 from ..nn.branches import Composite, Flow, Join
-from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from ..nn.extra_layers import Centre, ChannelScale, RepeatChannels, Rescale, Scale
 from ..nn.homogeneous import Abs, Channels
 from ..nn.registry import computes_like, find_spec, modules_in, shape_after
 from ..nn.supported import PADS
@@ -78,7 +78,8 @@ class Lowering:
 
     def weight(self, name: str, array: Tensor) -> tuple[str, Lowering]:
         """Add a weight times the factor; return its name, and the lowering without the factor."""
-        return self.constant(name, array * self.factor), replace(self, factor=1.0)
+        scaled = array if self.factor == 1.0 else array * self.factor
+        return self.constant(name, scaled), replace(self, factor=1.0)
 
     def call(
         self, value: str, module: nn.Module, output_shape: Shape, *, by_sample: bool = True
@@ -194,6 +195,16 @@ def _scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
 def _channel_scale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
     scale, to = to.weight("scale", _per_channel(module.factor, shape))
     return to.add(layer.Multiply, value, factor=scale)
+
+
+@lowers(Rescale)
+def _rescale(to: Lowering, value: str, module: Any, shape: Shape) -> str:
+    if module.factor is not None:
+        factor, to = to.weight("factor", module.factor)
+        value = to.builder.add(layer.Multiply, value, factor=factor)
+    if module.bias is not None:
+        value = to.builder.add(layer.AddConstant, value, value=to.constant("bias", module.bias))
+    return to.finish(value)
 
 
 @lowers(Centre)

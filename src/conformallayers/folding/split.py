@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import shape_text
 from ..functional import norm_unit
+from ..graph.trace import Step, Trace
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
@@ -22,7 +23,6 @@ from ..nn.registry import is_homogeneous
 from ..scaling import Scaling
 from .operators import Operator, merged, operator_of, push_constant
 from .stages import ActivationSite, Node, Stage, shape_at
-from .trace import Step, Trace
 
 
 @dataclass(frozen=True)

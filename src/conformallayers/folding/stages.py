@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from ..errors import shape_text
+from ..graph.freeze import device_of
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Join
 from ..nn.extra_layers import ChannelScale
 from ..scaling import Scaling
-from .operators import Operator, apply_all, device_of, push_constant, same_in_channels
+from .operators import Operator, apply_all, push_constant, same_in_channels
 
 _LARGEST_SHIFT = 1e12  # of a bias that is added to an input
 

@@ -307,6 +307,12 @@ def gain_bound(module: Any, shape: Shape) -> Scalar:
     return bound
 
 
+def rescale_bound(module: Any, shape: Shape) -> Scalar:
+    """Bound ``Rescale`` by its largest factor."""
+    factor: Tensor | None = module.factor
+    return 1.0 if factor is None else factor.abs().max().to(wide_dtype(factor.device))
+
+
 def pad_mode(module: nn.Module) -> str:
     """Return how a padding module fills its margin: "zeros" for any constant, or a way to copy pixels."""
     return next((mode for kind, mode in _COPYING_PADS if isinstance(module, kind)), "zeros")

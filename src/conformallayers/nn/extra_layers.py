@@ -103,6 +103,30 @@ class ChannelScale(nn.Module):
         return input * self.factor.view(-1, *[1] * (input.dim() - 2))
 
 
+class Rescale(nn.Module):
+    """Multiply by a constant and add another, as ``x * 2`` and ``x - mean`` in the forward of a model.
+
+    Args:
+        factor, bias: buffers that broadcast to a sample; None leaves the step out.
+
+    Shape:
+        (B, ...) → (B, ...)
+    """
+
+    factor: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, factor: Tensor | None = None, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+        self.register_buffer("bias", bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``factor · input + bias``."""
+        output = input if self.factor is None else input * self.factor.to(input.dtype)
+        return output if self.bias is None else output + self.bias.to(input.dtype)
+
+
 class Centre(nn.Module):
     """Subtract a mean sample, kept in a buffer. Use it before a ConformalLayers, not inside.
 

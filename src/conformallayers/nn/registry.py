@@ -401,26 +401,27 @@ class _Bounding(Flow[tuple[Shape, Scalar]]):
 
 
 def shape_after(module: nn.Module, shape: Shape, batch: int = 2) -> torch.Size:
-    """Return the output shape of a batch, computed on the meta device where possible."""
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
-    device = next((t.device for t in tensors.values()), torch.device("cpu"))
+    """Return the output shape of a batch, from a copy of the module without data, on the meta device."""
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+    for part in module.modules():
+        tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+    floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
     x = torch.empty(batch, *shape, dtype=floats[0] if floats else None, device="meta")
-    # Hooks may set plain tensors anew from parameters, such as the weight of a pruned layer.
-    plain = [
-        (part, {name: value for name, value in vars(part).items() if isinstance(value, Tensor)})
-        for part in module.modules()
-    ]
+    memo: dict[int, Any] = {id(t): torch.empty_like(t, device="meta") for t in tensors}
     try:
-        meta = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
-        result: Tensor = torch.func.functional_call(module, meta, (x,))
-    except RuntimeError:  # a tensor that is neither parameter nor buffer stays on its device
-        unseen = copy.deepcopy(module).eval()  # keeps this batch out of running statistics
-        result = unseen(torch.zeros_like(x, device=device))
-    finally:
-        for part, values in plain:
-            vars(part).update(values)
+        result: Tensor = _bare_copy(module, memo)(x)
+    except RuntimeError:  # a tensor that is made in forward is on another device
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        result = _bare_copy(module, {})(torch.zeros_like(x, device=device))
     return result.shape
+
+
+def _bare_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a module for evaluation, without the hooks of its user."""
+    copied = copy.deepcopy(module, memo).eval()
+    for part in copied.modules():
+        part._forward_hooks.clear()
+    return copied
 
 
 def _composite_problem(module: Any) -> str | None:

@@ -47,6 +47,10 @@ class LayerSpec:
     norm_factor: Callable[[Any, Shape], float | None] | None = None
     homogeneous: bool = False
 
+    def takes(self, shape: Shape) -> bool:
+        """Tell whether samples of a shape have the number of axes that the module fixes."""
+        return self.rank is None or len(shape) + 1 == self.rank
+
     def problem(self, module: nn.Module) -> str | None:
         """Return why the configuration of a module is refused, or None."""
         return None if self.check is None else self.check(module)

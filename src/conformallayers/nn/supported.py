@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..functional import Scalar
 from . import bounds
-from .extra_layers import Centre, ChannelScale, RepeatChannels, Scale
+from .extra_layers import Centre, ChannelScale, RepeatChannels, Rescale, Scale
 from .homogeneous import Abs, Channels
 from .specs import Check, LayerSpec
 
@@ -149,6 +149,7 @@ SUPPORTED: dict[type[nn.Module], LayerSpec] = {
     nn.Upsample: LayerSpec(bounds.upsample_bound, norm_factor=bounds.repeated_pixels),
     RepeatChannels: LayerSpec(bounds.repeat_bound, norm_factor=bounds.repeat_bound),
     ChannelScale: LayerSpec(bounds.scale_bound),
+    Rescale: LayerSpec(bounds.rescale_bound, affine=True),
     Scale: LayerSpec(bounds.gain_bound, _scaled_gain, multiple=True),
     Channels: LayerSpec(bounds.one, channels="channels"),
     nn.ReLU: LayerSpec(bounds.one, check=_not_in_place, homogeneous=True),

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
 from ..errors import cause_line, refusal
 from ..utils.text import call_text
 from .activations import RadialActivation
 from .branches import Composite, Flow, Join, below, checked_module
 from .container import ConformalSequential
-from .homogeneous import Abs
-from .registry import find_spec, is_homogeneous
+from .functions import Batch, Values, modules_of
+from .registry import find_spec
 
 T = TypeVar("T")
+_Step = tuple[str, list[str], str | Join | nn.Module]
 
 
 class Traced(Composite):
-    """Run the graph of an ordinary module: layers, ``+``, ``torch.cat``, ``flatten``, ``relu`` and ``abs``.
+    """Run the graph of an ordinary module: layers, and functions such as ``+``, ``torch.cat`` and ``relu``.
 
     ``a + b`` and ``torch.cat([a, b], 1)`` both have the coordinate of a.
 
@@ -66,18 +64,19 @@ class Traced(Composite):
         self.body = fx.GraphModule(module, graph)
         self.body.graph.eliminate_dead_code()
         self.body.recompile()  # pickle stores the generated code
-        graph = self.body.graph
-        calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-        self._steps = [_step(name, node) for node in calls]
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        (result,) = (node.args[0] for node in graph.nodes if node.op == "output")
+        nodes = list(self.body.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        (result,) = (node.args[0] for node in nodes if node.op == "output")
         if len(inputs) != 1 or not isinstance(result, fx.Node):
             remedy = "Take and return one tensor."
             raise refusal(f"Traced({name})", "one input and one output", "others", remedy)
         self._input, self._result = inputs[0].name, result.name
+        values = {node: Batch() for node in nodes if node.op not in ("get_attr", "output")}
+        calls = (node for node in nodes if node.op not in ("placeholder", "output"))
+        self._steps = [step for node in calls for step in _steps(name, node, values)]
         # Children, so that all can see that the module is not linear.
         actions = [action for *_, action in self._steps if isinstance(action, nn.Module)]
-        self.maps = nn.ModuleList(action for action in actions if is_homogeneous(action))
+        self.maps = nn.ModuleList(one for one in actions if not isinstance(one, Join))
 
     def flow(self, path: str, value: T, through: Flow[T]) -> T:
         """Apply the nodes of the graph in order."""
@@ -99,53 +98,21 @@ class _Tracer(fx.Tracer):
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
-_SUMS = (operator.add, torch.add)
-_MAPS: dict[Any, type[nn.Module]] = {
-    **dict.fromkeys((torch.relu, F.relu, "relu"), nn.ReLU),
-    **dict.fromkeys((torch.abs, operator.abs, "abs"), Abs),
-}
-
-
-def _step(name: str, node: fx.Node) -> tuple[str, list[str], str | Join | nn.Module]:
-    """Return the name of a node, those of the nodes it reads, and the path of a module, a join or a module.
+def _steps(owner: str, node: fx.Node, values: Values) -> list[_Step]:
+    """Return the steps of a node: a name, the names of what it reads, and a path, a join or a module.
 
     Names instead of nodes: torch.compile cannot trace the nodes of a graph. Other nodes are refused.
     """
-    given, kwargs = node.args, node.kwargs
-    sources: Any = given
-    action: str | Join | nn.Module | None = None
-    if node.op == "call_module":
-        action = str(node.target) if len(given) == 1 and not kwargs else None
-    elif node.target in _SUMS:
-        action = Join("sum") if len(given) == 2 and not kwargs else None
-    elif node.target in _MAPS:
-        action = _MAPS[node.target]() if len(given) == 1 and not any(kwargs.values()) else None
-    elif node.target is torch.cat:
-        sources = given[0] if given else kwargs.get("tensors", ())
-        axis = kwargs.get("dim", given[1] if len(given) > 1 else 0)
-        action = Join("concatenate", axis) if isinstance(axis, int) and axis != 0 else None
-    elif node.target is torch.flatten or (node.op, node.target) == ("call_method", "flatten"):
-        sources, sizes = given[:1], given[1:]
-        start = kwargs.get("start_dim", sizes[0] if sizes else 0)
-        known = kwargs.keys() <= {"start_dim", "end_dim"}
-        if known and start != 0 and not any(isinstance(size, fx.Node) for size in sizes):
-            action = nn.Flatten(*sizes, **kwargs)  # type: ignore[arg-type]
-    many = isinstance(sources, (list, tuple)) and len(sources) > 0
-    if action is None or not many or not all(isinstance(source, fx.Node) for source in sources):
-        raise refusal(
-            f"Traced({name}) at {node.name}",
-            "modules, sums of two values, torch.cat behind the batch axis, flatten(1), relu, abs",
-            call_text(node),
-            _remedy(node),
-        )
-    return node.name, [source.name for source in sources], action
-
-
-def _remedy(node: fx.Node) -> str:
-    if node.op == "get_attr" or (node.target in _SUMS and not node.kwargs):
-        return "Give the constant to a layer as its bias: cl.Linear(..., bias=True)."
-    if node.target in (*_MAPS, torch.tanh, "tanh", F.gelu, F.max_pool2d):
-        return (
-            "Use a module: nn.ReLU(), nn.LPPool2d(2, ...) or cl.ReSPro(), or put it into the head."
-        )
-    return "Write it with cl layers, +, torch.cat and flatten, or put it into the head."
+    if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+        return [(node.name, [str(source) for source in node.args], str(node.target))]
+    chain = modules_of(node, values) or []
+    folds = all(isinstance(one, Join) or find_spec(one) is not None for one, _ in chain)
+    if not chain or not folds or any(node.kwargs.get(key) for key in ("inplace", "input")):
+        expected = "modules, and functions that are affine or homogeneous"
+        remedy = "Use nn.ReLU(), nn.LPPool2d(2, ...), cl.ReSPro() or a layer with a bias, or put it into the head."
+        raise refusal(f"Traced({owner}) at {node.name}", expected, call_text(node), remedy)
+    names = [*(f"{node.name}_{number}" for number in range(len(chain) - 1)), node.name]
+    return [
+        (name, [names[one] if isinstance(one, int) else one.name for one in reads], module)
+        for name, (module, reads) in zip(names, chain, strict=True)
+    ]

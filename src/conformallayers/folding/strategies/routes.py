@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...graph.freeze import device_of
 from ...nn.bounds import Shape, conv_pads
 from ...nn.extra_layers import ChannelScale
 from ...nn.homogeneous import Channels
@@ -29,7 +30,6 @@ from ..operators import (
     POOLINGS,
     Operator,
     apply_all,
-    device_of,
     impulses,
     is_plain,
     receptive_field,

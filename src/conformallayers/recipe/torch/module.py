@@ -111,7 +111,9 @@ class RecipeModule(nn.Module):
 
     def _run(self, x: Tensor) -> Tensor:
         values = self.evaluate({INPUT: x})
-        result: Tensor = values[self._bare.output]
+        result: Any = values[self._bare.output]
+        if not isinstance(result, Tensor):  # several outputs
+            return result  # type: ignore[no-any-return]
         return result.contiguous() if result.dim() == 4 and not transformed() else result
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""Captured models: what folds into a part before and behind it."""
+"""Layers that fold into a ConformalLayers: a prefix and a head."""
 
 from __future__ import annotations
 

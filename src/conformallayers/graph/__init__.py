@@ -1,0 +1,1 @@
+"""Any model as one graph: capture, frozen copies, shapes, bounds and α."""

@@ -1,0 +1,386 @@
+"""Model → Graph: trace a frozen copy with torch.fx, record shapes, and make every call a module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import ConformalError, cause_line, refusal, shape_text
+from ..functional import wide_dtype
+from ..nn.activations import RadialActivation
+from ..nn.bounds import Shape
+from ..nn.branches import Composite
+from ..nn.container import ConformalSequential
+from ..nn.extra_layers import Centre
+from ..nn.functions import Batch, Chain, modules_of
+from ..nn.registry import find_spec, shape_after
+from ..utils.text import call_text
+from .freeze import freeze, refuse_hooks
+from .graph import INPUT, Graph, Node, kind_of
+from .layers import Branches, NodeList
+
+_BATCHES = 2, 3  # sizes of the two runs that record shapes: an axis that differs is the batch
+_ONE_BY_ONE = "Fold a part of it: model.part = cl.fold(model.part, shape)."
+
+
+def capture(
+    model: nn.Module, shape: Shape, *, where: str = "fold", keep_hooks: bool = False
+) -> Graph:
+    """Read a model into a graph; neither the model nor its mode is changed.
+
+    Args:
+        model: any module that torch.fx can trace, with one input.
+        shape: of one input sample.
+        where: the function that the errors name.
+        keep_hooks: ignore forward hooks instead of refusing them.
+    """
+    _check_model(where, model, keep_hooks)
+    name = f"{where}({type(model).__name__})"
+    with torch.inference_mode(False), torch.no_grad():
+        root = _OneInput(freeze(model))
+        module = _traced(name, root)
+        like = next(model.parameters(), torch.empty(0))
+        values = _recorded(name, module, shape, like)
+        for part in root.modules():
+            if getattr(part, "inplace", False):
+                part.inplace = False  # type: ignore[assignment]
+        wide = wide_dtype(like.device) is torch.float64
+        module.to(device=None if wide else "cpu", dtype=torch.float64)
+        return _Reader(module, shape, values).graph()
+
+
+def _check_model(where: str, model: nn.Module, keep_hooks: bool) -> None:
+    where = f"{where}(model)"
+    if not isinstance(model, nn.Module):
+        raise refusal(where, "an nn.Module", type(model).__name__, "Pass the model itself.")
+    if hasattr(model, "recipe"):
+        raise refusal(where, "a model with layers", "a Folded", "It is folded already.")
+    for path, module in model.named_modules():
+        custom = type(module).forward is not ConformalSequential.forward
+        if isinstance(module, ConformalSequential) and custom:
+            raise refusal(
+                f"{where} at {path or 'its root'}",
+                "the forward of ConformalLayers",
+                f"{type(module).__name__}, which overrides it",
+                "Put what it adds into a module around the ConformalLayers.",
+            )
+        if not keep_hooks:
+            refuse_hooks(path, module)
+    required = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(required) > 1:
+        got = f"the inputs {', '.join(required)}"
+        raise refusal(where, "a model with one input", got, _ONE_BY_ONE)
+
+
+class _OneInput(nn.Module):
+    """Call a model with one input, so that its other arguments have their defaults."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.model(x)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
+            return False
+        own = isinstance(m, (ConformalSequential, Composite, RadialActivation, Centre))
+        return own or find_spec(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(where: str, root: nn.Module) -> fx.GraphModule:
+    random = torch.get_rng_state()
+    try:
+        graph = _Tracer().trace(root)
+    except Exception as error:
+        expected = "a model that torch.fx can trace"
+        raise refusal(where, expected, cause_line(error), _ONE_BY_ONE) from error
+    if not torch.equal(torch.get_rng_state(), random):
+        expected, got = "a model without chance", "random numbers drawn in forward"
+        remedy = "Draw them like the input, as in torch.randn_like(x), or leave them out."
+        raise refusal(where, expected, got, remedy)
+    for node in graph.nodes:
+        node.type = None  # pickle refuses annotations that are strings
+    return fx.GraphModule(root, graph)
+
+
+# -- shapes --------------------------------------------------------------------------------------------
+
+
+class _Recorder(fx.Interpreter):
+    """Run zeros through the graph, and keep the shape of every tensor and every other value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # or fx would write its own lines into our messages
+        self.found: dict[fx.Node, Any] = {}
+        self.constant: set[fx.Node] = set()  # nodes that do not depend on the input
+
+    def run_node(self, n: fx.Node) -> Any:
+        before = {source: self._versions(source) for source in self.env}
+        inputs = n.all_input_nodes
+        module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
+        if isinstance(module, ConformalSequential):  # its layers are read, not run
+            x: Tensor = self.env[inputs[0]]
+            after = _output_shape(str(n.target), module, tuple(x.shape[1:]))
+            value: Any = x.new_zeros(x.shape[0], *after)
+        else:
+            value = super().run_node(n)
+        self._refuse_overwriting(n, before)
+        if n.op not in ("placeholder", "output") and self.constant.issuperset(inputs):
+            self.constant.add(n)
+        known = n in self.constant
+        self.found[n] = value if known else tree_map(_recorded_value, value)
+        same = n.op == "call_function" and inputs and value is self.env.get(inputs[0])
+        if same and not known and self._versions(inputs[0]) == before[inputs[0]]:
+            self.found[n] = _Same(inputs[0])
+        return value
+
+    def _versions(self, node: fx.Node) -> list[int]:
+        """Return how often the memory of each tensor of a value was written to, through any of its views."""
+        leaves = tree_leaves(self.env[node])
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
+        return [tensor._version for tensor in tensors]
+
+    def _refuse_overwriting(self, node: fx.Node, before: Mapping[fx.Node, list[int]]) -> None:
+        """Refuse a node that has changed a value which a later node reads: a graph keeps values."""
+        for source, versions in before.items():
+            read_later = not {*self.found, node}.issuperset(source.users)
+            if read_later and self._versions(source) != versions:
+                raise refusal(
+                    call_text(node),
+                    "a layer that changes no value which is read again",
+                    "one that works in place",
+                    "Use inplace=False, or a function that returns a new value.",
+                )
+
+
+class _Same:
+    """A call that has returned its argument: the identity."""
+
+    def __init__(self, source: fx.Node) -> None:
+        self.source = source
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.source is self.source
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Sizes(tuple[int, ...]):
+    """The shape of a tensor."""
+
+
+class _Mixed:
+    """A tensor whose first axis is not the batch, or whose other axes depend on it."""
+
+    def __init__(self, row: Shape | None) -> None:
+        self.row = row
+
+
+def _recorded_value(value: Any) -> Any:
+    return _Sizes(value.shape) if isinstance(value, Tensor) else value
+
+
+def _output_shape(path: str, container: ConformalSequential, shape: Shape) -> Shape:
+    nodes = NodeList(shape)
+    last = nodes.add_container(_path(path), container, INPUT, shape)
+    return nodes.shape(last) or ()
+
+
+def _recorded(where: str, module: fx.GraphModule, shape: Shape, like: Tensor) -> dict[fx.Node, Any]:
+    """Return what is known of each node: Batch, _Mixed, a constant; nothing for numbers of samples."""
+    runs = []
+    for size in _BATCHES:
+        recorder = _Recorder(module)
+        try:
+            recorder.run(torch.zeros(size, *shape, dtype=like.dtype, device=like.device))
+        except ConformalError:
+            raise
+        except Exception as error:
+            raise refusal(
+                where,
+                f"a model that takes any number of samples of shape {shape_text(shape)}",
+                cause_line(error),
+                "Check input_shape, and that model(x) runs.",
+            ) from error
+        runs.append(recorder.found)
+    values: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        found = _merged(runs[0][node], runs[1][node])
+        if found is not _UNKNOWN:
+            values[node] = found
+    return values
+
+
+_UNKNOWN = object()
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Return what two runs with different numbers of samples agree on."""
+    if isinstance(one, _Sizes) and isinstance(other, _Sizes):
+        row = tuple(one[1:]) if one[1:] == other[1:] else None
+        apart = (one[:1], other[:1]) == tuple((size,) for size in _BATCHES)
+        return Batch(row) if apart and row is not None else _Mixed(row)
+    if isinstance(one, Tensor):
+        return one
+    if type(one) in (tuple, list) and type(other) is type(one) and len(one) == len(other):
+        return tuple(_merged(*pair) for pair in zip(one, other, strict=True))
+    return one if type(one) is type(other) and one == other else _UNKNOWN
+
+
+# -- nodes --------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Turn the nodes of torch.fx into those of a Graph."""
+
+    def __init__(self, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]) -> None:
+        self.module, self.values, self.nodes = module, values, NodeList(shape)
+        self.numbers: dict[fx.Node, int] = {}
+        self.constant: set[fx.Node] = set()
+
+    def graph(self) -> Graph:
+        output = INPUT
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                self.numbers[node] = INPUT
+            elif node.op == "output":
+                result = node.args[0]
+                single = isinstance(result, fx.Node) and result in self.numbers
+                output = self.numbers[result] if single else self._collect(node, result)
+            elif self.constant.issuperset(node.all_input_nodes):
+                self.constant.add(node)
+            else:
+                self.numbers[node] = self._read(node)
+        return _without_unread(Graph(self.nodes.input_shape, tuple(self.nodes.nodes), output))
+
+    def _read(self, node: fx.Node) -> int:
+        value, inputs = self.values.get(node), node.all_input_nodes
+        if isinstance(value, _Same):
+            self.values[node] = self.values[value.source]
+            return self.numbers[value.source]
+        if node.op == "call_module":
+            return self._module(node)
+        chain = modules_of(node, self.values) if isinstance(value, Batch) else None
+        if chain is None:
+            return self._call(node)
+        reads = tuple(dict.fromkeys(_path(str(n.target)) for n in inputs if n.op == "get_attr"))
+        return self._chain(node, chain, reads)
+
+    def _chain(self, node: fx.Node, chain: Chain, constants: tuple[str, ...]) -> int:
+        """Append the modules of a function; an identity is no node."""
+        numbers: list[int] = []
+        for module, reads in chain:
+            sources = tuple(
+                self.numbers[source] if isinstance(source, fx.Node) else numbers[source]
+                for source in reads
+            )
+            if isinstance(module, nn.Identity):
+                numbers.append(sources[0])
+                continue
+            last = module is chain[-1][0]
+            before = self.nodes.shape(sources[0])
+            shape = self.values[node].shape
+            if not last:
+                shape = tuple(shape_after(module, before or ())[1:])
+            name, text = self.nodes.fresh(node.name), call_text(node)
+            module.eval().double()
+            item = Node(name, kind_of(module, before), module, sources, shape, shape, "", text, constants)  # fmt: skip
+            numbers.append(self.nodes.append(item))
+        return numbers[-1]
+
+    def _module(self, node: fx.Node) -> int:
+        module, path = self.module.get_submodule(str(node.target)), _path(str(node.target))
+        given = [*node.args, *(node.kwargs[name] for name in ("input", "x") if name in node.kwargs)]
+        alone = len(given) == len(node.args) + len(node.kwargs) == 1
+        source = given[0] if alone else None
+        before = self.values.get(source) if isinstance(source, fx.Node) else None
+        value = self.values.get(node)
+        if not isinstance(source, fx.Node) or not isinstance(before, Batch):
+            if isinstance(module, ConformalSequential):
+                expected, remedy = "samples on the first axis", "Keep the batch axis first."
+                raise refusal(f"ConformalLayers at {path}", expected, "another value", remedy)
+            return self._call(node)
+        number, shape = self.numbers[source], before.shape or ()
+        if isinstance(module, ConformalSequential):
+            return self.nodes.add_container(path, module, number, shape, node.name)
+        if isinstance(module, Composite):
+            return Branches(self.nodes).run(path, module, number)
+        if not isinstance(value, Batch):
+            return self._call(node)
+        kind, name = kind_of(module, shape), self.nodes.fresh(path, node.name)
+        shapes, text = (value.shape, value.shape), type(module).__name__
+        return self.nodes.append(Node(name, kind, module, (number,), *shapes, path, text))
+
+    def _call(self, node: fx.Node) -> int:
+        """Append a call that stays what it is, as a module with the batches that it reads as inputs."""
+        value = self.values.get(node)
+        shape = value.shape if isinstance(value, Batch) else None
+        row = value.row if isinstance(value, _Mixed) else shape
+        module, sources = self._single(node, lambda graph, copied: graph.node_copy(node, copied))
+        path = _path(str(node.target)) if node.op == "call_module" else ""
+        name = self.nodes.fresh(path or node.name, node.name)
+        text = call_text(node)
+        return self.nodes.append(Node(name, "other", module, sources, shape, row, path, text))
+
+    def _collect(self, node: fx.Node, result: Any) -> int:
+        """Append the last node of a model with several outputs: what it returns."""
+        module, sources = self._single(node, lambda _, copied: fx.node.map_arg(result, copied))
+        if not sources:
+            expected, got = "a model that returns tensors of its input", type(result).__name__
+            raise refusal("fold(model)", expected, got, _ONE_BY_ONE)
+        item = Node(self.nodes.fresh("output"), "other", module, sources, None, None, "", "return")
+        return self.nodes.append(item)
+
+    def _single(
+        self, node: fx.Node, build: Callable[[fx.Graph, Callable[[fx.Node], fx.Node]], Any]
+    ) -> tuple[nn.Module, tuple[int, ...]]:
+        """Return a module that computes one node from batches, and their numbers."""
+        graph = fx.Graph()
+        inputs = [source for source in node.all_input_nodes if source not in self.constant]
+        copies = {source: graph.placeholder(source.name) for source in inputs}
+
+        def copied(source: fx.Node) -> fx.Node:
+            if source not in copies:
+                copies[source] = graph.node_copy(source, copied)
+            return copies[source]
+
+        graph.output(build(graph, copied))
+        return fx.GraphModule(self.module, graph), tuple(self.numbers[n] for n in inputs)
+
+
+def _path(target: str) -> str:
+    """Return the path in the model of a module or attribute of the traced root."""
+    return target.removeprefix("model").removeprefix(".")
+
+
+def _without_unread(graph: Graph) -> Graph:
+    """Drop nodes that the result does not need, such as sizes; a ConformalLayers goes as a whole."""
+    needed, inside = {graph.output}, dict[int, int]()
+    for part in graph.parts:
+        inside.update(dict.fromkeys(range(part.embed, part.leave), part.leave))
+    for number in range(len(graph.nodes) - 1, -1, -1):
+        if number in needed or inside.get(number) in needed:
+            needed.update((number, *graph.nodes[number].sources))
+    place, kept = {INPUT: INPUT}, list[Node]()
+    for number, node in enumerate(graph.nodes):
+        if number in needed:
+            place[number] = len(kept)
+            sources = tuple(place[source] for source in node.sources)
+            kept.append(replace(node, sources=sources))
+    return Graph(graph.input_shape, tuple(kept), place[graph.output])

@@ -1,0 +1,410 @@
+"""Functions and methods as modules: the one table from the calls of a torch.fx graph to layers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from .bounds import Shape
+from .branches import Join
+from .extra_layers import Rescale
+from .homogeneous import Abs, Channels
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A value with one entry per sample; ``shape`` is that of a sample, None while it is unknown."""
+
+    shape: Shape | None = None
+
+
+# What is known of each node: a Batch, a tuple of them, or a constant as it is. Others are left out.
+Values = Mapping[fx.Node, Any]
+# Modules in order, each with what it reads: nodes, or the positions of earlier modules.
+Chain = list[tuple[nn.Module, tuple[fx.Node | int, ...]]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function or method. Nodes of batches stay nodes, other nodes are their values."""
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: Values
+
+    def shape(self, source: Any) -> Shape | None:
+        """Return the shape of one sample of a node, or None if it is unknown or no batch."""
+        value = self.values.get(source) if isinstance(source, fx.Node) else None
+        return value.shape if isinstance(value, Batch) else None
+
+    @property
+    def source(self) -> fx.Node:
+        """The first argument, a batch."""
+        return self.batch(self.args[0] if self.args else self.kwargs["input"])
+
+    def batch(self, value: Any) -> fx.Node:
+        """Return a node that is a batch; raise TypeError for other values."""
+        if not isinstance(value, fx.Node) or not isinstance(self.values.get(value), Batch):
+            raise TypeError("no batch")
+        return value
+
+    def arguments(self, *names: str) -> dict[str, Any]:
+        """Return the arguments behind the first by name; raise TypeError for others, or for batches."""
+        if len(self.args) > 1 + len(names):
+            raise TypeError("too many arguments")
+        given = dict(zip(names, self.args[1:], strict=False)) | self.kwargs
+        given = {name: value for name, value in given.items() if name not in _IGNORED}
+        if given.pop("dtype", None) is not None or not given.keys() <= {*names}:
+            raise TypeError("an argument that modules do not have")
+        if any(isinstance(value, fx.Node) for value in given.values()):
+            raise TypeError("an argument that depends on the batch")
+        return given
+
+
+_IGNORED = ("input", "inplace", "_stacklevel", "antialias", "out")
+_Row = Callable[[Call], Chain | None]
+_ROWS: dict[Any, _Row] = {}
+
+
+def modules_of(node: fx.Node, values: Values) -> Chain | None:
+    """Return the modules that compute a function or method, or None if there are none."""
+    row = _ROWS.get(node.target) if node.op in ("call_function", "call_method") else None
+    if row is None:
+        return None
+
+    def value(source: fx.Node) -> Any:
+        found = values.get(source, source)  # what is unknown stays a node, too
+        return source if isinstance(found, Batch) else found
+
+    try:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+        return row(Call(node, tuple(args), dict(kwargs), values))
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+        return None
+
+
+def _rows(*targets: Any) -> Callable[[_Row], _Row]:
+    def register(function: _Row) -> _Row:
+        _ROWS.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
+# -- functions with a module of the same arguments -----------------------------------------------------
+
+
+def _module(kind: type[nn.Module], names: Sequence[str] = ()) -> _Row:
+    """Return the row of a function whose module has the same arguments."""
+
+    def row(call: Call) -> Chain | None:
+        given = call.arguments(*names)
+        if "training" in names and given.pop("training", True):
+            return None  # drops values at evaluation too
+        return [(kind(**given), (call.source,))]
+
+    return row
+
+
+def _spatial_rows(n: int) -> dict[Any, _Row]:
+    window = ("kernel_size", "stride", "padding")
+    names = {
+        "max_pool": ("MaxPool", (*window, "dilation", "ceil_mode", "return_indices")),
+        "avg_pool": ("AvgPool", (*window, "ceil_mode", "count_include_pad", "divisor_override")),
+        "adaptive_avg_pool": ("AdaptiveAvgPool", ("output_size",)),
+        "adaptive_max_pool": ("AdaptiveMaxPool", ("output_size", "return_indices")),
+        "lp_pool": ("LPPool", ("norm_type", *window[:2], "ceil_mode")),
+        "dropout": ("Dropout", ("p", "training")),
+    }
+    return {
+        getattr(F, f"{function}{n}d"): _module(getattr(nn, f"{module}{n}d"), arguments)
+        for function, (module, arguments) in names.items()
+    }
+
+
+_ROWS |= {
+    **dict.fromkeys((torch.relu, F.relu, torch.relu_, "relu", "relu_"), _module(nn.ReLU)),
+    **dict.fromkeys((torch.abs, operator.abs, "abs"), _module(Abs)),
+    F.leaky_relu: _module(nn.LeakyReLU, ("negative_slope",)),
+    F.dropout: _module(nn.Dropout, ("p", "training")),
+    **_spatial_rows(1),
+    **_spatial_rows(2),
+    **_spatial_rows(3),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), _module(nn.Sigmoid)),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), _module(nn.Tanh)),
+    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), _module(nn.Softmax, ("dim",))),
+    **dict.fromkeys(
+        (torch.log_softmax, F.log_softmax, "log_softmax"), _module(nn.LogSoftmax, ("dim",))
+    ),
+    F.gelu: _module(nn.GELU, ("approximate",)),
+    F.silu: _module(nn.SiLU),
+    F.relu6: _module(nn.ReLU6),
+    F.hardswish: _module(nn.Hardswish),
+    F.hardsigmoid: _module(nn.Hardsigmoid),
+    F.pixel_shuffle: _module(nn.PixelShuffle, ("upscale_factor",)),
+    F.pixel_unshuffle: _module(nn.PixelUnshuffle, ("downscale_factor",)),
+    F.interpolate: _module(
+        nn.Upsample, ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+    ),
+    "contiguous": _module(nn.Identity),
+}
+
+
+@_rows(torch.clamp, torch.clip, "clamp", "clip", "clamp_", torch.clamp_min, "clamp_min")
+def _clamp(call: Call) -> Chain | None:
+    given = call.arguments("min", "max")
+    low, high = given.get("min"), given.get("max")
+    if isinstance(low, Tensor) or low != 0 or high not in (None, 6):
+        return None
+    return [(nn.ReLU() if high is None else nn.ReLU6(), (call.source,))]
+
+
+@_rows(F.pad)
+def _pad(call: Call) -> Chain | None:
+    given = call.arguments("pad", "mode", "value")
+    shape, pads, mode = call.shape(call.source), tuple(given["pad"]), given.get("mode", "constant")
+    axes = len(shape) - 1 if shape else 0
+    if not 1 <= axes <= 3 or len(pads) > 2 * axes:
+        return None
+    pads += (0,) * (2 * axes - len(pads))
+    names = {"reflect": "Reflection", "replicate": "Replication", "circular": "Circular"}
+    value = () if mode != "constant" else (given.get("value") or 0.0,)
+    kind = getattr(nn, f"{names.get(mode, 'Constant')}Pad{axes}d")
+    return [(kind(pads, *value), (call.source,))]
+
+
+# -- weights as arguments --------------------------------------------------------------------------------
+
+
+def _holding(module: nn.Module, **tensors: Tensor | None) -> nn.Module:
+    """Replace parameters of a module by constants."""
+    for name, tensor in tensors.items():
+        module._parameters.pop(name, None)
+        module.register_buffer(name, tensor)
+    return module
+
+
+@_rows(F.linear)
+def _linear(call: Call) -> Chain | None:
+    given = call.arguments("weight", "bias")
+    weight: Tensor = given["weight"]
+    module = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    return [(_holding(module, weight=weight, bias=given.get("bias")), (call.source,))]
+
+
+@_rows(F.conv1d, F.conv2d, F.conv3d)
+def _conv(call: Call) -> Chain | None:
+    given = call.arguments("weight", "bias", "stride", "padding", "dilation", "groups")
+    weight, bias = given.pop("weight"), given.pop("bias", None)
+    kind, inputs = getattr(nn, f"Conv{weight.dim() - 2}d"), weight.shape[1] * given.get("groups", 1)
+    module = kind(inputs, weight.shape[0], tuple(weight.shape[2:]), **given, device="meta")
+    return [(_holding(module, weight=weight, bias=bias), (call.source,))]
+
+
+@_rows(F.batch_norm)
+def _batch_norm(call: Call) -> Chain | None:
+    names = "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
+    given, shape = call.arguments(*names), call.shape(call.source)
+    mean, variance = given["running_mean"], given["running_var"]
+    if given.get("training") or mean is None or variance is None or shape is None:
+        return None
+    kind = getattr(nn, f"BatchNorm{max(1, len(shape) - 1)}d")
+    norm = kind(len(mean), eps=given.get("eps", 1e-5), device="meta").eval()
+    norm.num_batches_tracked = torch.ones((), dtype=torch.long)
+    held = {"running_mean": mean, "running_var": variance}
+    return [
+        (
+            _holding(norm, **held, weight=given.get("weight"), bias=given.get("bias")),
+            (call.source,),
+        )
+    ]
+
+
+@_rows(F.prelu, torch.prelu, "prelu")
+def _prelu(call: Call) -> Chain | None:
+    weight: Tensor = call.arguments("weight")["weight"]
+    return [(_holding(nn.PReLU(weight.numel(), device="meta"), weight=weight), (call.source,))]
+
+
+# -- sums, products and joins ------------------------------------------------------------------------------
+
+_ADD = (operator.add, operator.iadd, torch.add, "add", "add_")
+_SUB = (operator.sub, operator.isub, torch.sub, "sub", "sub_")
+_MUL = (operator.mul, operator.imul, torch.mul, "mul", "mul_")
+_DIV = (operator.truediv, operator.itruediv, torch.div, "div", "div_")
+
+
+def _operands(call: Call) -> tuple[Any, Any]:
+    """Return both operands; raise TypeError for another number of them, or for options."""
+    given = [*call.args, *(call.kwargs[name] for name in ("input", "other") if name in call.kwargs)]
+    if len(given) != 2 or not call.kwargs.keys() <= {"input", "other"}:
+        raise TypeError("options")
+    return given[0], given[1]
+
+
+@_rows(*_ADD, *_SUB)
+def _sum(call: Call) -> Chain | None:
+    left, right = _operands(call)
+    minus = call.node.target in _SUB
+    if isinstance(left, fx.Node) and isinstance(right, fx.Node):
+        left, right = call.batch(left), call.batch(right)
+        if call.shape(left) != call.shape(right):
+            return None  # would broadcast
+        if minus:
+            return [(Rescale(torch.tensor(-1.0)), (right,)), (Join("sum"), (left, 0))]
+        return [(Join("sum"), (left, right))]
+    source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
+    constant = _constant(other, call.shape(call.batch(source)))
+    if minus and source is left:
+        constant = -constant
+    return _rescaled(source, torch.tensor(-1.0) if minus and source is right else None, constant)
+
+
+@_rows(*_MUL, *_DIV)
+def _product(call: Call) -> Chain | None:
+    left, right = _operands(call)
+    divides = call.node.target in _DIV
+    source, other = (left, right) if isinstance(left, fx.Node) else (right, left)
+    if isinstance(other, fx.Node) or (divides and source is right):
+        return None
+    factor = _constant(other, call.shape(call.batch(source)))
+    return _rescaled(source, 1 / factor if divides else factor, None)
+
+
+@_rows(operator.neg, torch.neg, "neg")
+def _negative(call: Call) -> Chain | None:
+    call.arguments()
+    return [(Rescale(torch.tensor(-1.0)), (call.source,))]
+
+
+def _rescaled(source: fx.Node, weight: Tensor | None, bias: Tensor | None) -> Chain | None:
+    weight = None if weight is None or bool((weight == 1).all()) else weight
+    bias = None if bias is None or not bool(bias.any()) else bias
+    if weight is None and bias is None:
+        return [(nn.Identity(), (source,))]
+    if not all(bool(one.isfinite().all()) for one in (weight, bias) if one is not None):
+        return None
+    return [(Rescale(weight, bias), (source,))]
+
+
+def _constant(value: Any, shape: Shape | None) -> Tensor:
+    """Return a constant that broadcasts to one sample; raise for others. Only a number fits any shape."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, Tensor) or value.is_complex() or (shape is None and value.dim()):
+        raise TypeError("no constant")
+    tensor = value.detach().double()
+    while shape is not None and tensor.dim() > len(shape) and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if shape is not None and tuple(torch.broadcast_shapes(tensor.shape, shape)) != shape:
+        raise ValueError("a constant that changes the shape")
+    return tensor
+
+
+@_rows(torch.cat, torch.concat, torch.concatenate)
+def _concatenation(call: Call) -> Chain | None:
+    parts = call.args[0] if call.args else call.kwargs["tensors"]
+    axis = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0)
+    shape = call.shape(parts[0])
+    if axis == 0 or (shape is not None and axis % (len(shape) + 1) == 0):
+        return None
+    return [(Join("concatenate", axis), tuple(call.batch(part) for part in parts))]
+
+
+# -- parts of the channels ------------------------------------------------------------------------------------
+
+_SPLITS = (torch.chunk, torch.split, torch.tensor_split, "chunk", "split", "tensor_split")
+
+
+@_rows(operator.getitem)
+def _part(call: Call) -> Chain | None:
+    """Return channels: ``x[:, a:b]``, or one of the parts of ``x.chunk(2, 1)``."""
+    whole: Any = call.node.args[0]
+    if isinstance(call.args[0], fx.Node):
+        call.batch(whole)
+        start, stop = _channel_range(call)
+    elif whole.target in _SPLITS and whole.args[0] in call.values:
+        parts, number = call.args[0], call.args[1]
+        whole, given = (
+            whole.args[0],
+            {**dict(zip(("n", "dim"), whole.args[1:], strict=False)), **whole.kwargs},
+        )
+        number, shape = range(len(parts))[number], call.shape(whole)
+        if shape is None or given.get("dim", 0) % (len(shape) + 1) != 1:
+            return None
+        start = sum(part.shape[0] for part in parts[:number])
+        stop = start + parts[number].shape[0]
+    else:
+        return None
+    shape = call.shape(whole)
+    if shape is None or start >= stop:
+        return None
+    return [(Channels(start, stop, shape[0]), (whole,))]
+
+
+def _channel_range(call: Call) -> tuple[int, int]:
+    """Return start and stop of ``x[:, start:stop]``; raise for other indices."""
+    index, shape = call.args[1], call.shape(call.args[0])
+    if shape is None or not isinstance(index, tuple) or len(index) < 2:
+        raise TypeError("other axes")
+    batch, channels, *rest = index
+    every = [batch, *(one for one in rest if one is not Ellipsis)]
+    if not isinstance(channels, slice) or any(one != slice(None) for one in every):
+        raise TypeError("other axes")
+    start, stop, step = channels.indices(shape[0])
+    if step != 1:
+        raise ValueError("a step")
+    return start, stop
+
+
+# -- shapes and averages -----------------------------------------------------------------------------------------
+
+
+@_rows(
+    *(torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.unflatten),
+    *("flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten"),
+)
+def _reshape(call: Call) -> Chain | None:
+    before, after = call.shape(call.source), call.shape(call.node)
+    if before is None or after is None:
+        if call.node.target not in (torch.flatten, "flatten"):
+            return None
+        given = call.arguments("start_dim", "end_dim")
+        return [(nn.Flatten(**given), (call.source,))] if given.get("start_dim", 0) else None
+    if math.prod(before) != math.prod(after):
+        return None  # another dtype
+    return _in_a_row(call.source, _reshaped(before, after) or [nn.Identity()])
+
+
+def _reshaped(before: Shape, after: Shape) -> list[nn.Module]:
+    flatten = [nn.Flatten()] * (len(before) > 1)
+    return [] if before == after else [*flatten, *[nn.Unflatten(1, after)] * (len(after) > 1)]
+
+
+def _in_a_row(source: fx.Node, modules: Sequence[nn.Module]) -> Chain:
+    return [(module, (number - 1 if number else source,)) for number, module in enumerate(modules)]
+
+
+@_rows(torch.mean, "mean", torch.amax, "amax")
+def _average(call: Call) -> Chain | None:
+    """Return the pooling that a mean or maximum over spatial axes is."""
+    given, shape = call.arguments("dim", "keepdim"), call.shape(call.source)
+    after = call.shape(call.node)
+    rank = len(shape) + 1 if shape else 0
+    dims = given["dim"]
+    axes = {axis % rank for axis in ((dims,) if isinstance(dims, int) else dims)}
+    if shape is None or after is None or not 3 <= rank <= 5 or not axes or min(axes) < 2:
+        return None
+    name = "Avg" if call.node.target in (torch.mean, "mean") else "Max"
+    sizes = tuple(1 if axis in axes else None for axis in range(2, rank))
+    pool: nn.Module = getattr(nn, f"Adaptive{name}Pool{rank - 2}d")(sizes)
+    pooled = (shape[0], *(1 if axis in axes else shape[axis - 1] for axis in range(2, rank)))
+    return _in_a_row(call.source, [pool, *_reshaped(pooled, after)])

@@ -1,0 +1,176 @@
+"""Captured models: one node a call, functions as modules, and what is kept as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+
+import conformallayers as cl
+from conformallayers.graph.capture import capture
+
+pytestmark = pytest.mark.usefixtures("seeded")
+SHAPE = (3, 8, 8)
+
+
+class Model(nn.Module):
+    """A convolution, and a function of the model and of its result."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.scale, self.kernel = nn.Parameter(torch.randn(4, 1, 1)), torch.randn(6, 4, 3, 3)
+        self.register_buffer("shift", torch.randn(1, 4, 1, 1))
+        nn.init.normal_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, self.conv(x))
+
+
+def norm(model: Any, y: Tensor) -> Tensor:
+    own = model.norm
+    statistics = own.running_mean, own.running_var, own.weight, own.bias
+    return F.batch_norm(y, *statistics, model.training, 0.1, own.eps)
+
+
+def gate(model: Any, y: Tensor) -> Tensor:
+    return y * torch.sigmoid(y.mean((2, 3), keepdim=True))
+
+
+# The operations of the fold that are not convolutions.
+FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Any], list[str]]] = {
+    "zeros": (lambda m, y: 0 + y + 0, []),
+    "sum": (lambda m, y: sum([y.relu(), y.abs()]), ["elementwise", "elementwise", "add"]),
+    "difference": (lambda m, y: y.relu() - y, ["elementwise", "multiply", "add"]),
+    "constants": (lambda m, y: m.scale * y + m.shift, []),
+    "constant minus value": (lambda m, y: 1 - y, []),
+    "division": (lambda m, y: y / m.shift, []),
+    "computed constant": (lambda m, y: F.conv2d(y, m.kernel / m.kernel.norm(), padding=2), []),
+    "norm": (norm, []),
+    "split": (lambda m, y: torch.cat([y.split([1, 3], 1)[1], y[:, :2]], 1), ["slice", "slice", "concatenate"]),
+    "chunk": (lambda m, y: y.chunk(2, dim=1)[1], ["slice"]),
+    "mean": (lambda m, y: y.mean((2, 3)), ["adaptive_avg_pool", "reshape"]),
+    "largest": (lambda m, y: torch.amax(y, (2, 3), keepdim=True), ["adaptive_max_pool"]),
+    "clamp": (lambda m, y: y.clamp(min=0), ["elementwise"]),
+    "interpolate": (lambda m, y: F.interpolate(y, scale_factor=2), ["upsample"]),
+    "pad": (lambda m, y: F.pad(y, (1, 1)), ["pad"]),
+    "dropout": (lambda m, y: F.dropout(y, 0.5, m.training).contiguous(), []),
+    "in place": (lambda m, y: F.relu_(y).add_(1), ["elementwise", "add_constant"]),
+    "view": (lambda m, y: y.view(y.size(0), -1), ["reshape"]),
+    "gate": (gate, ["adaptive_avg_pool", "elementwise", "call"]),
+    "pool of (B, H, W)": (lambda m, y: F.max_pool2d(y[:, 0], 2), ["call", "call"]),
+    "batch on two axes": (lambda m, y: torch.relu(y[:, 0] + y[:, :1]).sum(1), ["call", "slice", "call", "call", "call"]),
+    "batch behind": (lambda m, y: y.flatten(1).transpose(0, 1).relu().T, ["reshape", "call", "call", "call"]),
+    "tuple": (lambda m, y: (y, y.relu()), ["elementwise", "call"]),
+    "dict": (lambda m, y: {"a": y, "b": [y.relu(), None]}, ["elementwise", "call"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_functions_fold_to_the_same_numbers(name: str, dtype: torch.dtype) -> None:
+    function, kinds = FUNCTIONS[name]
+    model = Model(function).to(dtype).eval()
+    model.kernel = model.kernel.to(dtype)
+    folded, x = cl.fold(model, SHAPE), torch.randn(5, *SHAPE, dtype=dtype)
+    found = [operation.kind for operation in folded.recipe.operations]
+    assert [kind for kind in found if kind != "conv"] == kinds
+    with torch.no_grad():
+        expected, y = model(x), folded(x)
+    assert type(y) is type(expected)
+    tolerance = cl.testing.TOLERANCES[dtype]
+    for one, other in zip(tree_leaves(y), tree_leaves(expected), strict=True):
+        if isinstance(other, Tensor):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool2d(2), nn.LPPool2d(2, 2), nn.AdaptiveMaxPool2d(2), nn.AvgPool2d(2)], ids=str
+)
+def test_a_pooling_of_images_without_channels(pool: nn.Module) -> None:
+    model, x = nn.Sequential(nn.Flatten(1, 2), nn.ReLU(), pool), torch.randn(4, 3, 4, 6)
+    torch.testing.assert_close(cl.fold(model, (3, 4, 6))(x), model(x))
+
+
+def test_a_graph_prints_its_nodes() -> None:
+    part = cl.ConformalLayers(cl.Conv2d(1, 2, 3), cl.Residual(cl.Conv2d(2, 2, 1), nn.ReLU()))
+    graph = capture(nn.Sequential(part, nn.Flatten(), nn.Linear(72, 3)), (1, 8, 8))
+    assert [node.kind for node in graph.nodes] == [
+        *("embed", "affine", "affine", "affine", "homogeneous", "join", "leave"),
+        *("affine", "affine"),
+    ]
+    assert [node.name for node in graph.nodes][:6] == [
+        *("0", "0.0", "0.1.shortcut", "0.1.body.0", "0.1.body.1", "0.1"),
+    ]
+    assert "0.1           join" in str(graph)
+    assert (graph.parts[0].embed, graph.parts[0].leave) == (0, 6)
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Model(norm).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    cl.fold(model, SHAPE)
+    assert model.training
+    assert model.conv.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert isinstance(model.conv.weight, nn.Parameter)
+
+
+class Several(nn.Module):
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + y
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x.relu() if mask is None else x * mask
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class OneSize(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(2, -1) * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Several(), r"one input, got the inputs x, y\. Fold a part of it: model.part = cl.fold"),
+        (Branching(), r"can trace, got .* control flow\. Fold a part of it"),
+        (OneSize(), "any number of samples"),
+        (nn.Linear(5, 2), "any number of samples"),
+    ],
+    ids=["two inputs", "control flow", "one batch size", "another shape"],
+)
+def test_refusals_say_what_to_fold_instead(model: nn.Module, message: str) -> None:
+    with pytest.raises(cl.ConformalError, match=message):
+        cl.fold(model, (3,))
+
+
+def test_optional_arguments_have_their_defaults() -> None:
+    x = torch.randn(2, 3)
+    assert torch.equal(cl.fold(Masked(), (3,))(x), x.relu())
+
+
+def test_a_layer_that_stands_in_two_places_keeps_its_weights() -> None:
+    conv = cl.Conv2d(2, 2, 3, padding=1)
+    model = cl.ConformalLayers(cl.Residual(cl.Residual(conv, conv)), cl.ReSPro())
+    x = torch.rand(2, 2, 5, 5)
+    model(x).sum().backward()
+    assert conv.weight.device.type == "cpu"
+    assert conv.weight.grad is not None
+    cl.testing.assert_folds(model, (2, 5, 5))
+    assert cl.trace(model, (2, 5, 5)).steps[0].output_shape == (2, 5, 5)
+    with torch.no_grad():
+        assert model.eval()(x).shape == (2, 2, 5, 5)
