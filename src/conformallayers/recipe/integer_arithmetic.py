@@ -1,4 +1,4 @@
-"""Formulas for numpy arrays and torch tensors alike: the arithmetic on whole numbers."""
+"""The arithmetic on whole numbers, for numpy arrays, torch tensors and values of ONNX graphs alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from operator import add
+from operator import add, truediv
 from typing import Any
 
 from . import integer_operations as integer
@@ -14,8 +14,8 @@ from .layer_operations import Conv
 from .operation import Operation, Run
 from .point_operations import LARGEST_COORDINATE
 
-Number = Any  # an array or a tensor
-Holder = Any  # holds the constants: a numpy network or a torch module
+Number = Any  # an array, a tensor or a value of a graph
+Holder = Any  # holds the constants: a numpy network, a torch module or a graph
 Function = Callable[..., Number]
 
 
@@ -29,34 +29,42 @@ def column(scalars: Number, x: Number) -> Number:
     return scalars.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _over(y: Number, taus: Sequence[Number]) -> Number:
-    return reduce(lambda z, tau: z / column(tau, z), taus, y)
-
-
 @dataclass(frozen=True)
 class IntegerArithmetic:
-    """The operations on whole numbers, made of functions in which numpy and torch differ.
+    """The operations on whole numbers, made of functions in which numpy, torch and ONNX differ.
 
-    Features are whole numbers in float32. Sums are in float32 where that is exact, else in float64.
+    Features are whole numbers in float32, sums and the scalars of samples are float64.
 
     Args:
-        module: numpy or torch.
         single, wide: convert to float32 and to float64.
         cast: (x, dtype) → x in the dtype of the holder.
-        ratio: (number, x) → their quotient, rounded once.
+        without_nan: 0 for NaN.
+        peak, squares: the largest magnitude of each sample, and the sum of its squares in float64.
+        scalar, one_for_zero: numbers of samples as float64; 1 instead of 0.
         root: √x as IEEE 754 rounds it.
-        products: (operation, weight, q) → the sums of products of a convolution or matrix, exact.
-        windows: (operation, x) → the sums of windows.
+        products: (operation, holder, q) → the exact sums of products of a convolution or matrix.
+        windows: (operation, holder, q) → the exact sums of windows.
+        ratio: (number, x) → their quotient, rounded once.
+        rounded, floor, clip: to whole numbers, ties to even; downwards; between two numbers.
+        column: (scalars, x) → the scalars in a shape that broadcasts to x.
     """
 
-    module: Any
     single: Function
     wide: Function
     cast: Function
-    ratio: Function
+    without_nan: Function
+    peak: Function
+    squares: Function
+    scalar: Function
     root: Function
     products: Function
     windows: Function
+    ratio: Function = truediv
+    rounded: Function = lambda x: x.round()
+    floor: Function = lambda x: x // 1
+    clip: Function = lambda x, low, high: x.clip(low, high)
+    column: Function = column
+    one_for_zero: Function = lambda x: x + (x == 0)
 
     @property
     def functions(self) -> dict[type[Operation], Run]:
@@ -69,25 +77,23 @@ class IntegerArithmetic:
             integer.IntegerPool: self._pool,
             integer.Requantize: self._requantize,
             integer.Dequantize: self._dequantize,
-            integer.IntegerEnergy: lambda op, _, q: self._squares(q) * op.weight,
+            integer.IntegerEnergy: lambda op, _, q: self.squares(q) * op.weight,
             integer.IntegerAdvance: self._advance,
             integer.IntegerRebase: self._rebase,
         }
 
     def _clipped(self, x: Number, low: int = -integer.LEVELS) -> Number:
-        return self.single(x.round().clip(low, integer.LEVELS))
+        return self.single(self.clip(self.rounded(x), float(low), float(integer.LEVELS)))
 
-    def _squares(self, q: Number) -> Number:
-        """Return ‖q‖² of each sample in float64."""
-        rows = self.wide(flat(q))
-        return (rows * rows).sum(1)
+    def _over(self, y: Number, taus: Sequence[Number]) -> Number:
+        return reduce(lambda z, tau: z / self.column(tau, z), taus, y)
 
     def _read(self, op: integer.Quantize | integer.QuantizePoint, to: Holder, x: Number) -> Number:
         """Return x with the addend in float32, and 0 for NaN."""
         x = self.single(x)
         if op.addend is not None:
             x = x + self.single(to.constant(op.addend)) * 2.0**-op.exponent
-        return self.single(self.module.where(x == x, x, 0.0))
+        return self.without_nan(x)
 
     def _quantize(self, op: integer.Quantize, to: Holder, x: Number) -> Number:
         return self._clipped(self._read(op, to, x) * op.factor)
@@ -97,11 +103,12 @@ class IntegerArithmetic:
     ) -> tuple[Number, Number, Number]:
         x = self._read(op, to, x)
         least = max(op.offset, integer.SMALLEST_PEAK)
-        peak = self.module.amax(abs(flat(x)), 1).clip(least, integer.LARGEST_PEAK)
-        q, m = self._clipped(x * column(self.ratio(op.levels, peak), x)), self.wide(peak)
+        peak = self.clip(self.peak(x), least, integer.LARGEST_PEAK)
+        q = self._clipped(x * self.column(self.ratio(op.levels, peak), x))
+        m = self.scalar(peak)
         share = self.ratio(op.offset, m)
-        tau = self.root(self._squares(q) * integer.inverse_square(op.levels) + share * share)
-        return q, m, self.module.where(tau == 0, 1.0, tau)
+        square = self.squares(q) * integer.inverse_square(op.levels) + share * share
+        return q, m, self.root(self.one_for_zero(square))
 
     def _finished(
         self,
@@ -114,12 +121,12 @@ class IntegerArithmetic:
         parts = parts * 2.0**-op.shift
         if not taus and addend is None:
             return self._clipped(parts, op.low)
-        parts = parts.round()
+        parts = self.rounded(parts)
         # Division by τ as a product with G = round(2^23/τ), so that all that follows are whole numbers.
         for tau in taus:
-            factor = self.ratio(2.0**integer.FACTOR_BITS, tau).round()
-            factor = column(factor.clip(max=integer.MULTIPLIERS - 1), parts)
-            parts = (parts * factor * 2.0**-integer.FACTOR_BITS).round()
+            factor = self.rounded(self.ratio(2.0**integer.FACTOR_BITS, tau))
+            factor = self.column(self.clip(factor, 0.0, integer.MULTIPLIERS - 1.0), parts)
+            parts = self.rounded(parts * factor * 2.0**-integer.FACTOR_BITS)
         if addend is not None:
             parts = parts + addend
         return self._clipped(parts * 2.0**-integer.PART_BITS, op.low)
@@ -127,36 +134,34 @@ class IntegerArithmetic:
     def _accumulated(
         self, op: integer.IntegerMatmul | integer.IntegerConv, to: Holder, q: Number, *taus: Number
     ) -> Number:
-        weight = to.constant(op.weight)
-        exact = self.single if integer.fits_single(weight.shape) else self.wide
-        sums = self.wide(self.products(op, exact(weight), exact(q)))
-        after = sums.ndim - 2 if isinstance(op, Conv) else 0
+        after = len(op.stride) if isinstance(op, Conv) else 0
         bias, multiplier, addend, scale, offset = (
-            None if name is None else to.constant(name).reshape(-1, *[1] * after)
+            None if name is None else self.wide(to.constant(name)).reshape(-1, *[1] * after)
             for name in (op.bias, op.multiplier, op.addend, op.scale, op.offset)
         )
+        sums = self.products(op, to, q)
         sums = sums if bias is None else sums + bias
         if multiplier is not None:
             return self._finished(op, sums * multiplier, taus, addend)
-        y = _over(sums * scale, taus)
+        y = self._over(sums * scale, taus)
         return self.cast(y if offset is None else y + offset, to.dtype)
 
     def _pool(self, op: integer.IntegerPool, to: Holder, q: Number) -> Number:
-        wide, norms = self.wide(q), op.function == "norm"
-        sums = self.windows(op, wide * wide if norms else wide)
+        norms = op.function == "norm"
+        sums = self.windows(op, to, q * q if norms else q)
         if norms:
-            sums = self.root(sums * 4.0 ** integer.root_bits(op.kernel)) // 1
-        return self._clipped(sums * op.multiplier * 2.0**-op.shift)
+            sums = self.floor(self.root(sums * 4.0 ** integer.root_bits(op.kernel)))
+        return self._clipped(sums * float(op.multiplier) * 2.0**-op.shift)
 
     def _requantize(self, op: integer.Requantize, to: Holder, *values: Number) -> Number:
         count = len(op.multipliers)
         pairs = zip(values[:count], op.multipliers, strict=True)
-        total = reduce(add, (self.wide(q) * n for q, n in pairs))
-        addend = None if op.addend is None else to.constant(op.addend)
+        total = reduce(add, (self.wide(q) * float(n) for q, n in pairs))
+        addend = None if op.addend is None else self.wide(to.constant(op.addend))
         return self._finished(op, total, values[count:], addend)
 
     def _dequantize(self, op: integer.Dequantize, to: Holder, q: Number, *taus: Number) -> Number:
-        return self.cast(_over(self.wide(q) * op.scale, taus), to.dtype)
+        return self.cast(self._over(self.wide(q) * op.scale, taus), to.dtype)
 
     def _advance(
         self, op: integer.IntegerAdvance, to: Holder, tau: Number, m: Number, *energies: Number
@@ -170,5 +175,5 @@ class IntegerArithmetic:
     def _rebase(
         self, op: integer.IntegerRebase, to: Holder, m: Number, tau: Number
     ) -> tuple[Number, Number]:
-        coordinate = (m * op.coordinate * tau).clip(max=LARGEST_COORDINATE)
-        return coordinate, self.module.ones_like(tau)
+        coordinate = self.clip(m * op.coordinate * tau, 0.0, LARGEST_COORDINATE)
+        return coordinate, self.clip(tau, 1.0, 1.0)

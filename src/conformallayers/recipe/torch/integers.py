@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from ...functional import full_precision
 from .. import layer_operations as layer
-from ..integer_arithmetic import IntegerArithmetic
-from .layers import averages, convolved
+from ..integer_arithmetic import IntegerArithmetic, flat
+from ..integer_operations import IntegerConv, IntegerMatmul, fits_single
+from .layers import Context, averages, convolved
 from .points import RUN
 
 __all__ = ["RUN"]
@@ -32,21 +33,27 @@ def _root(x: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, r)
 
 
-def _products(op: layer.Matmul | layer.Conv, weight: Tensor, q: Tensor) -> Tensor:
+def _products(op: IntegerMatmul | IntegerConv, module: Context, q: Tensor) -> Tensor:
+    weight = module.constant(op.weight)
+    dtype = torch.float32 if fits_single(weight.shape) else torch.float64
+    weight, q = weight.to(dtype), q.to(dtype)
     with full_precision(q):
         if isinstance(op, layer.Matmul):
-            return F.linear(q, weight).round()
-        return convolved(op, q, weight, None).round()  # a fast convolution is not exact
+            return F.linear(q, weight).round().double()
+        return convolved(op, q, weight, None).round().double()  # a fast convolution is not exact
 
 
 _ARITHMETIC = IntegerArithmetic(
-    module=torch,
     single=lambda x: x.detach().float(),  # rounding has no gradient
     wide=lambda x: x.double(),
     cast=lambda x, dtype: x.to(dtype),
-    ratio=_ratio,
+    without_nan=lambda x: torch.where(x.isnan(), 0.0, x),
+    peak=lambda x: flat(x).abs().amax(1),
+    squares=lambda q: flat(q).double().square().sum(1),
+    scalar=lambda x: x.double(),
     root=_root,
     products=_products,
-    windows=lambda op, x: averages(op.sums, x),
+    windows=lambda op, _, x: averages(op.sums, x.double()),
+    ratio=_ratio,
 )
 RUN.update(_ARITHMETIC.functions)
