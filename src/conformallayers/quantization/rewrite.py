@@ -73,11 +73,9 @@ class Sums:
 
     def channels(self, value: Array) -> Array | None:
         """Return a constant as (channels,) if it is constant in each channel of the product, else None."""
-        count, ones = len(self.weight), [1] * (self.weight.ndim - 2)
-        if value.size == 1:
-            return np.full(count, value.item())
-        fits = value.size == count and value.shape[value.ndim - 1 - len(ones) :] == (count, *ones)
-        return value.reshape(-1) if fits else None
+        shape = len(self.weight), *[1] * (self.weight.ndim - 2)
+        fits = value.size == shape[0] and value.shape[-len(shape) :] == shape
+        return np.broadcast_to(value.ravel(), shape[:1]) if fits or value.size == 1 else None
 
 
 class Quantizer:
@@ -448,31 +446,26 @@ def _advance(op: point.Advance, to: Quantizer) -> None:
     to.scalars[tau] = to.builder.add(integer.IntegerAdvance, *inputs, name=tau, formula=op.formula)
 
 
-@RUN.runs(point.Divide)
-def _divide(op: point.Divide, to: Quantizer) -> None:
-    _divided(op.inputs[0], op.outputs[0], op.inputs[1], op.scale, to)
-
-
-@RUN.runs(point.Rebase)
-def _rebase(op: point.Rebase, to: Quantizer) -> None:
-    z, m, tau = op.inputs
-    _divided(z, op.outputs[0], tau, op.scale, to)
-    inputs, outputs = [to.scalars[m], to.scalars[tau]], op.outputs[1:]
-    options = {"coordinate": op.coordinate}
-    names = to.builder.add_many(integer.IntegerRebase, *inputs, names=outputs, **options)
-    to.scalars.update(zip(outputs, names, strict=True))
-    to.ones.add(names[1])
-
-
-def _divided(x: str, y: str, tau: str, scale: float, to: Quantizer) -> None:
+@RUN.runs(point.Divide, point.Rebase)
+def _divide(op: point.Divide | point.Rebase, to: Quantizer) -> None:
     """Let ``y = scale·x/τ`` without an operation: change the scale, and keep τ pending."""
+    (y, *scalars), rebase = op.outputs, isinstance(op, point.Rebase)
+    x, m, tau = op.inputs if rebase else (op.inputs[0], op.inputs[2], op.inputs[1])
     held, one = to.held[x], to.scalars[tau] in to.ones
     if isinstance(held, Sums) and to.read_once(x) and held.low and (one or held.tau is None):
-        weight, bias, addend = held.weight * scale, held.bias * scale, held.addend * scale
-        tau_of = held.tau if one else tau
-        to.held[y] = replace(held, weight=weight, bias=bias, addend=addend, tau=tau_of)
-        return
-    found = to.features(x)
-    if not one:
-        found = replace(to.features(x, divided=True), tau=tau)
-    to.held[y] = replace(found, scale=found.scale * scale)
+        bias, addend = held.bias * op.scale, held.addend * op.scale
+        to.held[y] = replace(
+            held,
+            scale=held.scale * op.scale,
+            bias=bias,
+            addend=addend,
+            tau=held.tau if one else tau,
+        )
+    else:
+        found = to.features(x) if one else replace(to.features(x, divided=True), tau=tau)
+        to.held[y] = replace(found, scale=found.scale * op.scale)
+    if isinstance(op, point.Rebase):
+        inputs, options = [to.scalars[m], to.scalars[tau]], {"coordinate": op.coordinate}
+        names = to.builder.add_many(integer.IntegerRebase, *inputs, names=scalars, **options)
+        to.scalars.update(zip(scalars, names, strict=True))
+        to.ones.add(names[1])
