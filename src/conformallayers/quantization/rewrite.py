@@ -466,6 +466,6 @@ def _divide(op: point.Divide | point.Rebase, to: Quantizer) -> None:
         to.held[y] = replace(found, scale=found.scale * op.scale)
     if isinstance(op, point.Rebase):
         inputs, options = [to.scalars[m], to.scalars[tau]], {"coordinate": op.coordinate}
-        names = to.builder.add_many(integer.IntegerRebase, *inputs, names=scalars, **options)
+        names = to.builder.add_many(integer.IntegerRebase, *inputs, names=tuple(scalars), **options)
         to.scalars.update(zip(scalars, names, strict=True))
         to.ones.add(names[1])

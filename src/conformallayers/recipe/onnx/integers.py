@@ -29,14 +29,16 @@ def _cast(x: Any, dtype: Any) -> Any:
 def _products(op: IntegerMatmul | IntegerConv, graph: OnnxGraph, q: Value) -> Value:
     weight = graph.constant(op.weight)
     dtype = _SINGLE if fits_single(weight.shape) else WIDE
-    q, plain = q.cast(dtype), replace(op, bias=None)
+    q = q.cast(dtype)
     if isinstance(op, layer.Matmul):
         packed = graph.unpacked(weight.T, dtype)
         sums = q.node("MatMul", packed, shape=graph.result_shape(op))
-    elif dtype == _SINGLE:
-        sums = convolution("Conv", plain, q, graph.unpacked(weight, dtype))
     else:
-        sums = windowed(plain, q, weight.astype(WIDE), op.stride, op.padding)
+        plain: layer.Conv = replace(op, bias=None)
+        if dtype == _SINGLE:
+            sums = convolution("Conv", plain, q, graph.unpacked(weight, dtype))
+        else:
+            sums = windowed(plain, q, weight.astype(WIDE), op.stride, op.padding)
     return sums.cast(WIDE).node("Round")
 
 
