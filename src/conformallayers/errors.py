@@ -56,11 +56,12 @@ def cause_line(error: BaseException) -> str:
 
 
 def refuse_bytes(where: str, dtype: str, about: Mapping[str, Any] | None) -> None:
-    """Refuse bytes for a network whose notes say that white is another number than 255."""
+    """Refuse bytes for a network whose notes do not say that white is 255."""
     white = (about or {}).get("white")
-    if dtype == "uint8" and isinstance(white, (int, float)) and white != 255:
-        expected, remedy = f"pixels from 0 to {white:g}", "Divide them by 255."
-        raise refusal(where, expected, "bytes", remedy if white == 1 else "Scale them first.")
+    if dtype == "uint8" and white != 255:
+        expected = f"pixels from 0 to {white:g}" if is_real(white) else "floating-point numbers"
+        remedy = "Divide them by 255." if white == 1 else "Scale them as in training."
+        raise refusal(where, expected, "bytes", remedy)
 
 
 def is_real(value: object) -> TypeGuard[float]:

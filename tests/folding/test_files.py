@@ -53,7 +53,7 @@ def test_folds_come_back_to_the_bit(name: str, dtype: torch.dtype, path: Path) -
             "output_shape",
         ):
             assert getattr(loaded, attribute) == getattr(folded, attribute)
-        assert str(loaded.explain()) == str(folded.explain())
+        assert loaded.explain() == folded.explain()  # the plans; regions are not stored
         assert str(loaded.recipe) == str(folded.recipe)
         assert not list(loaded.parameters())
         assert not loaded.training

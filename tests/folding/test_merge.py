@@ -100,15 +100,20 @@ def test_never_more_multiply_adds() -> None:
 
 
 def test_explain_has_a_line_for_each_region() -> None:
-    model = blocks.randomised(nn.Sequential(blocks.RepVGG(4, 4), nn.Conv2d(4, 8, 1)))
-    explanation = cl.fold(model, (4, 12, 12)).explain()
-    (region,) = explanation.regions
-    assert (sorted(set(region.before)), region.after) == (
-        ["add", "add_constant", "conv", "multiply"],
-        ("conv",),
-    )
-    assert region.multiply_adds == 4 * 4 * 9 * 144
-    assert str(explanation).splitlines()[2].startswith("2 conv, 3 multiply, 3 add_constant, 2 add")
+    layers = blocks.RepVGG(4, 4), nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+    folded = cl.fold(blocks.randomised(nn.Sequential(*layers)), (4, 12, 12))
+    first, second = folded.explain().regions
+    assert sorted(set(first.before)) == ["add", "add_constant", "conv", "multiply"]
+    assert (first.after, second.after) == (("conv",), ("conv", "conv"))
+    assert first.cost_before.work == (4 * 4 * 10 + 4 * 2 * 3 + 4 * 2) * 144
+    assert first.cost_after == (4 * 4 * 9 * 144, 4 * 4 * 9 + 4, 0)
+    assert second.cost_before == second.cost_after
+    lines = str(folded.explain()).splitlines()
+    assert lines[2].startswith("2 conv, 3 multiply, 3 add_constant, 2 add → conv")
+    assert lines[3].endswith("a padded window after another window: the border would differ")
+    assert lines[4].startswith("2 regions: ")
+    assert lines[5] == "Takes other spatial sizes as well, if the model does."
+    assert (len(lines), folded.strategy) == (6, "merged")
 
 
 def test_a_padded_convolution_before_a_product_is_one_product() -> None:

@@ -1,44 +1,90 @@
-"""Chains of affine operations: what they are together, and where to cut them."""
+"""Chains of affine operations: where to cut and how to order them, and sums of chains."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any
+from functools import reduce
+from itertools import combinations
+from typing import NamedTuple
 
 import torch
 
+from ..recipe import layer_operations as layer
 from ..recipe.operation import Operation, Shape
-from .convolution import Convolution, add, compose, diagonal
+from ..utils.text import count
+from .convolution import Convolution, add, compose, diagonal, lifted, window
 
-_LONGEST = 16  # links that are considered as one convolution
-Cost = tuple[int, int]  # multiply-adds, numbers that are stored
-History = tuple[str, ...]  # the kinds of the operations of the model that a value comes from
+# A weight is read once for every sample of batch 1: it costs as much as some multiply-adds.
+_WEIGHT = 8
+_MAP = 3  # passes that a constant map takes: it is stored, read and added
+
+
+class Cost(NamedTuple):
+    """The multiply-adds of one sample, and the numbers that are stored as weights and in constant maps."""
+
+    work: int = 0
+    weights: int = 0
+    maps: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both as multiply-adds."""
+        return self.work + _WEIGHT * self.weights
+
+    @property
+    def stored(self) -> int:
+        """All numbers that are stored."""
+        return self.weights + self.maps
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the sum of two costs."""
+        return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """One operation of a chain, or several that were merged into a convolution.
+    """An affine map of one value: an operation, or several that were merged into a convolution.
 
-    ``form`` is None for an operation that no convolution computes; then it stays as it is.
+    Attributes:
+        output: the name of the value that it writes.
+        form: None for an operation that no convolution computes.
+        operations: as they are in the recipe, in order; empty if they were merged.
+        origin: the positions of the operations that it comes from.
+        rows: the leading axes of a value whose channels are the last axis, a batch to the form.
+        uniform: whether it treats channels alike and keeps constants, so that it commutes with single pixels.
     """
 
-    form: Convolution | None
+    output: str
     input_shape: Shape
     output_shape: Shape
+    form: Convolution | None
     cost: Cost
-    history: History
-    operations: tuple[Operation, ...] = ()  # as they were, in order; empty if merged
-    transposed: Convolution | None = None  # weight and bias of a transposed one that was scaled
+    operations: tuple[Operation, ...] = ()
+    origin: frozenset[int] = frozenset()
+    rows: Shape = ()
+    uniform: bool = False
+
+    def merged(self, form: Convolution, *others: Link) -> Link:
+        """Return the link that starts where this one does, ends with the last one, and has a form."""
+        shape = self.input_shape[len(self.rows) :]
+        return Link(
+            (self, *others)[-1].output,
+            self.input_shape,
+            (self, *others)[-1].output_shape,
+            form,
+            cost_of(form, shape, self.rows),
+            origin=self.origin.union(*(other.origin for other in others)),
+            rows=self.rows,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Links that are not written yet, behind a value that is."""
 
-    source: str  # a value of the new recipe
+    source: str
     shape: Shape  # of the source
     links: tuple[Link, ...] = ()
 
@@ -47,148 +93,255 @@ class Chain:
         """The shape behind the last link."""
         return self.links[-1].output_shape if self.links else self.shape
 
-    def then(self, *links: Link) -> Chain:
-        """Return the chain with more links."""
-        return replace(self, links=(*self.links, *links))
+    @property
+    def weighted(self) -> bool:
+        """Whether the chain ends with a convolution or product that takes factors for nothing."""
+        form = self.links[-1].form if self.links else None
+        return form is not None and self.links[-1].cost.weights > 0
+
+    def then(self, link: Link) -> Chain:
+        """Return the chain with one more link; layers that were written in another order are turned."""
+        if self.links:
+            *before, last = self.links
+            turned = _turned(last, link, before[-1] if before else None)
+            if turned is not None:
+                return replace(self, links=(*before, *turned))
+        return replace(self, links=(*self.links, link))
 
 
-def cheapest_cut(links: Sequence[Link]) -> Iterator[Sequence[Link]]:
-    """Cut a chain into segments of one convolution each, with the fewest multiply-adds, then numbers."""
-    best: list[tuple[Cost, int]] = [((0, 0), 0)]  # the cost of the first links, and the last cut
+def cost_of(form: Convolution, shape: Shape, rows: Shape = ()) -> Cost:
+    """Return the cost of a convolution of samples of a shape."""
+    out = math.prod(form.output_shape(shape))
+    passes = _MAP if form.bias == "map" else int(form.is_diagonal and form.bias is not None)
+    places = math.prod(rows)
+    work = places * (form.multiply_adds(shape) + passes * out)
+    stored = form.weights() + (form.channels[1] if form.bias == "channel" else 0)
+    return Cost(work, stored, out if form.bias == "map" else 0)
+
+
+def _turned(last: Link, link: Link, before: Link | None) -> tuple[Link, ...] | None:
+    """Return a product behind a flattening as one window, and factors behind a permutation before it."""
+    operation = last.operations[-1] if last.operations else None
+    if isinstance(operation, layer.Reshape) and link.form is not None and not link.rows:
+        whole = window(link.form, last.input_shape)
+        if last.form is None and whole is not None:
+            both = (*last.operations, *link.operations) if link.operations else ()
+            return (replace(last.merged(whole, link), cost=link.cost, operations=both),)
+    if isinstance(operation, layer.Permute) and before is not None and link.form is not None:
+        axis = operation.order[-1 if link.rows else 0]
+        rows = last.input_shape[:-1] if axis == len(last.input_shape) - 1 else ()
+        usable = link.form.is_diagonal and link.form.bias != "map" and (rows or axis == 0)
+        if usable and before.form is not None and before.rows == rows:
+            form = _on_axes(link.form, 0 if rows else len(last.input_shape) - 1)
+            shape = last.input_shape
+            moved = Link(
+                f"{link.output} before {last.output}",
+                shape,
+                shape,
+                form,
+                link.cost,
+                (),
+                link.origin,
+                rows,
+            )
+            return moved, replace(last, output=link.output)
+    return None
+
+
+def _on_axes(form: Convolution, axes: int) -> Convolution:
+    """Return factors of channels for another number of spatial axes."""
+    weight, bias = form.numbers()
+    return diagonal(weight.flatten(), None if bias is None else bias.flatten(), axes)
+
+
+# -- chains -----------------------------------------------------------------------------------------
+
+
+def segment(links: Sequence[Link]) -> Link | str:
+    """Return links in a row as one, or the reason why they are not."""
+    first, found = links[0], links[0].form
+    shape = first.input_shape[len(first.rows) :]
+    for link in links[1:]:
+        if found is None or link.form is None:
+            return "not a convolution"
+        if link.rows != first.rows:
+            return "the channels are another axis"
+        both = compose(found, lifted(link.form, len(found.kernel)), shape)
+        if isinstance(both, str):
+            return both
+        found = both
+    if found is None:
+        return "not a convolution"
+    return first if len(links) == 1 else first.merged(found, *links[1:])
+
+
+def worth_merging(links: Sequence[Link], one: Link) -> str | None:
+    """Return why one link is no better than several; None if it is."""
+    forms = [link.form for link in links if link.form is not None]
+    pairs = zip(links, forms, strict=True)
+    kernels = (link.cost.weights > 0 and not form.is_diagonal for link, form in pairs)
+    if not any(kernels) and not all(form.is_diagonal for form in forms):
+        return "a pool without weights stays a pool"
+    apart = total(links)
+    if one.cost.work > apart.work:
+        return f"one would take {count(one.cost.work)} multiply-adds instead of {count(apart.work)}"
+    if one.cost.total > apart.total:
+        return f"one would have {count(one.cost.weights)} weights instead of {count(apart.weights)}"
+    return None
+
+
+def total(links: Sequence[Link]) -> Cost:
+    """Return the cost of links that run one by one."""
+    return reduce(Cost.plus, (link.cost for link in links), Cost())
+
+
+def cheapest(links: Sequence[Link]) -> list[Link]:
+    """Merge links in a row so that they take the least work."""
+    best: list[tuple[int, list[Link]]] = [
+        (0, [])
+    ]  # the cost of the first links, and what they become
     for end in range(1, len(links) + 1):
         options = []
-        for start in range(max(0, end - _LONGEST), end):
-            cost = _segment_cost(links[start:end])
-            if cost is not None:
-                work, stored = best[start][0]
-                options.append(((work + cost[0], stored + cost[1]), start))
-        best.append(min(options))
-    cuts, end = [], len(links)
-    while end:
-        start = best[end][1]
-        cuts.append(links[start:end])
-        end = start
-    yield from reversed(cuts)
+        for start in range(end):
+            part = links[start:end]
+            one = part[0] if len(part) == 1 else segment(part)
+            if isinstance(one, Link) and (len(part) == 1 or worth_merging(part, one) is None):
+                work, before = best[start]
+                options.append((work + one.cost.total, len(before), [*before, one]))
+        work, _, found = min(options, key=lambda option: option[:2])
+        best.append((work, found))
+    return _reordered(best[-1][1])
 
 
-def _segment_cost(links: Sequence[Link]) -> Cost | None:
-    if len(links) == 1:
-        return links[0].cost
-    if not _worth_a_kernel(links):
+def _reordered(links: list[Link]) -> list[Link]:
+    """Exchange neighbours where the other order takes less work."""
+    found = list(links)
+    for index in range(len(found) - 1):
+        pair = found[index : index + 2]
+        other = _exchanged(*pair) or _shifted(*pair)
+        if other is not None and total(other).total < total(pair).total:
+            found[index : index + 2] = other
+    return found
+
+
+def _exchanged(first: Link, second: Link) -> list[Link] | None:
+    """Return single pixels and a pool or an interpolation in the other order."""
+    pixels = second if first.uniform else first
+    uniform = first if first.uniform else second
+    form = pixels.form
+    if not uniform.uniform or form is None or not form.pointwise or form.bias == "map":
         return None
-    form = composed([_planned(link) for link in links])
-    return None if form is None else _cost(form, links[0].input_shape)
+    if pixels.rows or len(form.kernel) != len(uniform.input_shape) - 1:
+        return None
+    channels = form.channels[int(uniform is first)]
+    start, middle = first.input_shape, f"{second.output} before {first.output}"
+    sizes = uniform.output_shape[1:] if uniform is second else start[1:]
+    between = (start[0] if uniform is second else channels, *sizes)
+    names = middle, second.output
+    if uniform is second:
+        own = _resized(uniform, names[0], start, between)
+        return [own, _placed(pixels, names[1], between, second.output_shape)]
+    own = _resized(uniform, names[1], between, second.output_shape)
+    return [_placed(pixels, names[0], start, between), own]
 
 
-def _worth_a_kernel(links: Sequence[Link]) -> bool:
-    """Tell whether links have weights already, or are factors: a pool alone stays a pool."""
-    forms = [link.form for link in links]
-    weighted = any(f is not None and f.groups < max(f.channels) for f in forms)
-    depthwise = any(
-        link.cost[1] > 0 and f is not None and not f.is_diagonal
-        for link, f in zip(links, forms, strict=True)
+def _resized(link: Link, output: str, before: Shape, after: Shape) -> Link:
+    """Return a uniform link for another number of channels."""
+    form, work = link.form, link.cost.work * before[0] // link.input_shape[0]
+    if form is not None:
+        weight = form.numbers()[0][:1].expand(before[0], *[-1] * (len(before)))
+        form = replace(
+            form,
+            numbers=lambda: (weight, None),
+            channels=(before[0], before[0]),
+            groups=before[0],
+        )
+    return replace(
+        link, output=output, input_shape=before, output_shape=after, form=form, cost=Cost(work)
     )
-    return weighted or depthwise or all(f is not None and f.is_diagonal for f in forms)
 
 
-def _cost(form: Convolution, shape: Shape) -> Cost:
-    stored = form.weight.numel() + (0 if form.bias is None else form.bias.numel())
-    apart = form.constant_map() or (form.is_diagonal and form.bias is not None)
-    extra = math.prod(form.output_shape(shape)) if apart else 0  # the bias is a pass of its own
-    return form.multiply_adds(shape) + extra, stored
+def _placed(link: Link, output: str, before: Shape, after: Shape) -> Link:
+    """Return a link of single pixels for maps of another size."""
+    cost = Cost() if link.form is None else cost_of(link.form, before)
+    return replace(link, output=output, input_shape=before, output_shape=after, cost=cost)
 
 
-def _planned(link: Link) -> Link:
-    """Return a link without numbers, for shapes and costs only."""
-    if link.form is None:
-        return link
-    bias = None if link.form.bias is None else link.form.bias.to("meta")
-    return replace(link, form=replace(link.form, weight=link.form.weight.to("meta"), bias=bias))
-
-
-def composed(links: Iterable[Link]) -> Convolution | None:
-    """Return the convolution that links in a row are, or None."""
-
-    def behind(first: tuple[Convolution, Shape] | None, link: Link) -> Any:
-        if first is None or link.form is None:
-            return None
-        form, shape = first
-        both = compose(form, _lifted(link.form, len(form.kernel)), shape)
-        return None if both is None else (both, shape)
-
-    steps = list(links)
-    if not steps or steps[0].form is None:
+def _shifted(first: Link, second: Link) -> list[Link] | None:
+    """Return ``W(s·x + b)`` as ``(W·s)(x + b/s)``: without a constant map where W pads, in one pass."""
+    form, weighted = first.form, second.form
+    if form is None or weighted is None or not form.is_diagonal or form.bias != "channel":
         return None
-    start: Any = (steps[0].form, steps[0].input_shape)
-    *_, last = accumulate(steps[1:], behind, initial=start)
-    return None if last is None else last[0]
-
-
-def whole_chain(chain: Chain) -> Convolution | None:
-    """Return the convolution that a chain is; the identity for one without links."""
-    if not chain.links:
-        one = torch.ones(chain.shape[0], dtype=torch.float64)
-        return diagonal(one, None, len(chain.shape) - 1)
-    return composed(chain.links)
-
-
-def added(a: Chain, b: Chain) -> Chain | None:
-    """Return the sum of two chains as one, where they start at one value and it takes no more work."""
-    if a.source != b.source or not 1 <= len(a.shape) <= 4:
+    if weighted.is_diagonal or second.cost.weights == 0 or first.rows != second.rows:
         return None
-    parts = []
-    for chain in (a, b):
-        planned = whole_chain(replace(chain, links=tuple(map(_planned, chain.links))))
-        if planned is None:
-            return None
-        parts.append(planned)
-    meta = [replace(p, weight=p.weight.to("meta")) for p in parts]
-    total = add([_without_bias(p) for p in meta], a.shape)
-    if total is None:
+    factor, shift = (None if n is None else n.flatten() for n in form.numbers())
+    if factor is None or shift is None or bool((factor == 1).all() | (factor == 0).any()):
         return None
-    apart = [_chain_cost(chain) for chain in (a, b)]
-    work = sum(cost for cost, _ in apart) + math.prod(a.output_shape)
-    cost = _cost(total, a.shape)
-    if cost[0] > work:
+    axes, shape = len(form.kernel), first.input_shape[len(first.rows) :]
+    moved = diagonal(torch.ones_like(factor), shift / factor, axes)
+    scaled = compose(diagonal(factor, None, axes), lifted(weighted, axes), shape)
+    if isinstance(scaled, str):
         return None
-    forms = [form for form in map(whole_chain, (a, b)) if form is not None]
-    found = add(forms, a.shape)
-    if found is None:
-        return None
-    history = (*history_of(a), *history_of(b), "add")
-    link = Link(found, a.shape, a.output_shape, _cost(found, a.shape), history)
-    return Chain(a.source, a.shape, (link,))
+    cost = Cost(math.prod(first.input_shape), len(factor))
+    return [replace(first.merged(moved), cost=cost), second.merged(scaled)]
 
 
-def history_of(chain: Chain) -> History:
-    """Return the kinds of all operations of a chain."""
-    return tuple(kind for link in chain.links for kind in link.history)
+# -- sums -------------------------------------------------------------------------------------------
 
 
-def _without_bias(form: Convolution) -> Convolution:
-    return replace(form, bias=None)
+def whole(chain: Chain) -> Link | str:
+    """Return a chain as one link; the identity for one without links."""
+    if chain.links:
+        return segment(chain.links)
+    one = diagonal(torch.ones(chain.shape[0]), None, len(chain.shape) - 1)
+    return Link(chain.source, chain.shape, chain.shape, one, Cost())
 
 
-def _chain_cost(chain: Chain) -> Cost:
-    found = [_segment_cost(links) or (0, 0) for links in cheapest_cut(chain.links)]
-    return sum(work for work, _ in found), sum(stored for _, stored in found)
-
-
-def _lifted(form: Convolution, axes: int) -> Convolution:
-    """Return a product of vectors as a convolution of maps with one pixel."""
-    if len(form.kernel) == axes:
+def added(chains: Sequence[Chain], output: str) -> Chain | str:
+    """Return the sum of chains that start at one value as one chain, or why it is none."""
+    first = chains[0]
+    if not 1 <= len(first.shape) <= 4:
+        return "not a convolution"
+    links = [whole(chain) for chain in chains]
+    for link in links:
+        if isinstance(link, str):
+            return link
+    parts = [link for link in links if isinstance(link, Link)]
+    rows = {link.rows for link in parts if not link.form or not link.form.is_diagonal or link.rows}
+    if len(rows) > 1 or rows - {()}:
+        return "the channels are another axis"
+    form = add([link.form for link in parts if link.form is not None], first.shape)
+    if isinstance(form, str):
         return form
-    ones = (1,) * axes
-    bias = None if form.bias is None else form.bias.view(-1, *ones)
-    weight = form.weight.view(*form.weight.shape, *ones)
-    return Convolution(weight, bias, ones, (0,) * axes, ones, form.groups)
+    one = replace(parts[0].merged(form, *parts[1:]), output=output, output_shape=first.output_shape)
+    apart = [link for chain in chains for link in cheapest(chain.links)]
+    adds = Cost((len(chains) - 1) * math.prod(first.output_shape))
+    cost = total(apart).plus(adds)
+    if one.cost.work > cost.work:
+        return f"one would take {count(one.cost.work)} multiply-adds instead of {count(cost.work)}"
+    if one.cost.total > cost.total:
+        return f"one would have {count(one.cost.weights)} weights instead of {count(cost.weights)}"
+    return Chain(first.source, first.shape, (one,))
 
 
-def window(form: Convolution, shape: Shape) -> Convolution | None:
-    """Return a product with a flattened map (C, ...) as a convolution with one window."""
-    if form.kernel or form.groups != 1 or not 2 <= len(shape) <= 4:
-        return None
-    ones = (1,) * (len(shape) - 1)
-    bias = None if form.bias is None else form.bias.view(-1, *ones)
-    weight = form.weight.view(-1, *shape)
-    return Convolution(weight, bias, ones, (0,) * len(ones), ones)
+def summed(terms: Sequence[Chain], output: str) -> list[Chain]:
+    """Merge the terms of a sum that start at one value: all of them, or pair by pair."""
+    left = list(terms)
+    for source in {term.source for term in terms}:
+        group = [term for term in left if term.source == source]
+        both = added(group, f"{output} of {source}") if len(group) > 1 else ""
+        if isinstance(both, Chain):
+            left = [term for term in left if term.source != source]
+            left.append(both)
+    merged = True
+    while merged:
+        merged = False
+        for a, b in combinations(left, 2):
+            if a.source != b.source:
+                continue
+            both = added([a, b], f"{output} of {a.source} and {len(left)}")
+            if isinstance(both, Chain):
+                left = [both if term is a else term for term in left if term is not b]
+                merged = True
+                break
+    return left

@@ -1,15 +1,16 @@
-"""The algebra of convolutions: which compositions and sums of affine layers are one convolution.
+"""The algebra of affine layers: which compositions and sums of them are one convolution.
 
 A :class:`Convolution` stands for every affine layer of channels: batch norms, scales and identities are depthwise
-kernels of size 1, average pools are depthwise, and a linear layer is a convolution without spatial axes. Its weight
-may live on the meta device: then only shapes and costs are computed.
+kernels of size 1, average pools are depthwise, and a linear layer is a convolution without spatial axes. Its numbers are
+computed when they are asked for, so comparing many ways to merge layers costs nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.nn import functional as F
 
 Shape = tuple[int, ...]  # of one sample
 Sizes = tuple[int, ...]  # one number for each spatial axis
+# Weight (O, C/groups, *kernel) and bias (O, 1, …) or (O, *output), in float64.
+Numbers = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,23 +28,25 @@ class Convolution:
     """Map (C, *spatial) to (O, *spatial): convolve with a kernel, then add a bias.
 
     Attributes:
-        weight: (O, C/groups, *kernel).
-        bias: (O, 1, …), or a constant map (O, *output) where padding meets the bias of an earlier layer.
+        numbers: computes weight and bias.
+        channels: C and O.
+        bias: None, "channel", or "map" where padding meets the bias of an earlier layer.
         mode: how the border is padded, as ``nn.Conv2d(padding_mode=...)``.
+        output_padding: of a transposed convolution; None for all others.
+        fixed: whether it is exact for samples of one shape only.
     """
 
-    weight: Tensor
-    bias: Tensor | None
+    numbers: Callable[[], Numbers]
+    channels: tuple[int, int]
+    kernel: Sizes
     stride: Sizes
     padding: Sizes
     dilation: Sizes
     groups: int = 1
+    bias: str | None = None
     mode: str = "zeros"
-
-    @property
-    def kernel(self) -> Sizes:
-        """The size of the kernel."""
-        return tuple(self.weight.shape[2:])
+    output_padding: Sizes | None = None
+    fixed: bool = False
 
     @property
     def spans(self) -> Sizes:
@@ -49,14 +54,10 @@ class Convolution:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     @property
-    def channels(self) -> tuple[int, int]:
-        """The numbers of input and output channels."""
-        return self.weight.shape[1] * self.groups, self.weight.shape[0]
-
-    @property
     def pointwise(self) -> bool:
         """Whether every output pixel reads the same input pixel only."""
-        return set(self.kernel + self.stride) <= {1} and not any(self.padding)
+        single = set(self.kernel + self.stride) <= {1} and not any(self.padding)
+        return single and self.output_padding is None
 
     @property
     def is_diagonal(self) -> bool:
@@ -66,92 +67,149 @@ class Convolution:
     def output_shape(self, shape: Shape) -> Shape:
         """Return the shape of the output, given that of the input."""
         axes = zip(shape[1:], self.padding, self.spans, self.stride, strict=True)
-        return (self.weight.shape[0], *((n + 2 * p - k) // s + 1 for n, p, k, s in axes))
+        if self.output_padding is not None:
+            sizes = [(n - 1) * s - 2 * p + k for n, p, k, s in axes]
+            found = [n + more for n, more in zip(sizes, self.output_padding, strict=True)]
+            return (self.channels[1], *found)
+        return (self.channels[1], *((n + 2 * p - k) // s + 1 for n, p, k, s in axes))
+
+    def weights(self) -> int:
+        """Count the numbers of the kernel."""
+        return math.prod(self.kernel) * math.prod(self.channels) // self.groups
 
     def multiply_adds(self, shape: Shape) -> int:
         """Count the multiply-adds of one sample."""
-        return math.prod(self.output_shape(shape)) * math.prod(self.weight.shape[1:])
+        places = shape if self.output_padding is not None else self.output_shape(shape)
+        return math.prod(places[1:]) * self.weights()
 
-    def constant_map(self) -> bool:
-        """Whether the bias differs from pixel to pixel, which fixes the input shape."""
-        return self.bias is not None and math.prod(self.bias.shape[1:]) > 1
-
-    def apply(self, x: Tensor) -> Tensor:
-        """Convolve a batch (B, C, *spatial) without adding the bias."""
+    def apply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Convolve a batch (B, C, *spatial) with the weight, without adding the bias."""
         axes = len(self.kernel)
         if axes == 0:
-            return F.linear(x, regrouped(self.weight, self.groups, 1))
+            return F.linear(x, regrouped(weight, self.groups, 1))
         padding: Any = self.padding
+        if self.output_padding is not None:
+            turn: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
+            more, weight = self.output_padding, turned(weight, self.groups)
+            found: Tensor = turn(
+                x, weight, None, self.stride, padding, more, self.groups, self.dilation
+            )
+            return found
         if self.mode != "zeros" and any(padding):
             ends = [n for size in reversed(padding) for n in (size, size)]
             x, padding = F.pad(x, ends, mode=self.mode), 0
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        y: Tensor = convolve(x, self.weight, None, self.stride, padding, self.dilation, self.groups)
+        y: Tensor = convolve(x, weight, None, self.stride, padding, self.dilation, self.groups)
         return y
 
 
-def diagonal(factor: Tensor, bias: Tensor | None, axes: int) -> Convolution:
-    """Return the multiplication of each channel by its factor (C,), plus a bias (C,)."""
+def pointwise(
+    numbers: Callable[[], Numbers],
+    channels: tuple[int, int],
+    axes: int,
+    groups: int = 1,
+    bias: str | None = None,
+) -> Convolution:
+    """Return a convolution of single pixels."""
     ones = (1,) * axes
-    shifts = None if bias is None else bias.view(-1, *ones)
-    weight = factor.view(-1, 1, *ones)
-    return Convolution(weight, shifts, ones, (0,) * axes, ones, len(factor))
+    return Convolution(numbers, channels, ones, ones, (0,) * axes, ones, groups, bias)
 
 
-def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolution | None:
-    """Return ``second ∘ first`` on samples of a shape as one convolution; None where it is none.
+def diagonal(factor: Tensor, shift: Tensor | None, axes: int) -> Convolution:
+    """Return the multiplication of each channel by its factor (C,), plus a shift (C, 1, …) or (C, *spatial)."""
+    count, weight = len(factor), factor.reshape(-1, *(1,) * (axes + 1))
+    held = shift if shift is None or shift.dim() > 1 else _rows(shift, axes + 1)
+    kind = None if held is None else "map" if math.prod(held.shape[1:]) > 1 else "channel"
+    found = pointwise(lambda: (weight.double(), held), (count, count), axes, count, kind)
+    return replace(found, fixed=kind == "map")
+
+
+def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolution | str:
+    """Return ``second ∘ first`` on samples of a shape as one convolution, or the reason why it is none.
 
     Along each axis the second must not pad, or the first must take single pixels: a chain of padded
     convolutions sees zeros around the map between them, one padded convolution does not.
     """
-    if second.is_diagonal:
-        return _scaled_outputs(first, second)
-    if first.is_diagonal:
-        return _scaled_inputs(first, second, shape)
+    transposed = [c for c in (first, second) if c.output_padding is not None]
+    if transposed and not (first.pointwise or second.pointwise):
+        return "a transposed convolution only merges with single pixels"
+    for k, s, own, padding in zip(
+        first.kernel, first.stride, first.padding, second.padding, strict=True
+    ):
+        if padding and not (k == s == 1 and own == 0):
+            return "a padded window after another window: the border would differ"
     pads = any(second.padding)
-    for axis, padding in enumerate(second.padding):
-        alone = first.kernel[axis] == first.stride[axis] == 1 and first.padding[axis] == 0
-        if padding and not alone:
-            return None
-    mode = second.mode if pads else first.mode
     if pads and any(first.padding) and first.mode != second.mode:
-        return None
-    groups = math.gcd(first.groups, second.groups)
+        return "the axes are padded in different ways"
     steps = [d * s for d, s in zip(second.dilation, first.stride, strict=True)]
-    inner, dilation = _dilated(first.weight, first.dilation, second.kernel, steps)
-    outer, _ = _dilated(second.weight, steps, first.kernel, first.dilation)
-    weight = _product(
-        regrouped(inner, first.groups, groups), regrouped(outer, second.groups, groups), groups
+    groups = math.gcd(first.groups, second.groups)
+    if first.is_diagonal or second.is_diagonal:
+        groups = second.groups if first.is_diagonal else first.groups
+    dilation, kernel = [], []
+    for k, d, other, step in zip(first.kernel, first.dilation, second.kernel, steps, strict=True):
+        common = math.gcd(d if k > 1 else 0, step if other > 1 else 0) or 1
+        dilation.append(common)
+        kernel.append(((k - 1) * d + (other - 1) * step) // common + 1)
+    frame = transposed[0] if transposed else None
+    bias = _bias_behind(first, second)
+    padding = tuple(
+        p + q * s for p, q, s in zip(first.padding, second.padding, first.stride, strict=True)
     )
-    axes = range(len(first.stride))
+
+    def numbers() -> Numbers:
+        (inner, before), (outer, after) = first.numbers(), second.numbers()
+        if before is not None:
+            pushed = _pushed(before, first, second, outer, shape, bias)
+            after = pushed if after is None else pushed + after
+        if second.is_diagonal:
+            return inner * _rows(outer.flatten(), inner.dim()), after
+        if first.is_diagonal:
+            factor = inner.view(groups, 1, -1, *[1] * len(kernel))
+            return (outer.unflatten(0, (groups, -1)) * factor).flatten(0, 1), after
+        inner = _spread(inner, [d // g for d, g in zip(first.dilation, dilation, strict=True)])
+        outer = _spread(outer, [d // g for d, g in zip(steps, dilation, strict=True)])
+        inner = regrouped(inner, first.groups, groups)
+        return _product(inner, regrouped(outer, second.groups, groups), groups), after
+
     return Convolution(
-        weight,
-        _pushed(first, second, shape),
-        tuple(first.stride[a] * second.stride[a] for a in axes),
-        tuple(first.padding[a] + second.padding[a] * first.stride[a] for a in axes),
-        dilation,
+        numbers,
+        (first.channels[0], second.channels[1]),
+        tuple(kernel),
+        frame.stride
+        if frame
+        else tuple(s * t for s, t in zip(first.stride, second.stride, strict=True)),
+        padding,
+        frame.dilation if frame else tuple(dilation),
         groups,
-        mode,
+        bias,
+        second.mode if pads else first.mode,
+        frame.output_padding if frame else None,
+        first.fixed or second.fixed or bias == "map",
     )
 
 
-def _scaled_outputs(first: Convolution, second: Convolution) -> Convolution:
-    """Return a diagonal map behind a convolution: it multiplies the rows of the kernel."""
-    factor = second.weight.flatten()
-    bias = second.bias
-    if first.bias is not None:
-        own = first.bias * _rows(factor, first.bias.dim())
-        bias = own if bias is None else own + bias
-    weight = first.weight * _rows(factor, first.weight.dim())
-    return replace(first, weight=weight, bias=bias)
+def _bias_behind(first: Convolution, second: Convolution) -> str | None:
+    """Return the kind of the bias of ``second ∘ first``."""
+    border = second.output_padding is not None or (second.mode == "zeros" and any(second.padding))
+    kinds = {"map" if border and first.bias else first.bias, second.bias}
+    return "map" if "map" in kinds else "channel" if "channel" in kinds else None
 
 
-def _scaled_inputs(first: Convolution, second: Convolution, shape: Shape) -> Convolution:
-    """Return a diagonal map before a convolution: it multiplies the columns of the kernel."""
-    grouped = second.weight.unflatten(0, (second.groups, -1))
-    factor = first.weight.view(second.groups, 1, -1)
-    weight = (grouped * factor.view(*factor.shape, *[1] * len(second.kernel))).flatten(0, 1)
-    return replace(second, weight=weight, bias=_pushed(first, second, shape))
+def _pushed(
+    bias: Tensor,
+    first: Convolution,
+    second: Convolution,
+    weight: Tensor,
+    shape: Shape,
+    kind: str | None,
+) -> Tensor:
+    """Return the bias of the first convolution behind the second, whose weight is given."""
+    channels, *sizes = first.output_shape(shape)
+    if second.is_diagonal:
+        return bias * _rows(weight.flatten(), bias.dim())
+    if kind != "map":  # the same at every pixel: one window is enough
+        second, sizes = replace(second, padding=(0,) * len(sizes)), [*second.spans]
+    return second.apply(bias.expand(channels, *sizes).unsqueeze(0), weight)[0]
 
 
 def _rows(factor: Tensor, rank: int) -> Tensor:
@@ -159,77 +217,146 @@ def _rows(factor: Tensor, rank: int) -> Tensor:
     return factor.view(-1, *[1] * (rank - 1))
 
 
-def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | None:
-    """Return the sum of convolutions of samples of a shape as one; None where it is none.
+def add(terms: Sequence[Convolution], shape: Shape) -> Convolution | str:
+    """Return the sum of convolutions of samples of a shape as one, or the reason why it is none.
 
     Their strides must agree, and the union of their windows must lie as a symmetric padding puts it.
     """
     modes = {term.mode for term in terms if any(term.padding)}
-    if len({term.stride for term in terms}) > 1 or len(modes) > 1:
-        return None
+    if len({term.stride for term in terms}) > 1:
+        return "the branches have different strides"
+    if len(modes) > 1:
+        return "the branches pad in different ways"
+    frames = {(t.output_padding, t.kernel, t.padding, t.dilation) for t in terms}
+    if any(term.output_padding is not None for term in terms) and len(frames) > 1:
+        return "transposed convolutions of different windows"
     if len({term.channels for term in terms}) > 1:
-        return None
+        return "the branches have different channels"
     axes, groups = range(len(terms[0].stride)), math.gcd(*(term.groups for term in terms))
     before = [max(term.padding[a] for term in terms) for a in axes]
     after = [max(term.spans[a] - term.padding[a] for term in terms) for a in axes]
     dilation = tuple(_common_dilation(terms, a) for a in axes)
-    kernel = [(before[a] + after[a] - 1) // dilation[a] + 1 for a in axes]
-    kernels: list[Tensor] = []
-    for term in terms:
-        wide, _ = _dilated(
-            regrouped(term.weight, term.groups, groups),
-            [d // common for d, common in zip(term.dilation, dilation, strict=True)],
-        )
-        ends: list[int] = []
-        for a in reversed(axes):
-            start = (before[a] - term.padding[a]) // dilation[a]
-            ends += [start, kernel[a] - start - wide.shape[2 + a]]
-        kernels.append(F.pad(wide, ends))
-    biases = [term.bias for term in terms if term.bias is not None]
+    kernel = tuple((before[a] + after[a] - 1) // dilation[a] + 1 for a in axes)
+    kinds = {term.bias for term in terms}
+
+    def numbers() -> Numbers:
+        parts = [term.numbers() for term in terms]
+        kernels: list[Tensor] = []
+        for term, (weight, _) in zip(terms, parts, strict=True):
+            spread = [d // common for d, common in zip(term.dilation, dilation, strict=True)]
+            wide = _spread(regrouped(weight, term.groups, groups), spread)
+            ends: list[int] = []
+            for a in reversed(axes):
+                start = (before[a] - term.padding[a]) // dilation[a]
+                ends += [start, kernel[a] - start - wide.shape[2 + a]]
+            kernels.append(F.pad(wide, ends))
+        biases = [bias for _, bias in parts if bias is not None]
+        return _total(kernels), _total(biases) if biases else None
+
     found = Convolution(
-        sum(kernels[1:], kernels[0]),
-        sum(biases[1:], biases[0]) if biases else None,
+        numbers,
+        terms[0].channels,
+        kernel,
         terms[0].stride,
         tuple(before),
         dilation,
         groups,
+        "map" if "map" in kinds else "channel" if "channel" in kinds else None,
         modes.pop() if modes else "zeros",
+        terms[0].output_padding,
+        any(term.fixed for term in terms),
     )
     shapes = {term.output_shape(shape) for term in terms}
-    return found if shapes == {found.output_shape(shape)} else None
+    same = shapes == {found.output_shape(shape)}
+    return found if same else "the windows of the branches are not centred alike"
 
 
-def concatenate(parts: Sequence[Convolution]) -> Convolution | None:
-    """Return convolutions of one input, concatenated along the channels, as one; None where they differ."""
+def _total(arrays: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, arrays)
+
+
+def concatenate(parts: Sequence[Convolution]) -> Convolution | str:
+    """Return convolutions of one input, concatenated along the channels, as one, or the reason why it is none."""
     first = parts[0]
     for part in parts:
         same = (part.kernel, part.stride, part.padding, part.dilation, part.mode)
         if same != (first.kernel, first.stride, first.padding, first.dilation, first.mode):
-            return None
-        if part.groups != 1 or part.constant_map() or part.channels[0] != first.channels[0]:
-            return None
-    weight, bias = torch.cat([part.weight for part in parts]), None
-    if any(part.bias is not None for part in parts):
+            return "the concatenated branches have different windows"
+        if part.groups != 1 or part.bias == "map" or part.output_padding is not None:
+            return "the concatenated branches are grouped"
+
+    def numbers() -> Numbers:
+        weights, biases = zip(*(part.numbers() for part in parts), strict=True)
+        if not any(part.bias for part in parts):
+            return torch.cat(weights), None
         ones = (1,) * len(first.kernel)
         rows = [
-            p.weight.new_zeros(len(p.weight), *ones) if p.bias is None else p.bias for p in parts
+            w.new_zeros(len(w), *ones) if b is None else b
+            for w, b in zip(weights, biases, strict=True)
         ]
-        bias = torch.cat(rows)
-    return replace(first, weight=weight, bias=bias)
+        return torch.cat(weights), torch.cat(rows)
+
+    bias = "channel" if any(part.bias for part in parts) else None
+    channels = first.channels[0], sum(part.channels[1] for part in parts)
+    fixed = any(part.fixed for part in parts)
+    return replace(first, numbers=numbers, channels=channels, bias=bias, fixed=fixed)
 
 
 def cropped(form: Convolution, shape: Shape) -> Convolution:
     """Return a convolution with a single padded window without the part of its kernel that sees zeros."""
     single = set(form.output_shape(shape)[1:]) == {1} and set(form.dilation) == {1}
-    if not single or not any(form.padding) or form.mode != "zeros":
+    if not single or not any(form.padding) or form.mode != "zeros" or form.output_padding:
         return form
-    weight = form.weight
-    for axis, (n, p) in enumerate(zip(shape[1:], form.padding, strict=True)):
-        if weight.shape[2 + axis] < n + p:
-            return form
-        weight = weight.narrow(2 + axis, p, n)
-    axes = len(form.padding)
-    return replace(form, weight=weight, padding=(0,) * axes, stride=(1,) * axes)
+    ends = zip(form.kernel, shape[1:], form.padding, strict=True)
+    if any(k < n + p for k, n, p in ends):
+        return form
+
+    def numbers() -> Numbers:
+        weight, bias = form.numbers()
+        for axis, (n, p) in enumerate(zip(shape[1:], form.padding, strict=True)):
+            weight = weight.narrow(2 + axis, p, n)
+        return weight, bias
+
+    none, ones = (0,) * len(form.kernel), (1,) * len(form.kernel)
+    return replace(
+        form, numbers=numbers, kernel=shape[1:], padding=none, stride=ones, dilation=ones
+    )
+
+
+def window(form: Convolution, shape: Shape) -> Convolution | None:
+    """Return a product with a flattened map (C, ...) as a convolution with one window."""
+    if form.kernel or form.groups != 1 or not 2 <= len(shape) <= 4:
+        return None
+    axes = len(shape) - 1
+
+    def numbers() -> Numbers:
+        weight, bias = form.numbers()
+        return weight.view(-1, *shape), None if bias is None else _rows(bias, axes + 1)
+
+    channels = shape[0], form.channels[1]
+    found = pointwise(numbers, channels, axes, bias=form.bias)
+    return replace(found, kernel=shape[1:], fixed=True)
+
+
+def lifted(form: Convolution, axes: int) -> Convolution:
+    """Return a product of vectors as a convolution of maps with one pixel."""
+    if len(form.kernel) == axes:
+        return form
+
+    def numbers() -> Numbers:
+        weight, bias = form.numbers()
+        return _rows_of(weight, axes), None if bias is None else _rows(bias, axes + 1)
+
+    return pointwise(numbers, form.channels, axes, form.groups, form.bias)
+
+
+def _rows_of(weight: Tensor, axes: int) -> Tensor:
+    return weight.reshape(*weight.shape[:2], *(1,) * axes)
+
+
+def turned(weight: Tensor, groups: int) -> Tensor:
+    """Exchange the channels of a kernel: (O, C/groups, …) of a convolution, (C, O/groups, …) of a transposed one."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def regrouped(weight: Tensor, groups: int, fewer: int) -> Tensor:
@@ -246,9 +373,11 @@ def regrouped(weight: Tensor, groups: int, fewer: int) -> Tensor:
 def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     """Convolve two kernels of the same groups, (M, C/g, *k) and (O, M/g, *l), to (O, C/g, *(k + l − 1))."""
     axes = inner.dim() - 2
-    if axes == 0:
-        left = outer.view(groups, -1, outer.shape[1])
-        return (left @ inner.view(groups, -1, inner.shape[1])).flatten(0, 1)
+    left, right = outer.unflatten(0, (groups, -1)), inner.unflatten(0, (groups, -1))
+    if math.prod(inner.shape[2:]) == 1:
+        return torch.einsum("gom...,gmc->goc...", left, right.flatten(2)).flatten(0, 1)
+    if math.prod(outer.shape[2:]) == 1:
+        return torch.einsum("gom,gmc...->goc...", left.flatten(2), right).flatten(0, 1)
     # A batch of C/g maps with M channels each: the groups of channels meet the groups of the outer kernel.
     maps, flipped = inner.transpose(0, 1), outer.flip(tuple(range(2, 2 + axes)))
     convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
@@ -257,32 +386,16 @@ def _product(inner: Tensor, outer: Tensor, groups: int) -> Tensor:
     return product.transpose(0, 1)
 
 
-def _dilated(
-    weight: Tensor,
-    dilation: Sequence[int],
-    other: Sequence[int] | None = None,
-    steps: Sequence[int] | None = None,
-) -> tuple[Tensor, Sizes]:
-    """Write a kernel with zeros between its entries, and return the dilation that is left.
-
-    Along an axis where one of two kernels has a single entry, the dilation of the other one stays.
-    """
-    kept = []
-    for axis, step in enumerate(dilation):
-        single = weight.shape[2 + axis] == 1
-        if other is not None and steps is not None and (single or other[axis] == 1):
-            kept.append(steps[axis] if single and other[axis] != 1 else step)
-            continue
-        kept.append(1)
-        if step > 1 and not single:
+def _spread(weight: Tensor, dilation: Sequence[int]) -> Tensor:
+    """Write a kernel with zeros between its entries."""
+    for axis, step in enumerate(dilation, start=2):
+        if step > 1 and weight.shape[axis] > 1:
             shape = list(weight.shape)
-            shape[2 + axis] = (shape[2 + axis] - 1) * step + 1
+            shape[axis] = (shape[axis] - 1) * step + 1
             wide = weight.new_zeros(shape)
-            index = [slice(None)] * len(shape)
-            index[2 + axis] = slice(None, None, step)
-            wide[tuple(index)] = weight
+            wide.movedim(axis, 0)[::step] = weight.movedim(axis, 0)
             weight = wide
-    return weight, tuple(kept)
+    return weight
 
 
 def _common_dilation(terms: Sequence[Convolution], axis: int) -> int:
@@ -290,28 +403,3 @@ def _common_dilation(terms: Sequence[Convolution], axis: int) -> int:
     steps = [term.dilation[axis] for term in terms if term.kernel[axis] > 1]
     starts = [term.padding[axis] - terms[0].padding[axis] for term in terms]
     return math.gcd(*steps, *starts) or 1
-
-
-def _pushed(first: Convolution, second: Convolution, shape: Shape) -> Tensor | None:
-    """Return the bias of ``second ∘ first``: that of the first passes the second."""
-    if first.bias is None:
-        return second.bias
-    middle = first.output_shape(shape)
-    flat = not first.constant_map() and (second.mode != "zeros" or not any(second.padding))
-    # A bias without padding is the same at every pixel: one window is enough.
-    sizes = second.spans if flat else middle[1:]
-    one = replace(second, padding=(0,) * len(sizes)) if flat else second
-    pushed = one.apply(first.bias.expand(middle[0], *sizes).unsqueeze(0))[0]
-    if flat and sizes:
-        pushed = pushed[(slice(None), *[slice(0, 1)] * len(sizes))]
-    pushed = pushed if second.bias is None else pushed + second.bias
-    return _narrowed(pushed)
-
-
-def _narrowed(bias: Tensor) -> Tensor:
-    """Return (O, 1, …) for a map that is the same at every pixel."""
-    if bias.dim() == 1 or bias.is_meta:
-        return bias
-    rows = bias.flatten(1)
-    same = bool((rows == rows[:, :1]).all())
-    return rows[:, :1].view(-1, *[1] * (bias.dim() - 1)) if same else bias

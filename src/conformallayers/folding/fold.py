@@ -86,7 +86,7 @@ def _folded(model: nn.Module, shape: Shape, conditions: Conditions) -> Folded:
         parts[found.end] = LoweredPart(recipe, found.feed, plans)
     recipe, plans = lower_graph(graph, parts)
     dtype, device = conditions.dtype, conditions.device
-    merged, regions = merge(recipe)
+    merged, regions = merge(recipe, dtype)
     return Folded(placed(merged, dtype, device), dtype, plans, fingerprint(model), regions)
 
 

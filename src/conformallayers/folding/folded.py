@@ -13,45 +13,90 @@ from ..errors import ConformalError, refusal, shape_text
 from ..recipe.recipe import Recipe
 from ..recipe.torch.module import RecipeModule
 from ..utils.html import Block, Printed, Table
-from ..utils.text import count
+from ..utils.text import count, size
+from .chains import Cost
 from .explicit import explicit_forms, explicit_matrix
-from .merge import Region
 from .plan import Plan
 from .quantization_report import Quantization, read_quantization
+from .regions import Region
+from .sizes import run_resized, size_sentence
 
 Self = TypeVar("Self", bound="Folded")
 
 
 class Explanation(Printed, dict[str, Plan]):
-    """The plan of each folded part by its path, and the regions of plain layers that were merged.
+    """The plan of each stage by its path, and what became of each region of affine layers.
 
-    Prints as tables.
+    Prints as a line for each stage and region; with ``details`` also all candidates, all reasons and regions of a
+    single operation.
     """
 
-    def __init__(self, plans: Mapping[str, Plan], regions: Sequence[Region] = ()) -> None:
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        regions: Sequence[Region] = (),
+        sizes: str = "",
+        details: bool = False,
+    ) -> None:
         super().__init__(plans)
-        self.regions = tuple(regions)
+        self.regions, self.sizes, self.details = tuple(regions), sizes, details
 
     def _blocks(self) -> Iterator[Block]:
-        for index, (path, plan) in enumerate(self.items()):
-            if index:
+        if self.details or len(self) == 1:
+            for path, plan in self.items():
+                yield from ([path] if path else [])
+                yield from plan._blocks()
                 yield ""
-            if path:
-                yield path
-            yield from plan._blocks()
-        if self.regions:
-            if self:
-                yield ""
-            header = ["merged operations", "into", "output", "multiply-adds"]
-            yield Table(header, [_region_row(region) for region in self.regions])
+        elif self:
+            header = ["stage", "strategy", "multiply-adds", "constants", "reason"]
+            yield Table(header, [_plan_row(path, plan) for path, plan in self.items()])
+            yield ""
+        shown = [r for r in self.regions if self.details or len(r.before) > 1]
+        if shown:
+            header = ["region", "output", "multiply-adds", "weights", "not merged further"]
+            yield Table(header, [_region_row(region, self.details) for region in shown])
+            yield _totals(self.regions, len(self.regions) - len(shown))
+        yield self.sizes
 
 
-def _region_row(region: Region) -> list[str]:
+def _plan_row(path: str, plan: Plan) -> list[str]:
+    (chosen,) = (c for c in plan.candidates if c.name == plan.strategy)
+    work, held = chosen.multiply_adds or 0, chosen.bytes or 0
+    return [path, plan.strategy, count(work), size(held), plan.reason]
+
+
+def _region_row(region: Region, details: bool) -> list[str]:
     before, after = (
         ", ".join(kind if n == 1 else f"{n} {kind}" for kind, n in Counter(kinds).items())
         for kinds in (region.before, region.after)
     )
-    return [before, after, shape_text(region.output_shape), count(region.multiply_adds)]
+    reasons = region.reasons if details else region.reasons[:1]
+    more = len(region.reasons) - len(reasons)
+    return [
+        before if before == after else f"{before} → {after or 'nothing'}",
+        shape_text(region.output_shape),
+        _change(region.cost_before.work, region.cost_after.work),
+        _change(region.cost_before.stored, region.cost_after.stored),
+        "; ".join(reasons) + (f"; {more} more" if more else ""),
+    ]
+
+
+def _change(before: int, after: int) -> str:
+    return count(before) if before == after else f"{count(before)} → {count(after)}"
+
+
+def _totals(regions: Sequence[Region], alone: int) -> str:
+    kept = f", {alone} of them a single operation" if alone else ""
+    figures = [
+        [sum(getattr(cost, name) for cost in costs) for costs in _costs(regions)]
+        for name in ("work", "stored")
+    ]
+    work, weights = (_change(*pair) for pair in figures)
+    return f"{len(regions)} regions{kept}: {work} multiply-adds, {weights} weights"
+
+
+def _costs(regions: Sequence[Region]) -> tuple[list[Cost], list[Cost]]:
+    return [r.cost_before for r in regions], [r.cost_after for r in regions]
 
 
 class Folded(RecipeModule):
@@ -65,7 +110,7 @@ class Folded(RecipeModule):
         recipe: the operations that run; prints as a list.
         input_shape: of one sample.
         output_shape: of one sample.
-        strategy: the name of the strategy of each part, joined with "+".
+        strategy: the strategies of its stages, joined with "+"; "merged" without stages.
         origin: the fingerprint of the weights that were folded.
         quantization: errors and sizes of a fold in int8; None for one in floats.
         labels, about: the names of the outputs and other notes from a file; None without.
@@ -108,17 +153,21 @@ class Folded(RecipeModule):
 
     @property
     def strategy(self) -> str:
-        """The chosen strategy; several parts are joined with "+"."""
-        return "+".join(plan.strategy for plan in self.plans.values())
+        """The strategies of the stages, each once, joined with "+"; "merged" without stages."""
+        return "+".join(dict.fromkeys(plan.strategy for plan in self.plans.values())) or "merged"
 
     @property
     def quantization(self) -> Quantization | None:
         """What :func:`conformallayers.quantize` has measured; None for a fold in floats."""
         return read_quantization(self.about)
 
-    def explain(self) -> Explanation:
-        """Return the candidates with their costs and estimated times, and the reason for the choice; prints as a table."""
-        return Explanation(self.plans, self.regions)
+    def explain(self, details: bool = False) -> Explanation:
+        """Return the choice for every stage and region with its costs and reason; prints as tables.
+
+        Args:
+            details: print all candidates of every stage, every reason, and regions of a single operation too.
+        """
+        return Explanation(self.plans, self.regions, size_sentence(self.recipe), details)
 
     def matrix(self) -> Tensor:
         """Return M of ``y = M x / D``, (d_out, d_in) in float64, for a fold of one stage.
@@ -162,17 +211,24 @@ class Folded(RecipeModule):
         """Run the folded network on a batch."""
         if not isinstance(x, Tensor):
             raise refusal("Folded", "a tensor", type(x).__name__, "Use torch.as_tensor(x).")
-        if tuple(x.shape[1:]) != self._bare.input_shape:
+        anchor, same = self.anchor, tuple(x.shape[1:]) == self._bare.input_shape
+        if not same and not self._resizes(x):
             raise self._wrong_shape(x)
-        anchor = self.anchor
         if x.device != anchor.device:
             got, remedy = f"one on {x.device}", "Move one of them with .to(device)."
             raise refusal("Folded", f"an input on {anchor.device}", got, remedy)
         if x.dtype != anchor.dtype:
             other = f", or fold with dtype={x.dtype}" if x.is_floating_point() else ""
             remedy = f"Convert the input with x.to({anchor.dtype}){other}."
+            if x.dtype == torch.uint8:
+                remedy = "Scale the bytes as in training, such as x.float() / 255."
             raise refusal("Folded", f"an input of dtype {anchor.dtype}", f"{x.dtype}", remedy)
-        return super().forward(x)
+        if same:
+            return super().forward(x)
+        try:
+            return run_resized(self.recipe, self, x)
+        except ValueError as error:
+            raise self._wrong_shape(x, f"this one is exact for one shape: {error}") from error
 
     def train(self: Self, mode: bool = True) -> Self:
         """Stay in evaluation mode: a folded network has nothing to train."""
@@ -183,9 +239,23 @@ class Folded(RecipeModule):
         shapes = f"{shape_text(self.input_shape)} → {shape_text(self.output_shape)}"
         return f"{shapes}, dtype={self.anchor.dtype}, strategy={self.strategy!r}"
 
-    def _wrong_shape(self, x: Tensor) -> ConformalError:
+    def _resizes(self, x: Tensor) -> bool:
+        """Tell whether an input has other spatial sizes, but the channels and axes of the fold."""
+        shape = self.input_shape
+        spatial = x.dim() == len(shape) + 1 and len(shape) > 1 and 0 not in x.shape
+        return spatial and x.shape[1] == shape[0] and not self._channels_last(x)
+
+    def _channels_last(self, x: Tensor) -> bool:
+        shape = self.input_shape
+        turned = (x.shape[-1], *x.shape[1:-1])
+        return len(shape) > 1 and tuple(turned) == shape and tuple(x.shape[1:]) != shape
+
+    def _wrong_shape(self, x: Tensor, why: str = "a fold is made for one") -> ConformalError:
         expected = f"a batch of shape (B, {', '.join(map(str, self.input_shape))})"
-        got, remedy = "an input", "Fold again for this shape: a fold is made for one."
+        got, remedy = "an input", f"Fold again for this shape: {why}."
         if tuple(x.shape) == self.input_shape:
             got, remedy = "an unbatched input", "Add the batch axis with x.unsqueeze(0)."
+        elif x.dim() == len(self.input_shape) + 1 and self._channels_last(x):
+            order = (0, x.dim() - 1, *range(1, x.dim() - 1))
+            got, remedy = "channels last", f"Move the channels first with x.permute{order}."
         return refusal("Folded", expected, f"{got} of shape {tuple(x.shape)}", remedy)

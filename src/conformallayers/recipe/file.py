@@ -100,7 +100,6 @@ def read_fold(archive: Archive) -> FoldDocument:
         recipe = _recipe(archive, dtype)
         labels, about = read_notes(document, recipe.output_shape)
         parts = several(_part)(document.get("parts"))
-        expect("+".join(part["strategy"] for part in parts) == strategy, "another strategy")
         expect(len({part["path"] for part in parts}) == len(parts), "parts of one path")
     except Exception as error:
         raise unbuildable(archive.path, error) from error
