@@ -110,11 +110,11 @@ def test_what_the_network_says_of_itself(path: Path) -> None:
     assert (runtime.strategy, runtime.origin) == ("banded", folded.origin)
     assert runtime.dtype == np.float32
     assert repr(runtime) == "Network((2, 6, 6) → (4, 3, 3), dtype=float32, strategy='banded')"
-    whole = np.arange(72, dtype=np.uint8).reshape(1, *SHAPE)
+    whole = np.arange(72, dtype=np.int32).reshape(1, *SHAPE)
     assert np.array_equal(runtime(whole), runtime(whole.astype(np.float64)))
     cl.save(folded, path, about={"white": 1.0})
     with pytest.raises(cl.ConformalError, match=r"Network: .*from 0 to 1, got bytes\. Divide"):
-        cln.load(path)(whole)
+        cln.load(path)(whole.astype(np.uint8))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,6 @@ def test_float64_has_its_digits() -> None:
 @pytest.mark.parametrize(
     "x",
     [
-        pytest.param(np.ones((2, 2, 10, 10), np.uint8), id="bytes"),
         pytest.param(np.ones((2, 2, 10, 10), ">f8"), id="byte order"),
         pytest.param(np.ones((2, 2, 10, 10), np.float32)[:, :, ::-1], id="strides"),
         pytest.param(np.broadcast_to(np.float32(1), (2, 2, 10, 10)), id="read-only"),
@@ -192,8 +191,14 @@ def test_numbers_that_would_lose_something_are_refused(x: Any, message: str) -> 
         cl.Session(fold(), engine="torch")(x)
 
 
-def test_bytes_are_refused_where_the_notes_say_that_white_is_1() -> None:
+def test_bytes_are_refused_unless_the_notes_say_that_white_is_255() -> None:
     folded, x = fold(), np.ones((1, 2, 10, 10), np.uint8)
+    for run in (cl.Session(folded, engine="numpy"), cl.Session(folded, engine="torch")):
+        with pytest.raises(cl.ConformalError, match=r"got bytes\. Scale them as in training"):
+            run(x)
+    with pytest.raises(cl.ConformalError, match=r"torch.uint8\. Scale the bytes as in training"):
+        folded(torch.from_numpy(x))
+    folded.about = {"white": 255.0}
     cl.Session(folded, engine="numpy")(x)
     folded.about = {"white": 1.0}
     for engine in ("numpy", "torch"):

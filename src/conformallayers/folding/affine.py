@@ -129,9 +129,7 @@ class AffineOperations:
 
         return numbers
 
-    def _by_channel(
-        self, op: layer.Multiply | layer.AddConstant, shape: Shape
-    ) -> Convolution | None:
+    def _by_channel(self, op: Operation, shape: Shape) -> Convolution | None:
         """Return a factor or a summand that broadcasts to a sample, or None if factors differ by pixel."""
         ((_, name),) = op.constants()
         array = self.array(name)

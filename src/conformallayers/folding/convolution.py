@@ -133,10 +133,9 @@ def compose(first: Convolution, second: Convolution, shape: Shape) -> Convolutio
     transposed = [c for c in (first, second) if c.output_padding is not None]
     if transposed and not (first.pointwise or second.pointwise):
         return "a transposed convolution only merges with single pixels"
-    for k, s, own, padding in zip(
-        first.kernel, first.stride, first.padding, second.padding, strict=True
-    ):
-        if padding and not (k == s == 1 and own == 0):
+    places = zip(first.kernel, first.stride, first.padding, second.padding, strict=True)
+    for k, step, own, more in places:
+        if more and not (k == step == 1 and own == 0):
             return "a padded window after another window: the border would differ"
     pads = any(second.padding)
     if pads and any(first.padding) and first.mode != second.mode:
@@ -356,7 +355,8 @@ def _rows_of(weight: Tensor, axes: int) -> Tensor:
 
 def turned(weight: Tensor, groups: int) -> Tensor:
     """Exchange the channels of a kernel: (O, C/groups, …) of a convolution, (C, O/groups, …) of a transposed one."""
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    found: Tensor = weight.unflatten(0, (groups, -1))
+    return found.transpose(1, 2).flatten(0, 1)
 
 
 def regrouped(weight: Tensor, groups: int, fewer: int) -> Tensor:

@@ -43,20 +43,21 @@ class Explanation(Printed, dict[str, Plan]):
 
     def _blocks(self) -> Iterator[Block]:
         if self.details or len(self) == 1:
-            for path, plan in self.items():
-                yield from ([path] if path else [])
+            for index, (path, plan) in enumerate(self.items()):
+                yield from [""] * (index > 0) + [path] * bool(path)
                 yield from plan._blocks()
-                yield ""
         elif self:
             header = ["stage", "strategy", "multiply-adds", "constants", "reason"]
             yield Table(header, [_plan_row(path, plan) for path, plan in self.items()])
-            yield ""
         shown = [r for r in self.regions if self.details or len(r.before) > 1]
+        if self and shown:
+            yield ""
         if shown:
             header = ["region", "output", "multiply-adds", "weights", "not merged further"]
             yield Table(header, [_region_row(region, self.details) for region in shown])
             yield _totals(self.regions, len(self.regions) - len(shown))
-        yield self.sizes
+        if shown or not self:
+            yield self.sizes
 
 
 def _plan_row(path: str, plan: Plan) -> list[str]:

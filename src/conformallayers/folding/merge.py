@@ -302,7 +302,8 @@ class _Writer:
         self, form: Convolution, value: str, weight: Tensor, bias: Tensor | None
     ) -> tuple[str, Tensor | None]:
         """Append a convolution; return its value and the constant map that is still to be added."""
-        padding, held, kind, options = form.padding, None, layer.Conv, dict[str, Any]()
+        padding, held, options = form.padding, None, dict[str, Any]()
+        kind: type[Operation] = layer.Conv
         if form.mode != "zeros" and any(padding):
             pads = tuple((size, size) for size in padding)
             value = self.builder.add(layer.Pad, value, pads=pads, mode=form.mode)

@@ -48,13 +48,14 @@ def regions_of(
     reasons = dict(_reasons(after, shapes, output))
     found = []
     for _, (old, new) in sorted(members.items()):
-        costs = [_cost(steps, shapes) for steps in (old, new)]
-        if not costs[0].work:
+        cost = _cost(old, shapes)
+        if not cost.work:
             continue
         kinds = [tuple(kind for step in steps for kind in _kinds(step)) for steps in (old, new)]
         texts = [reasons[step.outputs[0]] for step in new if step.outputs[0] in reasons]
         shape = shapes[old[-1].outputs[0]]
-        found.append(Region(kinds[0], kinds[1], shape, *costs, tuple(dict.fromkeys(texts))))
+        reached = _cost(new, shapes), tuple(dict.fromkeys(texts))
+        found.append(Region(kinds[0], kinds[1], shape, cost, *reached))
     return tuple(found)
 
 
