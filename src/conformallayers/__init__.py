@@ -35,7 +35,7 @@ _NAMES = {
     "folding.folded": ("Folded",),
     "quantization.quantize": ("quantize",),
     "folding.quantization_report": ("Quantization",),
-    "folding.files": ("save", "load"),
+    "folding.save": ("save", "load"),
     "testing": ("fold_error",),
     "inspection": ("Inspection", "inspect"),
     "diagnosis.diagnose": ("Diagnosis", "diagnose"),
@@ -60,11 +60,11 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from .diagnosis.diagnose import diagnose as diagnose
     from .errors import ConformalError as ConformalError
     from .errors import MissingExtra as MissingExtra
-    from .folding.files import load as load
-    from .folding.files import save as save
     from .folding.fold import fold as fold
     from .folding.folded import Folded as Folded
     from .folding.quantization_report import Quantization as Quantization
+    from .folding.save import load as load
+    from .folding.save import save as save
     from .graph.trace import trace as trace
     from .inspection import Inspection as Inspection
     from .inspection import inspect as inspect

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .errors import ConformalError, check_count, refusal, refuse_bytes, shape_text
-from .folding.files import load
 from .folding.folded import Folded
+from .folding.save import load
 from .functional import full_precision
 from .recipe.numpy.network import Network
 from .recipe.onnx.export import check_engine, open_session
@@ -147,10 +147,7 @@ class Session:
 def _fold(folded: Any) -> Folded:
     """Return a fold that every engine can read, or refuse it."""
     if isinstance(folded, (str, os.PathLike)):
-        path, folded = os.fspath(folded), load(folded)
-        if not isinstance(folded, Folded):
-            remedy = "Fold it: cl.Session(cl.fold(cl.load(path), input_shape))."
-            raise refusal("Session", f"a fold in {path}", "a model", remedy)
+        folded = load(folded)
     if not isinstance(folded, Folded):
         remedy = "Fold it first: cl.Session(cl.fold(model, input_shape))."
         raise refusal("Session", "a Folded or a path", type(folded).__name__, remedy)

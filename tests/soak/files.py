@@ -11,21 +11,23 @@ import json
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.numpy import load as load_arrays
 from torch import Tensor
 
 from conformallayers import numpy as numpy_runtime
 from conformallayers.errors import ConformalError
-from conformallayers.folding.files import load, save
 from conformallayers.folding.fold import fold
 from conformallayers.folding.part import TOLERANCES
+from conformallayers.folding.save import load, save
 from conformallayers.folding.strategies import STRATEGIES
-from conformallayers.recipe.archive import checksum
+from conformallayers.recipe.file import _checksum
 from soak.case import Case, limited_memory
 from soak.generator import Generator
 
@@ -145,10 +147,17 @@ def _mutant(rng: Random, content: bytes) -> tuple[str, bytes]:
         header["__metadata__"] = kept
     else:
         texts = [_change_data(rng, header, data)]
+    document.pop(_SUM, None)
     header["__metadata__"][_DOCUMENT] = json.dumps(document)
-    header["__metadata__"][_SUM] = checksum(header, [bytes(data)])
+    with suppress(Exception):  # safetensors refuses some headers
+        signed = {_SUM: _checksum(document, load_arrays(_joined(header, data))), **document}
+        header["__metadata__"][_DOCUMENT] = json.dumps(signed)
+    return "; ".join(texts), _joined(header, data)
+
+
+def _joined(header: dict[str, Any], data: bytearray) -> bytes:
     text = json.dumps(header).encode()
-    return "; ".join(texts), struct.pack("<Q", len(text)) + text + bytes(data)
+    return struct.pack("<Q", len(text)) + text + bytes(data)
 
 
 def _change_data(rng: Random, header: dict[str, Any], data: bytearray) -> str:

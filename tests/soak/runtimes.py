@@ -16,9 +16,9 @@ from torch import Tensor
 
 from conformallayers import numpy as numpy_runtime
 from conformallayers.errors import ConformalError
-from conformallayers.folding.files import load, save
 from conformallayers.folding.fold import fold
 from conformallayers.folding.folded import Folded
+from conformallayers.folding.save import load, save
 from conformallayers.folding.strategies import STRATEGIES
 from conformallayers.recipe.c.export import export_c
 from conformallayers.recipe.onnx.export import LIMITS, open_session

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conformallayers.folding import cache
-from conformallayers.recipe import archive
+from conformallayers.recipe import file
 from conformallayers.recipe.numpy import points as numpy_points
 from conformallayers.recipe.point_operations import Divide
 from conformallayers.recipe.torch.points import RUN
@@ -63,7 +63,13 @@ def blind_cache(patch: pytest.MonkeyPatch) -> None:
 
 
 def blind_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(archive.Archive, "verify", lambda self: None)
+    class Equal(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    patch.setattr(file, "_checksum", lambda document, arrays: Equal())
 
 
 FAULTS: dict[str, tuple[str, Plant, int]] = {

@@ -105,7 +105,7 @@ def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
         model: Run folder, checkpoint, fold written by cl.save, or a name of the zoo.
         out: File to write.
     """
-    from ..folding.files import save
+    from ..folding.save import save
 
     folded = _folded(model, "fold", options or FoldOptions())
     print(folded.explain())
@@ -132,7 +132,7 @@ def quantize(
             scales, test images measure the accuracy.
         calibration: Number of training images.
     """
-    from ..folding.files import save
+    from ..folding.save import save
     from ..lab.training.evaluate import quantize_fold
 
     folded = _folded(model, "quantize", options or FoldOptions())
@@ -246,7 +246,7 @@ def _write_numpy(folded: "Folded", out: Path) -> None:
     import numpy as np
     import torch
 
-    from ..folding.files import save
+    from ..folding.save import save
     from ..numpy import load
     from ..testing import relative_error
     from ..utils.files import staged_files

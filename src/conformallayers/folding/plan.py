@@ -29,9 +29,9 @@ class Candidate:
     """
 
     name: str
-    multiply_adds: float | None
-    bytes: int | None
-    seconds: float
+    multiply_adds: float | None = None
+    bytes: int | None = None
+    seconds: float = math.inf
     note: str = ""
 
     @property

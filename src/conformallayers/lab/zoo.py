@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import refusal
-from ..folding.files import save
 from ..folding.folded import Folded
-from ..zoo.catalogue import ENDING, FOLDER, read_record
-from ..zoo.records import Record
+from ..folding.save import save
+from ..zoo.catalogue import ENDING, FOLDER, Record, read_record
 from .data.datasets import load
 from .experiments.deployed import multiply_adds, weights
 from .training.evaluate import accuracy

@@ -1,287 +1,283 @@
-"""Validate the document of a folded network in a file, before an array is read.
+"""Recipes in safetensors files, written and read without torch; ``docs/deploy.md`` has the schema.
 
-``docs/deploy.md`` has the schema. Nothing here needs torch, so that every runtime can use it.
+The metadata of the header holds a JSON document, which follows from the fields of operations, with a checksum.
+safetensors validates the rest of the header: arrays fill the file exactly, and their shapes fit their bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from math import prod
-from types import EllipsisType
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from ..errors import refusal
-from . import integer_operations as integer
-from . import layer_operations as layer
-from . import point_operations as point
-from .archive import Archive, unbuildable
-from .document import read_recipe
-from .fields import Reader, number, optional, several, whole, word
-from .operation import Operation, Shape, expect
-from .recipe import INPUT, Recipe
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save as serialized
 
-DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-# A few numbers of a small file could ask for any amount of memory, so that recipes have limits.
+from .. import __version__
+from ..errors import ConformalError, refusal
+from ..utils.files import Path, kind_of_file, replace_file
+from .layer_operations import Call
+from .operation import OPERATIONS, Operation, Positive, expect
+from .recipe import Recipe
+
+FORMAT = 3  # raised when older readers could not understand a file
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+STORED = {"bfloat16": "float32"}  # numpy has no bfloat16
+LARGEST = 2**53  # of an integer; float64 has all integers below it
+# A few numbers in a small file could ask for any amount of memory, so recipes in files have limits.
 OPERATIONS_LIMIT = 10_000
 VALUE_LIMIT = 2**27  # elements of one value of a sample, its padding included
-SAMPLE_LIMIT = 2**28  # elements that one sample needs at a time
-WINDOW_LIMIT = 2**20  # elements of a window of a pooling
-PLACES_LIMIT: dict[type[Operation], int] = {  # along one axis, which numpy computes one by one
-    layer.AdaptiveAvgPool: 2**18,
-    layer.AdaptiveMaxPool: 2**18,
-    layer.Upsample: 2**22,
-    layer.Pad: 2**22,
-}
-_Document = Mapping[str, Any]
-# The kind of a value. Each runtime chooses the peaks of samples for itself, and the choice cancels only where
-# every operation reads values of the kinds that it expects.
-_FEATURES, _PEAK, _TAU = "features", "a peak", "τ"
-_ENERGY = "an energy"
-# Whole numbers have scalars of their own, which every runtime rounds alike.
-_INTEGERS, _EXACT_PEAK, _EXACT_TAU = "whole numbers", "an exact peak", "an exact τ"
-_EXACT_ENERGY = "an exact energy"
-_Kinds = tuple[str | EllipsisType, ...]  # an ellipsis repeats the kind before it, or drops it
-_KINDS: dict[type[Operation], tuple[_Kinds, tuple[str, ...]]] = {  # of inputs and of outputs
-    point.Normalize: ((_FEATURES,), (_FEATURES, _PEAK, _TAU)),
-    point.Rescale: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU, _ENERGY)),
-    point.Rebase: ((_FEATURES, _PEAK, _TAU), (_FEATURES, _PEAK, _TAU)),
-    **dict.fromkeys(
-        (point.SumSquares, point.QuadraticForm, point.BandedForm),
-        ((_FEATURES, ...), (_ENERGY,)),
-    ),
-    point.Advance: ((_TAU, _PEAK, _ENERGY, ...), (_TAU,)),
-    point.Divide: ((_FEATURES, _TAU, _PEAK), (_FEATURES,)),
-    integer.QuantizePoint: ((_FEATURES,), (_INTEGERS, _EXACT_PEAK, _EXACT_TAU)),
-    integer.IntegerEnergy: ((_INTEGERS,), (_EXACT_ENERGY,)),
-    integer.IntegerAdvance: ((_EXACT_TAU, _EXACT_PEAK, _EXACT_ENERGY, ...), (_EXACT_TAU,)),
-    integer.IntegerRebase: ((_EXACT_PEAK, _EXACT_TAU), (_EXACT_PEAK, _EXACT_TAU)),
-}
+WINDOWS_LIMIT = 2**30  # elements of all windows of a convolution or pooling together
+_DOCUMENT, _SUM = "conformallayers", "sha256"
+_AGAIN = "Save it again with cl.save of this version, or copy it again."
 
 
 @dataclass(frozen=True)
-class FoldDocument:
-    """A folded network as its file describes it, checked.
+class Stored:
+    """A folded network as a file has it.
 
     Attributes:
-        recipe: its constants are the entries of the archive, which have shapes and no numbers.
-        dtype: "float64", "float32", "float16" or "bfloat16".
+        recipe: its constants are numpy arrays; bfloat16 is stored as float32.
+        dtype: of inputs and outputs, one of ``DTYPES``.
         strategy: of each part, joined with "+".
         origin: the fingerprint of the weights that were folded, or None.
         labels, about: the names of the outputs and other notes, or None.
-        parts: the plan of each part; ``docs/deploy.md`` lists the entries.
+        plans: the plan of each part by its path, as JSON values.
     """
 
     recipe: Recipe
     dtype: str
-    strategy: str
-    origin: str | None
-    labels: tuple[str, ...] | None
-    about: dict[str, Any] | None
-    parts: tuple[dict[str, Any], ...]
+    strategy: str = ""
+    origin: str | None = None
+    labels: tuple[str, ...] | None = None
+    about: dict[str, Any] | None = None
+    plans: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_fold(archive: Archive) -> FoldDocument:
-    """Return the folded network that an archive describes; read no array.
+# -- files ------------------------------------------------------------------------------------------
+
+
+def write_file(path: Path, stored: Stored) -> None:
+    """Write a file under a temporary name and rename it, so that no half of a file is left.
 
     Raises:
-        ConformalError: the archive holds no fold, or one that does not fit together.
+        ConformalError: the recipe could not be read back, or the notes are no JSON.
     """
-    document = archive.document
-    if document["kind"] != "folded":
-        got = "a model with layers" if document["kind"] == "model" else "a training checkpoint"
-        remedy = (
-            "Fold it first: cl.save(cl.fold(model, input_shape), path), or conformallayers fold."
-        )
-        raise refusal(f"load({archive.path})", "a folded network", got, remedy)
+    where, arrays = f"save({os.fspath(path)})", stored.recipe.constants
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
-        dtype, strategy = word(*DTYPES)(document.get("dtype")), _text(document.get("strategy"))
-        recipe = _recipe(archive, dtype)
-        labels, about = read_notes(document, recipe.output_shape)
-        parts = several(_part)(document.get("parts"))
-        expect(len({part["path"] for part in parts}) == len(parts), "parts of one path")
-    except Exception as error:
-        raise unbuildable(archive.path, error) from error
-    origin = document.get("origin")
-    return FoldDocument(recipe, dtype, strategy, origin, labels, about, parts)
+        notes = {item.name: as_json(getattr(stored, item.name)) for item in fields(stored)[1:]}
+        document = {"format": FORMAT, "library": __version__, **notes}
+        document["recipe"] = describe(stored.recipe)
+        document = json.loads(json.dumps(document, allow_nan=False))
+        _stored(document, arrays)
+    except (TypeError, ValueError) as error:
+        remedy = "Notes are text and finite numbers, labels one text for each output."
+        raise refusal(where, "a fold that can be read back", f"{error!s:.200}", remedy) from error
+    text = json.dumps({_SUM: _checksum(document, arrays), **document})
+    replace_file(path, [serialized(arrays, {_DOCUMENT: text})])
 
 
-def read_notes(
-    document: _Document, output_shape: Shape | None
-) -> tuple[tuple[str, ...] | None, dict[str, Any] | None]:
-    """Return the labels and the notes of a document; None where it has none.
+def read_file(path: Path) -> Stored:
+    """Read a file, with every check that does not run the network.
 
     Raises:
-        ValueError: labels are no list of words, one for each output, or notes are no object.
+        ConformalError: a file that is damaged or of another kind.
     """
-    labels, about = document.get("labels"), document.get("about")
-    if labels is not None:
-        words = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
-        expect(words, f"labels that are no words: {labels!r:.80}")
-        fits = output_shape is None or len(labels) == prod(output_shape)
-        expect(fits, f"{len(labels)} labels for {prod(output_shape or ())} outputs")
-    expect(about is None or isinstance(about, dict), f"no object: {about!r:.80}")
-    return None if labels is None else tuple(labels), about
+    name = os.fspath(path)
+    mode = os.stat(name).st_mode
+    if not stat.S_ISREG(mode):
+        remedy = "Give the path of the file."
+        raise refusal(f"load({name})", "a file of cl.save", kind_of_file(mode), remedy)
+    try:
+        with safe_open(name, "np") as file:
+            text = (file.metadata() or {}).get(_DOCUMENT)
+            if text is None:
+                got, remedy = "another file", "Weights load with safetensors.torch.load_file."
+                raise refusal(f"load({name})", "a file of cl.save", got, remedy)
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            got = f"format {document['format']!r:.60}"
+            raise refusal(f"load({name})", f"a file of format {FORMAT}", got, _AGAIN)
+        claimed = document.pop(_SUM)
+        expect(claimed == _checksum(document, arrays), "bytes that differ from its checksum")
+        return _stored(document, arrays)
+    except (OSError, ConformalError):
+        raise
+    except Exception as error:  # of safetensors, of JSON, of checks, or an operation's own
+        got = f"a damaged file or another one ({error!s:.120})"
+        raise refusal(f"load({name})", "a whole file of cl.save", got, _AGAIN) from error
 
 
-# -- the recipe -------------------------------------------------------------------------------------
+def _checksum(document: Mapping[str, Any], arrays: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a document and all arrays."""
+    digest = hashlib.sha256(json.dumps(document).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\n{name} {array.dtype.name} {array.shape}\n".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
-def _recipe(archive: Archive, dtype: str) -> Recipe:
-    """Return the recipe of a document, checked operation by operation."""
-    document = archive.document["recipe"]
-    operations = document.get("operations")
-    _limit(len(operations) if isinstance(operations, list) else 0, OPERATIONS_LIMIT, "operations")
-    recipe = read_recipe(document, archive.entries)
-    expect(recipe.input_shape, "samples without a coefficient")
-    stored = DTYPES | {"int32": "I32", "int8": "I8"}
+def _stored(document: Any, arrays: Mapping[str, Any]) -> Stored:
+    """Return the content of a document; raise ValueError where something does not fit."""
+    _limit(len(document["recipe"]["operations"]), OPERATIONS_LIMIT, "operations")
+    recipe, dtype = read_recipe(document["recipe"], arrays), document["dtype"]
+    expect(dtype in DTYPES, f"dtype {dtype!r:.60}")
     for name, kind in recipe.constant_dtypes(dtype).items():
-        found = archive.entries[name].dtype
-        expect(found == stored[kind], f"the constant {name:.60} of dtype {found}")
+        found = arrays[name].dtype.name
         expect(name.isidentifier(), f"a constant named {name!r:.60}")
-    for operation in recipe.operations:  # a call has one, too
-        module = getattr(operation, "module", None)
-        expect(module is None, f"{operation.kind} of a module, which no file holds")
-    _check_kinds(recipe)
-    _check_scales(recipe)
+        expect(found == STORED.get(kind, kind), f"the constant {name:.60} of dtype {found}")
+    calls = any(isinstance(operation, Call) for operation in recipe.operations)
+    expect(not calls, "the call of a module, which no file holds")
     _check_sizes(recipe)
-    return recipe
-
-
-def _check_kinds(recipe: Recipe) -> None:
-    """Refuse a value where an operation takes another kind of value."""
-    kinds = {INPUT: _FEATURES}
-    for operation in recipe.operations:
-        found = [kinds[name] for name in operation.inputs]
-        sums = isinstance(operation, (layer.Add, layer.Elementwise)) and set(found) == {_ENERGY}
-        whole = set(found) == {_INTEGERS} and integer.keeps_integers(operation)
-        expected = found if sums or whole else _read_kinds(operation)
-        for name, kind, needed in zip(operation.inputs, found, expected, strict=True):
-            expect(kind == needed, f"{operation.kind} takes {needed}, but {name!r:.60} is {kind}")
-        usual = _INTEGERS if whole or integer.makes_integers(operation) else _FEATURES
-        _, written = _KINDS.get(type(operation), ((), (_ENERGY if sums else usual,)))
-        kinds.update(zip(operation.outputs, written, strict=True))
-    expect(kinds[recipe.output] == _FEATURES, "an output that is no batch of numbers")
-
-
-def _read_kinds(operation: Operation) -> list[str]:
-    """Return the kinds of the values that an operation reads."""
-    reads, _ = _KINDS.get(type(operation), ((_FEATURES, ...), ()))
-    if isinstance(operation, integer.READERS):
-        reads = (*(_INTEGERS,) * len(getattr(operation, "multipliers", "q")), _EXACT_TAU, ...)
-    fixed = [kind for kind in reads if isinstance(kind, str)]
-    if reads[-1] is ...:
-        repeated = fixed.pop()
-        fixed += [repeated] * (len(operation.inputs) - len(fixed))
-    return fixed
-
-
-def _check_scales(recipe: Recipe) -> None:
-    """Refuse operations that mix values of different scales.
-
-    From ``normalize`` to the division, the values of a part are relative to a peak, which each runtime chooses.
-    Values from outside the part and constants are not, so that they may not be added before a ``rebase``.
-    """
-    parts: dict[str, int | None] = {INPUT: None}  # the part that a value belongs to
-    peaks: dict[str, str | None] = {INPUT: None}  # the peak that a value is relative to
-    for index, operation in enumerate(recipe.operations):
-        found = {parts[name] for name in operation.inputs}
-        near = {peaks[name] for name in operation.inputs}
-        expect(len(found) == 1, f"{operation.kind} reads values of different scales")
-        (part,), peak = found, next(iter(near))
-        if near != {None}:  # some input is relative to a peak: then all are, to the same one
-            expect(len(near) == 1, f"{operation.kind} reads values that are relative to two peaks")
-            keeps = type(operation) in _KINDS or layer.is_homogeneous(operation)
-            expect(keeps, f"{operation.kind}, which no factor passes, reads relative values")
-        if isinstance(operation, point.Normalize):
-            expect(part is None, "a part inside of another")
-            part = index
-        elif isinstance(operation, point.Divide):
-            part = peak = None
-        if isinstance(operation, (point.Normalize, point.Rescale)):
-            peak = operation.outputs[1]
-        elif isinstance(operation, point.Rebase):
-            peak = None
-        parts.update(dict.fromkeys(operation.outputs, part))
-        peaks.update(dict.fromkeys(operation.outputs, peak))
-    expect(parts[recipe.output] is None, "an output without its scale")
+    recipe.check_values()
+    notes = {item.name: document.get(item.name) for item in fields(Stored)[2:]}
+    hints = get_type_hints(Stored)
+    for name in ("strategy", "origin", "labels"):
+        notes[name] = typed(notes[name], hints[name])
+    fits = isinstance(notes["about"], (dict, NoneType)) and isinstance(notes["plans"], dict)
+    expect(fits, "notes or plans that are no object")
+    outputs = prod(recipe.output_shape)
+    expect(notes["labels"] is None or len(notes["labels"]) == outputs, f"not {outputs} labels")
+    return Stored(recipe, dtype, **notes)
 
 
 def _check_sizes(recipe: Recipe) -> None:
-    """Refuse values that would take more memory than any network needs."""
+    """Refuse values and windows that would take more memory than any network needs."""
     shapes = recipe.shapes()
     for name, shape in shapes.items():
         _limit(prod(shape), VALUE_LIMIT, f"elements of {name!r:.60}")
-    for operation in recipe.operations:
-        before, after = shapes[operation.inputs[0]], shapes[operation.outputs[0]]
-        _check_windows(operation, before, after)
-        places = PLACES_LIMIT.get(type(operation))
-        if places is not None and getattr(operation, "mode", None) != "zeros":
-            _limit(max(after), places, f"places of {operation.kind} along an axis")
-    _limit(recipe.peak_elements(), SAMPLE_LIMIT, "elements of a sample at a time")
-
-
-def _check_windows(operation: Operation, before: Shape, after: Shape) -> None:
-    """Refuse windows and padding that are much larger than the maps that they are applied to."""
-    padding = getattr(operation, "padding", None)
-    if padding is not None:
-        inner = after if isinstance(operation, layer.ConvTranspose) else before
-        padded = inner[0] * prod(n + 2 * p for n, p in zip(inner[1:], padding, strict=True))
-        _limit(padded, VALUE_LIMIT, f"elements of {operation.kind} with its padding")
-    _limit(prod(getattr(operation, "kernel", ())), WINDOW_LIMIT, f"elements of {operation.kind}")
+    for op in recipe.operations:
+        before, after = shapes[op.inputs[0]], shapes[op.outputs[0]]
+        padding, kernel = getattr(op, "padding", ()), getattr(op, "kernel", ())
+        if padding and not kernel:
+            kernel = recipe.constant_shape(op.weight)[2:]  # type: ignore[attr-defined]
+        for shape in (before, after) if padding else ():
+            sides = (n + 2 * p for n, p in zip(shape[1:], padding, strict=True))
+            _limit(prod((shape[0], *sides)), VALUE_LIMIT, f"elements of {op.kind}, padded")
+        if kernel:
+            windows = prod((before[0], *kernel, *after[1:]))
+            _limit(windows, WINDOWS_LIMIT, f"elements of the windows of {op.kind}")
 
 
 def _limit(count: int, limit: int, what: str) -> None:
     expect(count <= limit, f"{count} {what}, and {limit} are the most")
 
 
-# -- the plans of parts -----------------------------------------------------------------------------
+# -- recipes and JSON -------------------------------------------------------------------------------
 
 
-def _part(part: Any) -> dict[str, Any]:
-    """Return the plan of a part, each entry checked."""
-    texts = dict.fromkeys(("path", "strategy", "reason"), _text)
-    more = {"candidates": several(_candidate)}
-    stages = {"advice": lambda item: several(_text)(item or []), "operations": _operations}
-    found = _object(part, {**texts, "absorbed": whole(0), **more, **stages})
-    known = any(item["strategy"] == found["strategy"] for item in found["candidates"])
-    expect(known, "a strategy that is no candidate")
+def describe(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe without its arrays, as values that JSON can hold."""
+    return {
+        "input_shape": list(recipe.input_shape),
+        "output_shape": list(recipe.output_shape),
+        "output": recipe.output,
+        "wide": sorted(recipe.wide),
+        "operations": [{"operation": op.kind, **as_json(op)} for op in recipe.operations],
+    }
+
+
+def read_recipe(document: Mapping[str, Any], constants: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a description.
+
+    Args:
+        document: a result of :func:`describe`, possibly damaged.
+        constants: anything with a ``shape``, by name.
+
+    Raises:
+        ValueError: something is missing, unknown, or does not fit together.
+    """
+    expected = {"input_shape", "output_shape", "output", "wide", "operations"}
+    expect(isinstance(document, dict) and document.keys() == expected, "other entries of a recipe")
+    expect(isinstance(document["operations"], list), "a recipe without a list of operations")
+    recipe = Recipe(
+        typed(document["input_shape"], tuple[Positive, ...]),
+        typed(document["output_shape"], tuple[Positive, ...]),
+        tuple(map(_operation, document["operations"])),
+        typed(document["output"], str),
+        dict(constants),
+        frozenset(typed(document["wide"], tuple[str, ...])),
+    )
+    expect(recipe.input_shape, "samples without a coefficient")
+    recipe.shapes()
+    used = {array for operation in recipe.operations for _, array in operation.constants()}
+    expect(used == set(constants) and recipe.wide <= used, "constants that no operation reads")
+    return recipe
+
+
+def _operation(item: Any) -> Operation:
+    expect(isinstance(item, dict), "an operation that is no object")
+    kind = item.get("operation")
+    expect(isinstance(kind, str) and kind in OPERATIONS, f"no operation {kind!r:.60}")
+    given = {name: value for name, value in item.items() if name != "operation"}
+    found: Operation = typed(given, OPERATIONS[kind])
     return found
 
 
-def _operations(item: Any) -> tuple[int, int] | None:
-    """Return the first operation of a stage and its end; files written before stages have none."""
-    if item is None:
-        return None
-    first, end = several(whole(0))(item)
-    expect(first <= end, "operations in another order")
-    return first, end
+def as_json(value: Any) -> Any:
+    """Return a value for JSON: dataclasses as objects without the fields that have their defaults."""
+    if is_dataclass(value):
+        held = ((item, getattr(value, item.name)) for item in fields(value))
+        return {item.name: as_json(kept) for item, kept in held if kept != item.default}
+    if isinstance(value, Mapping):
+        return {key: as_json(item) for key, item in value.items()}
+    return [as_json(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def _candidate(item: Any) -> dict[str, Any]:
-    """Return a candidate; a strategy that does not apply has no cost and takes infinite time."""
-    costs = dict.fromkeys(("multiply_adds", "bytes", "seconds"), optional(_amount))
-    found = _object(item, {"strategy": _text, "note": _text, **costs})
-    absent = [found[key] is None for key in costs]
-    expect(all(absent) or not any(absent), "a candidate with half of its costs")
-    expect(type(found["bytes"]) in (int, type(None)), "parts of a byte")
-    found["seconds"] = math.inf if found["seconds"] is None else found["seconds"]
-    return found
+def typed(value: Any, hint: Any) -> Any:
+    """Return a value of JSON as a type hint has it; lists become tuples, objects dataclasses.
 
-
-def _object(item: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
-    """Return some entries of an object, each of them checked."""
-    expect(isinstance(item, dict), f"{item!r:.60} is no object")
-    return {key: read(item.get(key)) for key, read in readers.items()}
-
-
-def _text(value: Any) -> str:
-    expect(isinstance(value, str), f"{value!r:.60} is no text")
-    return str(value)
-
-
-def _amount(value: Any) -> Any:
-    """Return a finite number >= 0 as it is, whole or not."""
-    expect(number(value) >= 0, f"{value!r:.60} is below 0")
+    Raises:
+        ValueError: it is another value.
+    """
+    kind, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        return _dataclass(value, hint)
+    if kind in (Union, UnionType):
+        (other,) = (item for item in arguments if item is not NoneType)
+        return None if value is None else typed(value, other)
+    if kind is Annotated:
+        number = typed(value, arguments[0])
+        expect(number >= arguments[1], f"{value} where {arguments[1]} is the least")
+        return number
+    if kind is tuple:
+        expect(isinstance(value, (list, tuple)), f"{value!r:.60} is no list")
+        hints = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        expect(len(value) == len(hints), f"{value!r:.60} of another length")
+        return tuple(typed(item, hint) for item, hint in zip(value, hints, strict=True))
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    if hint is float:
+        fits = whole or (isinstance(value, float) and math.isfinite(value))
+    else:
+        fits = whole if hint is int else isinstance(value, hint)
+    expect(fits, f"{value!r:.60} is no {hint.__name__}")
     return value
+
+
+def _dataclass(value: Any, kind: Any) -> Any:
+    hints, name = _hints(kind), kind.__name__
+    expect(isinstance(value, dict), f"{value!r:.60} is no {name}")
+    for key in value.keys() - hints.keys():
+        raise ValueError(f"{name} has no {key!r:.60}")
+    for item in fields(kind):
+        there = item.name in value or item.default is not MISSING
+        expect(there, f"{name} lacks its {item.name}")
+    return kind(**{key: typed(item, hints[key]) for key, item in value.items()})
+
+
+@lru_cache(maxsize=256)
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the type hints of the fields of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {item.name: hints[item.name] for item in fields(kind)}

@@ -402,16 +402,3 @@ def _expect_axes(x: Shape, *settings: tuple[int, ...]) -> None:
     expect(1 <= len(x) - 1 <= 3, f"one to three spatial axes, not {x}")
     for values in settings:
         expect(len(values) == len(x) - 1, f"{values} for the axes of {x}")
-
-
-def is_homogeneous(op: Operation) -> bool:
-    """Check that an operation keeps positive factors; others may not read points before their division."""
-    if isinstance(op, (Matmul, _Convolution)):
-        return op.bias is None
-    if isinstance(op, Elementwise):
-        return op.function in ("relu", "leaky_relu", "abs")
-    if isinstance(op, Pad):
-        return op.mode != "zeros" or op.value == 0
-    shapes = Concatenate, Slice, Reshape, Permute, Cast
-    pools = Pool, NormPool, _AdaptivePool, Upsample
-    return isinstance(op, (*shapes, *pools, Multiply, PRelu, Add, Call))

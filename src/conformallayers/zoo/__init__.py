@@ -1,7 +1,6 @@
 """Trained networks that ship with the package: ``cl.zoo.list()`` and ``cl.zoo.load(name)``."""
 
+from .catalogue import Record, Records, load
 from .catalogue import list_records as list
-from .catalogue import load
-from .records import Record, Records
 
 __all__ = ["Record", "Records", "list", "load"]

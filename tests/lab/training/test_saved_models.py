@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,25 +49,6 @@ def test_labels_and_notes_come_back(tmp_path: Path) -> None:
     assert path.read_bytes() == first
     found = load_model(path, "test")
     assert (found.labels, found.about) == (labels, about)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": ["a"]}, "got 1 labels for 2 outputs"),
-        ({"labels": ["a", 2]}, "labels that are no words"),
-        ({"labels": "ab"}, "expected a list of words, got the word 'ab'"),
-        ({"about": {"x": float("nan")}}, "JSON"),
-        ({"about": {"x": object()}}, "not JSON serializable"),
-    ],
-)
-def test_wrong_labels_and_notes_are_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    folded = cl.fold(nn.Sequential(net("chain"), nn.Flatten(), nn.Linear(36, 2)), SHAPE)
-    with pytest.raises(cl.ConformalError, match=message):
-        cl.save(folded, tmp_path / "net.safetensors", **options)
-    assert not list(tmp_path.iterdir())
 
 
 def test_runs_checkpoints_models_and_folds_are_found(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The JavaScript runtime in node: every operation, strategy and golden file against torch."""
+"""The JavaScript runtime in node: every operation and strategy against torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import conformallayers as cl
-import conformallayers.numpy as cln
 from conformallayers.networks import D3ModNetCL, DkNetCL, LeNetCL, StageNet
 from conformallayers.recipe import layer_operations as layer
 from conformallayers.recipe.integer_operations import KINDS as INTEGER
 from conformallayers.recipe.integer_operations import Dequantize, Quantize
-from conformallayers.recipe.javascript.document import _LACKS, WRITE, javascript_document
+from conformallayers.recipe.javascript.document import _LACKS, WRITE
 from conformallayers.recipe.recipe import INPUT, Recipe, RecipeBuilder
 from conformallayers.recipe.torch.module import RecipeModule
 from nets import NETS, folds
@@ -31,7 +29,6 @@ from recipe_cases import RECIPE_CASES
 from support import assert_says
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 5e-6}
-GOLDEN = sorted((Path(__file__).parents[2] / "data" / "golden").glob("*.safetensors"))
 
 
 def has(recipe: Recipe) -> bool:
@@ -93,24 +90,6 @@ def test_networks_of_the_paper_and_stage_nets(tmp_path: Path) -> None:
     made += [cl.fold(LeNetCL().eval(), (3, 32, 32), strategy=s) for s in ("layers", "auto")]
     few = {"sample": lambda shape, dtype: samples(shape, dtype)[:3]}
     assert max(compare(tmp_path, made, **few)) < 1e-5
-
-
-@needs_node
-def test_golden_files(tmp_path: Path) -> None:
-    nets = {path.stem: cln.load(path) for path in GOLDEN}
-    taken = {name: net for name, net in nets.items() if has(net.recipe)}
-    refused = {name for name in nets if name not in taken}
-    lacking = {f"operation-{kind.kind}" for kind in _LACKS} - {"operation-call"}
-    assert lacking == refused
-    cases, expected = [], []
-    for net in taken.values():
-        x = torch.tensor(net.about["input"], dtype=torch.float64)
-        expected.append(torch.tensor(net.about["output"], dtype=torch.float64))
-        kind = torch.float64 if net.dtype == np.float64 else torch.float32
-        cases.append((javascript_document(net.recipe, str(net.dtype)), x.to(kind)))
-    found = outputs(tmp_path, cases)
-    for net, y, e in zip(taken.values(), found, expected, strict=True):
-        assert relative_error(y, e) < (1e-12 if net.dtype == np.float64 else 1e-6)
 
 
 @needs_node

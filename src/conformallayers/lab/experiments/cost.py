@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ...errors import ConformalError, refusal
-from ...folding.files import save
+from ...folding.save import save
 from ...networks import IMAGE_SHAPE
 from ...session import Session
 from ...testing import fold_error

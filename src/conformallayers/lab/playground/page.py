@@ -16,7 +16,6 @@ from ...numpy import load
 from ...recipe.javascript.document import javascript_document, javascript_source
 from ...utils.files import replace_file
 from ...utils.text import size
-from ...zoo.catalogue import load as load_shipped
 from ...zoo.catalogue import network_files
 from ..data.catalogue import DIGITS
 from ..training.saved_models import locate, white_of
@@ -74,8 +73,7 @@ def render(folds: Sequence[Path]) -> str:
 
 def network_entry(path: Path) -> dict[str, Any]:
     """Return a fold for the page: its recipe, its labels, and how its images look."""
-    # Networks of the zoo are stored as models; other files must be folds.
-    net = load_shipped(path.stem) if path in network_files().values() else load(path)
+    net = load(path)
     _check_shapes(path, net.input_shape, net.output_shape)
     about = net.about or {}
     dataset = str(about.get("dataset", ""))

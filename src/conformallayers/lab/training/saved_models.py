@@ -102,15 +102,9 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
     path = locate(model, command)
     if path.name == CHECKPOINT:
         return _load_run(path, device)
-    from ...folding.files import load
-    from ...folding.folded import Folded
-    from ...zoo.catalogue import load as load_shipped
+    from ...folding.save import load
 
-    shipped = path in network_files().values()
-    folded = load_shipped(path.stem) if shipped else load(path)
-    if not isinstance(folded, Folded):
-        remedy = "Fold the model and save the fold."
-        raise refusal(f"{command} {model}", "a fold of cl.save", type(folded).__name__, remedy)
+    folded = load(path)
     return Loaded(folded.to(device), path, folded.labels, folded.about or {})
 
 

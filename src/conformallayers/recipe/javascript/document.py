@@ -13,7 +13,6 @@ from ...formula import FUNCTIONS, OPERATORS, Formula
 from .. import layer_operations as layer
 from .. import places
 from .. import point_operations as point
-from ..document import describe
 from ..integer_operations import KINDS as INTEGER
 from ..operation import OPERATIONS, Operation, Runtime, Shape
 from ..places import Array, Table
@@ -50,10 +49,22 @@ def javascript_document(recipe: Recipe, dtype: str) -> dict[str, Any]:
             remedy = "Take the fold before cl.quantize."
         WRITE.check(operation, "javascript_document(recipe)", remedy)
     shapes, wide = recipe.shapes(), recipe.wide_values()
-    document = describe(recipe) | {"dtype": dtype}
-    del document["wide"]  # the dtype of each constant says it
-    for entry, operation in zip(document["operations"], recipe.operations, strict=True):
-        entry["settings"] = dict(operation.settings(defaults=True))
+    document: dict[str, Any] = {
+        "input_shape": recipe.input_shape,
+        "output_shape": recipe.output_shape,
+        "output": recipe.output,
+        "dtype": dtype,
+        "operations": [],
+    }
+    for operation in recipe.operations:
+        entry: dict[str, Any] = {
+            "operation": operation.kind,
+            "reads": operation.inputs,
+            "writes": operation.outputs,
+            "constants": dict(operation.constants()),
+            "settings": dict(operation.settings(defaults=True)),
+        }
+        document["operations"].append(entry)
         entry["from"] = [shapes[name] for name in operation.inputs]
         entry["to"] = [shapes[name] for name in operation.outputs]
         given = "float64" if operation.inputs[0] in wide else dtype

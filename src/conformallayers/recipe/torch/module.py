@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...errors import refusal
 from ...functional import transformed
 from .. import layer_operations as layer
-from ..document import describe, read_recipe
+from ..file import describe, read_recipe
 from ..integer_operations import KINDS
 from ..operation import Shape
 from ..recipe import CHUNK_BYTES, INPUT, Recipe

@@ -1,0 +1,114 @@
+"""Save a fold as one safetensors file, and load it with the same numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import refusal
+from ..recipe.file import DTYPES, Stored, read_file, typed, write_file
+from ..recipe.layer_operations import Call
+from .folded import Folded
+from .plan import Plan
+
+
+def save(
+    folded: Folded,
+    path: str | os.PathLike[str],
+    *,
+    labels: Sequence[str] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Save a folded network as one safetensors file; no pickle.
+
+    The file is written beside its place and moved there when it is whole, so that neither a full disk nor a
+    kill leaves half of it. A model before folding needs no file of its own: keep its ``state_dict`` and the
+    arguments of its constructor.
+
+    Args:
+        folded: of :func:`conformallayers.fold`.
+        path: of the file.
+        labels: a name for every output; None keeps those that the fold has.
+        about: anything else that JSON can hold, by name; None keeps what the fold has. ``docs/deploy.md``
+            has the names that the command line looks at.
+
+    Examples:
+        >>> import conformallayers as cl, tempfile
+        >>> model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), cl.Flatten())
+        >>> folded, x = cl.fold(model, (1, 8, 8)), torch.rand(2, 1, 8, 8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cl.save(folded, f"{folder}/net.safetensors")
+        ...     loaded = cl.load(f"{folder}/net.safetensors")
+        >>> torch.equal(loaded(x), folded(x))
+        True
+    """
+    given: Any = folded
+    if not isinstance(given, Folded):
+        remedy = "Fold a model first: cl.save(cl.fold(model, input_shape), path)."
+        raise refusal("save(folded)", "a Folded", type(given).__name__, remedy)
+    if os.fspath(path).lower().endswith((".onnx", ".c", ".h", ".pt", ".pth")):
+        remedy = "For ONNX there is cl.export_onnx, for C cl.export_c, for pickles torch.save."
+        raise refusal("save(path)", "a name.safetensors", repr(os.fspath(path)), remedy)
+    dtype = str(folded.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        remedy = "Fold with dtype=torch.float32."
+        raise refusal("save(folded)", f"one of {', '.join(DTYPES)}", dtype, remedy)
+    _refuse_code(folded)
+    recipe = folded.recipe
+    # Devices without float64 hold wide constants in float32.
+    recipe = recipe.with_constants(lambda name, array: _array(name, array, name in recipe.wide))
+    stored = Stored(
+        recipe,
+        dtype,
+        folded.strategy,
+        folded.origin,
+        folded.labels if labels is None else labels,  # type: ignore[arg-type]
+        folded.about if about is None else about,  # type: ignore[arg-type]
+        folded.plans,
+    )
+    write_file(path, stored)
+
+
+def load(path: str | os.PathLike[str]) -> Folded:
+    """Load the fold that :func:`save` wrote, on the CPU, with equal numbers.
+
+    Every operation, the shapes of its values and a SHA-256 of all bytes are checked. That finds damage; it does
+    not tell who wrote the file.
+
+    Args:
+        path: of the file.
+    """
+    stored = read_file(path)
+    try:
+        plans = {name: typed(plan, Plan) for name, plan in stored.plans.items()}
+    except ValueError as error:
+        where, remedy = f"load({os.fspath(path)})", "Save it again with cl.save."
+        raise refusal(where, "a whole file of cl.save", f"other plans ({error})", remedy) from error
+    dtype: torch.dtype = getattr(torch, stored.dtype)
+    kinds = stored.recipe.constant_dtypes(stored.dtype)
+    recipe = stored.recipe.with_constants(
+        lambda name, array: torch.from_numpy(array).to(getattr(torch, kinds[name]))
+    )
+    folded = Folded(recipe, dtype, plans, stored.origin)
+    folded.labels, folded.about = stored.labels, stored.about
+    return folded
+
+
+def _array(name: str, tensor: Tensor, wide: bool) -> Any:
+    if tensor.is_meta:
+        raise refusal("save(folded)", "constants with values", f"{name} on meta", "Fold again.")
+    tensor = tensor.detach().cpu()
+    tensor = tensor.double() if wide else tensor
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _refuse_code(folded: Folded) -> None:
+    """Refuse operations that call a module: a file holds no code."""
+    for operation in folded.recipe.operations:
+        if isinstance(operation, Call):
+            expected = "operations that a file can describe"
+            raise refusal("save(folded)", expected, operation.what, operation.remedy)
