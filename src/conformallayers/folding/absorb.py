@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..graph.freeze import frozen_wide
 from ..graph.graph import INPUT, Graph, Node, Part
 from ..graph.trace import trace_part
 from ..nn.extra_layers import Centre, Rescale
@@ -28,7 +29,7 @@ def stages_at(graph: Graph, part: Part, *, prefix: bool = True) -> tuple[StageGr
             break
         before = node.sources[0]
         shapes = graph.shape(before) or (), node.shape or ()
-        operators.insert(0, operator_of(node.module, *shapes))
+        operators.insert(0, operator_of(frozen_wide(node.module), *shapes))
         norm_factor, first = norm_factor * factor, before
     if not operators or not _is_input(graph, first):  # behind another part, that part absorbs them
         return stages, feed
@@ -60,5 +61,5 @@ def with_followers(graph: Graph, part: Part, stages: StageGraph) -> list[tuple[i
         finite = all(bool(tensor.isfinite().all()) for tensor in node.module.buffers())
         if node.kind != "affine" or len(node.sources) > 1 or not finite or node.shape is None:
             break
-        found.append((number, with_head(found[-1][1], node.module, node.shape)))
+        found.append((number, with_head(found[-1][1], frozen_wide(node.module), node.shape)))
     return found

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import nn
+
+from ..graph.freeze import frozen_wide
 from ..graph.graph import INPUT, Graph, Node
 from ..nn.branches import Join
 from ..nn.registry import find_spec
@@ -65,7 +68,9 @@ def _lower(builder: RecipeBuilder, graph: Graph, node: Node, sources: list[str])
     spec = find_spec(module)
     fits = spec is None or before is None or spec.takes(before)
     if apart and fits and node.shape is not None and find_lowering(module) is not None:
-        return Lowering(builder).module(sources[0], module, node.shape)
+        weighted = isinstance(module, (nn.Linear, nn.modules.conv._ConvNd))
+        wide = module if weighted else frozen_wide(module)  # weights are cast once, by the merge
+        return Lowering(builder).module(sources[0], wide, node.shape)
     return builder.add(
         layer.Call,
         *sources,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConformalError, cause_line, refusal, shape_text
-from ..functional import wide_dtype
 from ..nn.activations import RadialActivation
 from ..nn.bounds import Shape
 from ..nn.branches import Composite
 from ..nn.container import ConformalSequential
 from ..nn.extra_layers import Centre
 from ..nn.functions import Batch, Chain, modules_of
+from ..nn.homogeneous import Channels
 from ..nn.registry import find_spec, shape_after
 from ..utils.text import call_text
 from .freeze import freeze, refuse_hooks
@@ -50,8 +50,6 @@ def capture(
         for part in root.modules():
             if getattr(part, "inplace", False):
                 part.inplace = False  # type: ignore[assignment]
-        wide = wide_dtype(like.device) is torch.float64
-        module.to(device=None if wide else "cpu", dtype=torch.float64)
         return _Reader(module, shape, values).graph()
 
 
@@ -129,9 +127,9 @@ class _Recorder(fx.Interpreter):
         self.extra_traceback = False  # or fx would write its own lines into our messages
         self.found: dict[fx.Node, Any] = {}
         self.constant: set[fx.Node] = set()  # nodes that do not depend on the input
+        self.versions: dict[fx.Node, list[int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        before = {source: self._versions(source) for source in self.env}
         inputs = n.all_input_nodes
         module = self.fetch_attr(str(n.target)) if n.op == "call_module" else None
         if isinstance(module, ConformalSequential):  # its layers are read, not run
@@ -140,33 +138,38 @@ class _Recorder(fx.Interpreter):
             value: Any = x.new_zeros(x.shape[0], *after)
         else:
             value = super().run_node(n)
-        self._refuse_overwriting(n, before)
+        written = any(self._versions(self.env[one]) != self.versions[one] for one in inputs)
+        if written:
+            self._refuse_overwriting(n)
+        self.versions[n] = self._versions(value)
         if n.op not in ("placeholder", "output") and self.constant.issuperset(inputs):
             self.constant.add(n)
         known = n in self.constant
         self.found[n] = value if known else tree_map(_recorded_value, value)
         same = n.op == "call_function" and inputs and value is self.env.get(inputs[0])
-        if same and not known and self._versions(inputs[0]) == before[inputs[0]]:
+        if same and not known and not written:
             self.found[n] = _Same(inputs[0])
         return value
 
-    def _versions(self, node: fx.Node) -> list[int]:
+    def _versions(self, value: Any) -> list[int]:
         """Return how often the memory of each tensor of a value was written to, through any of its views."""
-        leaves = tree_leaves(self.env[node])
+        leaves = tree_leaves(value)
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference())
         return [tensor._version for tensor in tensors]
 
-    def _refuse_overwriting(self, node: fx.Node, before: Mapping[fx.Node, list[int]]) -> None:
+    def _refuse_overwriting(self, node: fx.Node) -> None:
         """Refuse a node that has changed a value which a later node reads: a graph keeps values."""
-        for source, versions in before.items():
+        for source, value in self.env.items():
+            versions = self._versions(value)
             read_later = not {*self.found, node}.issuperset(source.users)
-            if read_later and self._versions(source) != versions:
+            if read_later and versions != self.versions[source]:
                 raise refusal(
                     call_text(node),
                     "a layer that changes no value which is read again",
                     "one that works in place",
                     "Use inplace=False, or a function that returns a new value.",
                 )
+            self.versions[source] = versions
 
 
 class _Same:
@@ -277,10 +280,27 @@ class _Reader:
         if node.op == "call_module":
             return self._module(node)
         chain = modules_of(node, self.values) if isinstance(value, Batch) else None
-        if chain is None:
+        if chain is None or not self._keeps_sizes(node, chain):
             return self._call(node)
         reads = tuple(dict.fromkeys(_path(str(n.target)) for n in inputs if n.op == "get_attr"))
         return self._chain(node, chain, reads)
+
+    def _keeps_sizes(self, node: fx.Node, chain: Chain) -> bool:
+        """Tell whether modules hold no size of the input but those of shapes and channels.
+
+        Sizes of other inputs of the model would give other kernels. An interpolation keeps its scale.
+        """
+        sizes = {one for one in node.all_input_nodes if one not in self.constant}
+        sizes = {one for one in sizes if not isinstance(self.values.get(one), Batch)}
+        module, reads = chain[0]
+        if not sizes or isinstance(module, (nn.Flatten, nn.Unflatten, nn.Identity, Channels)):
+            return True
+        before = self.nodes.shape(self.numbers[reads[0]]) if isinstance(reads[0], fx.Node) else None
+        if not isinstance(module, nn.Upsample) or before is None:
+            return False
+        ratios = [n / m for n, m in zip(self.values[node].shape[1:], before[1:], strict=True)]
+        module.size, module.scale_factor = None, tuple(ratios)
+        return all(ratio == int(ratio) for ratio in ratios)
 
     def _chain(self, node: fx.Node, chain: Chain, constants: tuple[str, ...]) -> int:
         """Append the modules of a function; an identity is no node."""
@@ -299,7 +319,7 @@ class _Reader:
             if not last:
                 shape = tuple(shape_after(module, before or ())[1:])
             name, text = self.nodes.fresh(node.name), call_text(node)
-            module.eval().double()
+            module.eval()
             item = Node(name, kind_of(module, before), module, sources, shape, shape, "", text, constants)  # fmt: skip
             numbers.append(self.nodes.append(item))
         return numbers[-1]

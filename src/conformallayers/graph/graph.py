@@ -43,7 +43,7 @@ class Node:
     Args:
         name: unique; the path of a module, or the name that torch.fx gives a call.
         kind: what it does to (x, t).
-        module: frozen, in float64; maps the values of the sources to the value of the node.
+        module: frozen, in the dtype of the model; maps the values of the sources to the value of the node.
         sources: numbers of nodes; INPUT is the input of the model.
         shape: of one sample of the result; None where samples are not the first axis of a tensor.
         row: of ``result[0]``, whatever the first axis is; None if it is no tensor, or depends on the batch.

@@ -13,7 +13,7 @@ from ..nn.branches import Composite, Flow, Join
 from ..nn.container import ConformalSequential
 from ..nn.input_checks import check_batch_axis, check_input
 from ..nn.registry import branches, flatten_modules, modules_in, shape_after, spec_of
-from .freeze import frozen_wide
+from .freeze import freeze
 from .graph import INPUT, Embed, Graph, Leave, Node, kind_of
 
 
@@ -112,7 +112,7 @@ class Branches(_Layers):
 def layers_graph(container: ConformalSequential, input_shape: Shape) -> Graph:
     """Return the graph of a ConformalLayers alone."""
     nodes = NodeList(input_shape)
-    output = nodes.add_container("", frozen_wide(container), INPUT, input_shape)  # type: ignore[arg-type]
+    output = nodes.add_container("", freeze(container), INPUT, input_shape)  # type: ignore[arg-type]
     return Graph(input_shape, tuple(nodes.nodes), output)
 
 

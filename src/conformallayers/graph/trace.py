@@ -18,6 +18,7 @@ from ..nn.container import ConformalSequential
 from ..nn.registry import is_homogeneous, spec_of, warn_if_eps_dominates
 from ..utils.html import Block, Printed, Table
 from .capture import capture
+from .freeze import frozen_wide
 from .graph import Graph, Node, Part
 from .layers import layers_graph
 
@@ -142,8 +143,9 @@ class _Place:
 
 
 def trace_part(graph: Graph, part: Part) -> Trace:
-    """Return the steps of a ConformalLayers in a graph; nothing is computed on data."""
-    embed, nodes = graph.nodes[part.embed], graph.nodes[part.embed + 1 : part.leave]
+    """Return the steps of a ConformalLayers in a graph, in float64; nothing is computed on data."""
+    embed, inner = graph.nodes[part.embed], graph.nodes[part.embed + 1 : part.leave]
+    nodes = [replace(node, module=frozen_wide(node.module)) for node in inner]
     warn_if_eps_dominates((node.name, node.module) for node in nodes)
     rms, shape = embed.module.unit == "rms", embed.shape or ()
     start = norm_unit(shape, rms)
