@@ -101,6 +101,11 @@ def test_networks_of_the_zoo_hold() -> None:
     assert "same class" in str(report)
     assert quantized.labels == folded.labels
     assert folded.quantization is None
+    assert not quantized(x[:1].requires_grad_()).requires_grad  # rounding has no gradient
+    assert_says(lambda: cl.quantize(quantized, x), "one in int8")
+    operations = quantized.recipe.operations
+    assert any(isinstance(op, layer.Concatenate) for op in operations)  # of maps of one scale
+    assert not any(isinstance(op, integer.Requantize) for op in operations)
 
 
 def test_functions_of_floats_run_at_the_end() -> None:
@@ -171,6 +176,10 @@ class Own(nn.Module):
         ),
         (lambda net: cl.fold(net(), (1, 8, 8), dtype=torch.float16), ("float32 or float64",)),
         (lambda net: net(), ("a Folded", "Fold it first")),
+        (
+            lambda net: cl.fold(nn.Sequential(net(), nn.LPPool2d(2, 3, ceil_mode=True)), (1, 8, 8)),
+            ("windows of different sizes", "Use another pooling"),
+        ),
     ],
 )
 def test_refusals_name_the_operation(
@@ -182,17 +191,6 @@ def test_refusals_name_the_operation(
 
     folded = make(net)
     assert_says(lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)), "quantize(folded", *words)
-
-
-def test_cut_windows_are_refused() -> None:
-    pool = nn.LPPool2d(2, 2, ceil_mode=True)
-    model = cl.ConformalLayers(cl.Conv2d(1, 3, 2), cl.ReSPro(), pool)
-    folded = cl.fold(model, (1, 8, 8), strategy="layers")
-    assert_says(
-        lambda: cl.quantize(folded, torch.rand(4, 1, 8, 8)),
-        "windows of different sizes",
-        "Use another pooling",
-    )
 
 
 @pytest.mark.parametrize(
@@ -257,28 +255,8 @@ def test_a_dead_channel_takes_no_digits_from_the_others(size: float) -> None:
     assert relative_error(cl.quantize(folded, x), folded, x) < 0.05
 
 
-def test_rounding_has_no_gradient() -> None:
-    folded = cl.zoo.load("digits-micro")
-    quantized = cl.quantize(folded, torch.rand(20, 1, 8, 8))
-    assert not quantized(torch.rand(1, 1, 8, 8, requires_grad=True)).requires_grad
-
-
 def test_scales_beyond_24_bits_are_refused() -> None:
     model = cl.ConformalLayers(cl.Conv2d(1, 4, 3), cl.ReSPro(), nn.Flatten(), cl.Linear(144, 3))
     folded = cl.fold(nn.Sequential(model, nn.Linear(3, 3)), (1, 8, 8), strategy="layers")
     with pytest.raises(cl.ConformalError, match=r"expected scales that 24 bits can hold.*x / 255"):
         cl.quantize(folded, 1e9 * torch.rand(8, 1, 8, 8))
-
-
-def test_a_quantized_fold_is_refused() -> None:
-    folded = cl.fold(cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro()), (1, 8, 8))
-    quantized = cl.quantize(folded, torch.rand(4, 1, 8, 8))
-    assert_says(lambda: cl.quantize(quantized, torch.rand(4, 1, 8, 8)), "one in int8")
-
-
-def test_maps_between_concatenated_values_share_a_scale() -> None:
-    folded = cl.zoo.load("digits-micro")
-    quantized = cl.quantize(folded, torch.rand(20, 1, 8, 8))
-    operations = quantized.recipe.operations
-    assert any(isinstance(op, layer.Concatenate) for op in operations)
-    assert not any(isinstance(op, integer.Requantize) for op in operations)
