@@ -29,7 +29,7 @@ _NAMES = {
     "nn.traced": ("Traced",),
     "container": ("ConformalLayers", "layer_by_layer"),
     "nn.registry": ("register_linear", "register_homogeneous"),
-    "conversion.convert": ("convert",),
+    "conversion": ("convert",),
     "folding.fold": ("fold",),
     "graph.trace": ("trace",),
     "folding.folded": ("Folded",),
@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # "as" re-exports a name to type checkers, which __all__ cann
     from . import zoo as zoo
     from .container import ConformalLayers as ConformalLayers
     from .container import layer_by_layer as layer_by_layer
-    from .conversion.convert import convert as convert
+    from .conversion import convert as convert
     from .diagnosis.diagnose import Diagnosis as Diagnosis
     from .diagnosis.diagnose import diagnose as diagnose
     from .errors import ConformalError as ConformalError

@@ -20,6 +20,7 @@ from ..nn.extra_layers import Centre
 from ..nn.functions import Batch, Chain, modules_of
 from ..nn.homogeneous import Channels
 from ..nn.registry import find_spec, shape_after
+from ..utils.axes import per_axis
 from ..utils.text import call_text
 from .freeze import freeze, refuse_hooks
 from .graph import INPUT, Graph, Node, kind_of
@@ -253,7 +254,8 @@ class _Reader:
     """Turn the nodes of torch.fx into those of a Graph."""
 
     def __init__(self, module: fx.GraphModule, shape: Shape, values: dict[fx.Node, Any]) -> None:
-        self.module, self.values, self.nodes = module, values, NodeList(shape)
+        self.module, self.values = module, values
+        self.nodes = NodeList(shape, (_path(name) for name, _ in module.named_modules()))
         self.numbers: dict[fx.Node, int] = {}
         self.constant: set[fx.Node] = set()
 
@@ -280,27 +282,36 @@ class _Reader:
         if node.op == "call_module":
             return self._module(node)
         chain = modules_of(node, self.values) if isinstance(value, Batch) else None
-        if chain is None or not self._keeps_sizes(node, chain):
+        chain = None if chain is None else self._without_sizes(node, chain)
+        if chain is None:
             return self._call(node)
         reads = tuple(dict.fromkeys(_path(str(n.target)) for n in inputs if n.op == "get_attr"))
         return self._chain(node, chain, reads)
 
-    def _keeps_sizes(self, node: fx.Node, chain: Chain) -> bool:
-        """Tell whether modules hold no size of the input but those of shapes and channels.
+    def _without_sizes(self, node: fx.Node, chain: Chain) -> Chain | None:
+        """Return modules that hold no size of the input but those of shapes and channels, or None.
 
-        Sizes of other inputs of the model would give other kernels. An interpolation keeps its scale.
+        Other inputs would have other sizes. An interpolation takes its scale, a mean of all pixels none.
         """
         sizes = {one for one in node.all_input_nodes if one not in self.constant}
         sizes = {one for one in sizes if not isinstance(self.values.get(one), Batch)}
-        module, reads = chain[0]
+        (module, reads), shape = chain[0], self.values[node].shape
         if not sizes or isinstance(module, (nn.Flatten, nn.Unflatten, nn.Identity, Channels)):
-            return True
+            return chain
         before = self.nodes.shape(self.numbers[reads[0]]) if isinstance(reads[0], fx.Node) else None
-        if not isinstance(module, nn.Upsample) or before is None:
-            return False
-        ratios = [n / m for n, m in zip(self.values[node].shape[1:], before[1:], strict=True)]
-        module.size, module.scale_factor = None, tuple(ratios)
-        return all(ratio == int(ratio) for ratio in ratios)
+        axes = len(before) - 1 if before else 0
+        if before and isinstance(module, nn.Upsample):
+            ratios = tuple(n / m for n, m in zip(shape[1:], before[1:], strict=True))
+            module.size, module.scale_factor = None, ratios
+            return chain if all(ratio == int(ratio) for ratio in ratios) else None
+        pools = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+        if (
+            before
+            and isinstance(module, pools)
+            and per_axis(module.kernel_size, axes) == before[1:]
+        ):
+            return [(getattr(nn, f"AdaptiveAvgPool{axes}d")(1), reads)]
+        return None
 
     def _chain(self, node: fx.Node, chain: Chain, constants: tuple[str, ...]) -> int:
         """Append the modules of a function; an identity is no node."""
@@ -318,7 +329,7 @@ class _Reader:
             shape = self.values[node].shape
             if not last:
                 shape = tuple(shape_after(module, before or ())[1:])
-            name, text = self.nodes.fresh(node.name), call_text(node)
+            name, text = self.nodes.of_function(node.name), call_text(node)
             module.eval()
             item = Node(name, kind_of(module, before), module, sources, shape, shape, "", text, constants)  # fmt: skip
             numbers.append(self.nodes.append(item))
@@ -338,12 +349,12 @@ class _Reader:
             return self._call(node)
         number, shape = self.numbers[source], before.shape or ()
         if isinstance(module, ConformalSequential):
-            return self.nodes.add_container(path, module, number, shape, node.name)
+            return self.nodes.add_container(path, module, number, shape)
         if isinstance(module, Composite):
             return Branches(self.nodes).run(path, module, number)
         if not isinstance(value, Batch):
             return self._call(node)
-        kind, name = kind_of(module, shape), self.nodes.fresh(path, node.name)
+        kind, name = kind_of(module, shape), self.nodes.of_module(path)
         shapes, text = (value.shape, value.shape), type(module).__name__
         return self.nodes.append(Node(name, kind, module, (number,), *shapes, path, text))
 
@@ -354,8 +365,10 @@ class _Reader:
         row = value.row if isinstance(value, _Mixed) else shape
         module, sources = self._single(node, lambda graph, copied: graph.node_copy(node, copied))
         path = _path(str(node.target)) if node.op == "call_module" else ""
-        name = self.nodes.fresh(path or node.name, node.name)
-        text = call_text(node)
+        name, text = self.nodes.of_function(node.name), call_text(node)
+        if node.op == "call_module":
+            name = self.nodes.of_module(path)
+            text = type(self.module.get_submodule(str(node.target))).__name__
         return self.nodes.append(Node(name, "other", module, sources, shape, row, path, text))
 
     def _collect(self, node: fx.Node, result: Any) -> int:
@@ -364,7 +377,9 @@ class _Reader:
         if not sources:
             expected, got = "a model that returns tensors of its input", type(result).__name__
             raise refusal("fold(model)", expected, got, _ONE_BY_ONE)
-        item = Node(self.nodes.fresh("output"), "other", module, sources, None, None, "", "return")
+        item = Node(
+            self.nodes.of_function("output"), "other", module, sources, None, None, "", "return"
+        )
         return self.nodes.append(item)
 
     def _single(

@@ -20,9 +20,10 @@ from .graph import INPUT, Embed, Graph, Leave, Node, kind_of
 class NodeList:
     """The nodes of a graph under construction."""
 
-    def __init__(self, input_shape: Shape) -> None:
+    def __init__(self, input_shape: Shape, paths: Iterable[str] = ()) -> None:
         self.input_shape, self.nodes = input_shape, list[Node]()
         self._names: set[str] = set()
+        self._paths = frozenset(paths)  # of modules, which are no names of functions
 
     def shape(self, number: int) -> Shape | None:
         """Return the shape of one sample of a value."""
@@ -43,28 +44,34 @@ class NodeList:
         text = type(module).__name__
         return self.append(Node(name, kind, module, sources, shape, shape, path, text))
 
-    def fresh(self, name: str, call: str = "") -> str:
-        """Return a free name: with the name of the call behind a path that is taken."""
-        found, count = name, 1
-        if name in self._names and call:
-            found = f"{name} ({call})"
+    def of_module(self, path: str) -> str:
+        """Return the name of a call of a module: its path, and "path (2)" for the second one."""
+        count, found = 1, path
         while found in self._names:
+            count += 1
+            found = f"{path} ({count})".strip()
+        return found
+
+    def of_function(self, name: str) -> str:
+        """Return a free name for a call of a function."""
+        count, found = 1, name
+        while found in self._names or found in self._paths:
             count += 1
             found = f"{name}_{count}"
         return found
 
     def add_container(
-        self, path: str, container: ConformalSequential, source: int, shape: Shape, call: str = ""
+        self, path: str, container: ConformalSequential, source: int, shape: Shape
     ) -> int:
         """Append the nodes of a ConformalLayers whose modules are frozen; return the last."""
-        label, embed = self.fresh(path, call), Embed(*container.embedding)
+        label, embed = self.of_module(path), Embed(*container.embedding)
         kind = type(container).__name__
         value = self.append(Node(label, "embed", embed, (source,), shape, shape, path, kind))
         layers = _Layers(self)
         for name, module in flatten_modules(container, path):
             value = layers.step(name, module, value)
         after = self.shape(value)
-        name = self.fresh(f"{label} leave".strip())
+        name = self.of_function(f"{label} leave".strip())
         return self.append(Node(name, "leave", Leave(), (value,), after, after, "", "divide"))
 
 
@@ -106,7 +113,7 @@ class Branches(_Layers):
         if isinstance(module, Composite):
             return module.flow(path, value, self)
         shape = tuple(shape_after(module, self.graph.shape(value) or ())[1:])
-        return self.graph.add(self.graph.fresh(path), module, (value,), shape, path)
+        return self.graph.add(self.graph.of_module(path), module, (value,), shape, path)
 
 
 def layers_graph(container: ConformalSequential, input_shape: Shape) -> Graph:

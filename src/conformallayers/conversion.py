@@ -1,0 +1,486 @@
+"""Convert a plain CNN into its conformal twin: chosen rectifiers of its graph become ReSPro."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+
+from .container import ConformalLayers, layer_by_layer
+from .errors import ConformalError, cause_line, checked_shape, refusal
+from .graph.capture import capture
+from .graph.graph import INPUT, Graph, Node
+from .nn.activations import RadialActivation, ReSPro
+from .nn.branches import Join, Parallel, Residual
+from .nn.homogeneous import Abs
+from .nn.registry import find_spec, is_affine, is_homogeneous, suggestion
+from .nn.traced import Traced
+from .utils.html import Block, Printed, Table
+from .utils.text import suggest
+
+Keep = str | Sequence[str]
+_CHOICES = ("all", "pooling", "none")
+_RECTIFIERS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, Abs)
+_SAMPLES = 3  # random ones, on which the twin with all rectifiers must be the model
+_TAKEN = ConformalLayers()  # whose attributes cannot be names of layers
+
+
+@dataclass(frozen=True)
+class Change:
+    """One call of a model and its action: ``kept …``, ``replaced by …``, ``dropped`` or ``refused``."""
+
+    path: str
+    type: str
+    action: str
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class Conversion(Printed):
+    """The changes of :func:`conformallayers.convert`; prints as a table with a row for every layer, and a warning if there is one."""
+
+    changes: tuple[Change, ...] = ()
+    warning: str = ""
+
+    def _blocks(self) -> Iterator[Block]:
+        yield Table(("path", "type", "what", "why"), [astuple(one) for one in self.changes])
+        if self.warning:
+            yield f"warning: {self.warning}"
+
+
+class Converted(nn.Sequential):
+    """The result of :func:`conformallayers.convert`: ``features``, a :class:`conformallayers.ConformalLayers`, and mostly a plain ``head``.
+
+    Attributes:
+        conversion: the :class:`Conversion`.
+    """
+
+    conversion = Conversion()
+
+
+def convert(model: nn.Module, input_shape: tuple[int, ...], *, keep: Keep = "pooling") -> Converted:
+    """Return the conformal twin of a plain CNN, with its weights; the model is not changed.
+
+    Linear layers, normalisation, pooling, sums and concatenations stay what they are, in a
+    :class:`ConformalLayers` with ``offset="learned"`` and ``unit="rms"``. Rectifiers stay as ends of stages where
+    ``keep`` says so; the others become ``cl.ReSPro(1.0, projective=True)``, which folds. The head, everything behind the
+    last layer of maps once samples are vectors, stays a plain ``nn.Sequential`` behind the division.
+
+    Weights are copied, numbers are not all kept. A point is x/t with ``t = √(mean x² + offset²)``. Biases and BatchNorms act
+    on the point exactly, and rectifiers and pooling commute with the division, so that with ``keep="all"`` the twin of
+    x is the model of x/t: ``twin(x) = model(x / t)``. A ReSPro instead of a rectifier computes something else, a rescaling of
+    the whole sample: fine-tune.
+
+    Args:
+        model: an ``nn.Sequential`` or any module that torch.fx can trace, with one input and one output, in any mode.
+            Its twin has the graph of evaluation mode, and the mode, dtype and device of the model.
+        input_shape: of one sample, without the batch axis.
+        keep: the rectifiers that stay: ``"all"``; ``"pooling"``, those next to a pooling or a layer with stride, before or behind
+            it, with only normalisation or dropout between; ``"none"``; or a list of paths of modules. Functions and second calls
+            of a module have the name that ``conversion`` shows.
+
+    Returns:
+        A :class:`~conformallayers.conversion.Converted` model. ``print(twin.conversion)`` lists what became of every layer.
+
+    Raises:
+        ConformalError: one error with a table of everything that cannot be converted.
+
+    Examples:
+        >>> model = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2),
+        ...     nn.Flatten(), nn.Linear(32, 10),
+        ... )
+        >>> twin = convert(model, (3, 8, 8))
+        >>> print(twin.conversion)
+        path  type       what                why
+        ----  ---------  ------------------  ------------------------------
+        0     Conv2d     kept                affine
+        1     ReLU       replaced by ReSPro  no pooling or stride beside it
+        2     Conv2d     kept                affine
+        3     ReLU       kept                before MaxPool2d 4
+        4     MaxPool2d  kept                homogeneous
+        5     Flatten    kept in the head    behind the division
+        6     Linear     kept in the head    behind the division
+    """
+    if not isinstance(model, nn.Module):
+        raise refusal("convert(model)", "an nn.Module", type(model).__name__, "Pass the model.")
+    where = f"convert({type(model).__name__})"
+    shape = checked_shape(input_shape, "convert(input_shape=...)")
+    if any(isinstance(module, ConformalLayers) for module in model.modules()):
+        remedy = "Convert the plain part alone, or train it as it is."
+        raise refusal(where, "a plain model", "one with ConformalLayers", remedy)
+    if any(map(is_lazy, model.parameters())):
+        remedy = "Run it once on a batch: model(x)."
+        raise refusal(where, "a model with weights", "uninitialised parameters", remedy)
+    with torch.inference_mode(False):  # parameters made in it cannot be trained
+        graph = capture(model, shape, where="convert")
+        return _Twin(where, model, graph, keep).build()
+
+
+class _Twin:
+    """The modules of a twin: those of a copy of the model, or of its graph where it calls functions."""
+
+    def __init__(self, where: str, model: nn.Module, graph: Graph, keep: Keep) -> None:
+        if graph.output == INPUT or graph.nodes[graph.output].shape is None:
+            expected = "a model of layers that returns one batch"
+            remedy = "Return the scores alone, or convert the part of the model that computes them."
+            raise refusal(where, expected, "another one", remedy)
+        self.where, self.model, self.graph = where, model, graph
+        copied = dict(_copied(where, model).named_modules())
+        self.modules = [_trainable(node, copied, model.training) for node in graph.nodes]
+        self.head = _head(graph)
+        outside = (number for number in range(len(graph.nodes)) if number < self.head)
+        refused = {n: why for n in outside if (why := _problem(graph.nodes[n])) is not None}
+        if refused:
+            raise _refusal(where, graph, refused)
+        self.chosen = _chosen(graph, _checked_keep(keep, graph), self.head)
+
+    def build(self) -> Converted:
+        """Return the twin, checked with all of its rectifiers against the model."""
+        whole = self._assembled(self.modules)
+        self._check(copy.deepcopy(whole))
+        modes = {part: part.training for module in self.modules for part in module.modules()}
+        # α = 1 keeps points behind a BatchNorm, of root mean square 1, as long as they are.
+        replaced = [
+            module if self.chosen.get(number, (True, ""))[0] else ReSPro(1.0, projective=True)
+            for number, module in enumerate(self.modules)
+        ]
+        twin = self._assembled(replaced)
+        like = next(self.model.parameters(), None)
+        if like is not None:
+            twin.to(like.device, like.dtype)
+        twin.conversion = Conversion(tuple(self._changes()), self._warning(twin))
+        twin.train(self.model.training)
+        for part, mode in modes.items():
+            part.training = mode
+        return twin
+
+    def _assembled(self, modules: Sequence[nn.Module]) -> Converted:
+        chain = _Assembly(self.graph, modules).chain(INPUT, self.graph.output)
+        features = OrderedDict((_key(self.graph, n), m) for n, m in chain if n < self.head)
+        twin = Converted()
+        twin.add_module("features", ConformalLayers(features, offset="learned", unit="rms"))
+        behind = OrderedDict((_key(self.graph, n), m) for n, m in chain if n >= self.head)
+        if behind:
+            twin.add_module("head", nn.Sequential(behind))
+        return twin
+
+    def _check(self, twin: nn.Module) -> None:
+        """Refuse a model whose twin with all rectifiers is not the model of the point."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        radial = any(isinstance(part, RadialActivation) for part in self.model.modules())
+        if radial or any(tensor.is_meta for tensor in tensors):
+            return  # the model has results in other units, or none
+        shape, generator = self.graph.input_shape, torch.Generator().manual_seed(0)
+        like = next((one for one in tensors if one.is_floating_point()), torch.empty(0))
+        x = torch.randn(_SAMPLES, *shape, generator=generator).to(like.device, like.dtype)
+        t = (x.square().flatten(1).mean(1) + 1).sqrt()  # for the first offset, 1
+        plain = copy.deepcopy(self.model).eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), layer_by_layer():
+            expected: Tensor = plain(x / t.view(-1, *[1] * len(shape)))
+            found: Tensor = twin.to(like.device, like.dtype).eval()(x)
+        limits = torch.finfo(expected.dtype)
+        distance = float((found - expected).norm() / (expected.norm() + limits.tiny))
+        if bool(expected.isfinite().all()) and distance > limits.eps**0.25:
+            got = f"results that differ from it by {distance:.1%}"
+            remedy = "Treat samples one by one, and change no map that is read again."
+            expected_text = "a model that computes what its graph shows"
+            raise refusal(self.where, expected_text, got, remedy)
+
+    def _changes(self) -> Iterator[Change]:
+        used = set()
+        for number, node in enumerate(self.graph.nodes):
+            used.add(node.path)
+            kind = _kind(node)
+            action, reason = "kept", _reason(node)
+            if number >= self.head:
+                action, reason = "kept in the head", "behind the division"
+            elif number in self.chosen:
+                kept, reason = self.chosen[number]
+                action = "kept" if kept else "replaced by ReSPro"
+                if not kept and isinstance(node.module, nn.PReLU):
+                    reason += "; its weight is dropped"
+            function = not node.path and not isinstance(node.module, Join)
+            if function and action != "replaced by ReSPro":
+                action += f" as {type(node.module).__name__}"
+            yield Change(node.name or "model", kind, action, reason)
+        for path, module in self.model.named_modules():
+            leaf = path and path not in used and not [*module.children()]
+            if leaf and [*module.parameters()]:
+                kind = type(module).__name__
+                yield Change(path, kind, "dropped", "not called at evaluation")
+
+    def _warning(self, twin: Converted) -> str:
+        """Return a sentence about a twin that lost all of its rectifiers, or nothing."""
+        kept = all(kept for kept, _ in self.chosen.values())
+        if kept or any(map(is_homogeneous, twin[0].modules())):
+            return ""
+        return (
+            "nothing rectifies in the features now: the direction of their output is linear in x. "
+            'Pass keep="all", or the paths of the rectifiers to keep.'
+        )
+
+
+def _copied(where: str, model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        expected = "a model that copy.deepcopy copies"
+        remedy = "Remove what has no copy, such as torch.nn.utils.remove_weight_norm(layer)."
+        raise refusal(where, expected, cause_line(error), remedy) from error
+
+
+def _trainable(node: Node, copied: Mapping[str, nn.Module], training: bool) -> nn.Module:
+    """Return the module of a node in the twin."""
+    if node.kind == "other" and isinstance(node.module, fx.GraphModule):
+        return node.module
+    module = copied.get(node.path) if node.path or node.call == type(node.module).__name__ else None
+    if module is None or isinstance(node.module, Join):
+        return node.module.train(training)
+    if getattr(module, "inplace", False):
+        module.inplace = False  # type: ignore[assignment]
+    return module
+
+
+def _head(graph: Graph) -> int:
+    """Return the first node behind the division; the number of all nodes if there is no head.
+
+    The head begins behind the last layer of maps, where samples are vectors or the first module stands that
+    a ConformalLayers cannot hold. In a model of vectors every layer with weights counts as a layer of maps.
+    """
+    nodes = graph.nodes
+    specs = [find_spec(node.module) for node in nodes]
+    spatial = [n for n, spec in enumerate(specs) if spec is not None and (spec.rank or 0) > 2]
+    weighted = [n for n, node in enumerate(nodes) if node.path and [*node.module.buffers()]]
+    for number in range(max(spatial or weighted, default=len(nodes)) + 1, len(nodes)):
+        node = nodes[number]
+        vector = bool(spatial) and node.shape is not None and len(node.shape) == 1
+        alone = len(node.sources) == 1
+        if alone and (vector or node.kind == "other") and _cuts(graph, number):
+            return number
+    return len(nodes)
+
+
+def _cuts(graph: Graph, number: int) -> bool:
+    """Tell whether no later node reads a value from before a node."""
+    later = graph.nodes[number + 1 :]
+    return not any(source < number for node in later for source in node.sources)
+
+
+def _problem(node: Node) -> str | None:
+    """Return why a node cannot stand in a ConformalLayers and what to do, or None."""
+    module = node.module
+    if any(path for path in node.constants) and node.kind != "other":
+        return f"{node.call} reads {node.constants[0]}. Use the module that has it, or cl.Scale."
+    if node.kind != "other":
+        return None
+    if isinstance(module, fx.GraphModule):
+        return (
+            f"{node.call} is no layer that folds. Write it with modules, or put it into the head."
+        )
+    spec = find_spec(module)
+    found = None if spec is None else spec.problem(module)
+    return found or suggestion(type(module))
+
+
+def _refusal(where: str, graph: Graph, refused: Mapping[int, str]) -> ConformalError:
+    """Return one error with a table of all nodes that cannot be converted."""
+    changes = tuple(
+        Change(graph.nodes[number].name, _kind(graph.nodes[number]), "refused", why)
+        for number, why in refused.items()
+    )
+    expected = "layers that are linear, homogeneous or radial before the head"
+    got, remedy = f"{len(refused)} that cannot be converted", "Change these and convert again:"
+    return ConformalError(f"{refusal(where, expected, got, remedy)}\n{Conversion(changes)}")
+
+
+def _kind(node: Node) -> str:
+    """Return the type of a module, or the name of a function."""
+    return (
+        node.call
+        if node.path or node.call == type(node.module).__name__
+        else node.name.rstrip("_0123456789")
+    )
+
+
+def _reason(node: Node) -> str:
+    if isinstance(node.module, Join):
+        return f"{'sum' if node.module.how == 'sum' else 'concatenation'} of points"
+    if node.kind in ("homogeneous", "radial"):
+        return "homogeneous" if node.kind == "homogeneous" else "an activation that folds"
+    return "affine" if is_affine(node.module) else "linear"
+
+
+# -- the rectifiers that stay ----------------------------------------------------------------------------
+
+
+def _checked_keep(keep: Any, graph: Graph) -> str | tuple[str, ...]:
+    """Return ``keep`` if it is a choice or names rectifiers of the model, or refuse it."""
+    where = "convert(keep=...)"
+    expected = f"{', '.join(repr(choice) for choice in _CHOICES)} or a list of paths of rectifiers"
+    if isinstance(keep, str):
+        if keep in _CHOICES:
+            return keep
+        remedy = f"One path is a list too: keep=[{keep!r}].{suggest(keep, _CHOICES)}"
+        raise refusal(where, expected, repr(keep), remedy)
+    named = isinstance(keep, Iterable) and not isinstance(keep, bytes)
+    paths = tuple(keep) if named else ()
+    if not named or not all(isinstance(path, str) for path in paths):
+        raise refusal(where, expected, repr(keep), 'The default is "pooling".')
+    rectifiers = [node for node in graph.nodes if isinstance(node.module, _RECTIFIERS)]
+    known = list(
+        dict.fromkeys(name for node in rectifiers for name in (node.path, node.name) if name)
+    )
+    for path in paths:
+        if path in known:
+            continue
+        kinds = [_kind(node) for node in graph.nodes if path in (node.path, node.name)]
+        got = f"{path!r}, which is a {kinds[0]}" if kinds else repr(path)
+        shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
+        remedy = f"Its rectifiers are {shown}." if known else "The model has no rectifier."
+        raise refusal(where, "paths of rectifiers", got, remedy + suggest(path, known))
+    return paths
+
+
+def _chosen(graph: Graph, keep: str | tuple[str, ...], head: int) -> dict[int, tuple[bool, str]]:
+    """Return, for every rectifier before the head, whether it stays, and why."""
+    found = {}
+    for number, node in enumerate(graph.nodes[:head]):
+        if not isinstance(node.module, _RECTIFIERS):
+            continue
+        if keep == "pooling":
+            beside = _beside(graph, number)
+            found[number] = beside is not None, beside or "no pooling or stride beside it"
+        elif isinstance(keep, str):
+            found[number] = keep == "all", f'keep="{keep}"'
+        else:
+            kept = node.name in keep or (node.path or node.name) in keep
+            found[number] = kept, "named in keep" if kept else "not named in keep"
+    return found
+
+
+def _beside(graph: Graph, number: int) -> str | None:
+    """Return the pooling or stride next to a rectifier, seen through normalisation and dropout."""
+    nodes = graph.nodes
+    after = _reached(graph, number, lambda n: [m for m in graph.readers[n] if m < len(nodes)])
+    before = _reached(graph, number, lambda n: [m for m in nodes[n].sources if m != INPUT])
+    for word, found in (("before", after), ("behind", before)):
+        if found is not None:
+            kind = f"{found.call} " if found.path else ""
+            return f"{word} {kind}{found.name}"
+    return None
+
+
+def _reached(graph: Graph, number: int, next_to: Callable[[int], list[int]]) -> Node | None:
+    """Return the first node in one direction that pools or has a stride."""
+    for one in next_to(number):
+        module: Any = graph.nodes[one].module
+        strided = isinstance(module, nn.modules.conv._ConvNd) and max(module.stride) > 1
+        if strided or isinstance(module, _POOLS):
+            return graph.nodes[one]
+        if isinstance(module, _TRANSPARENT):
+            found = _reached(graph, one, next_to)
+            if found is not None:
+                return found
+    return None
+
+
+_TRANSPARENT = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Identity)
+_POOLS = tuple(
+    getattr(nn, f"{name}{n}d")
+    for n in (1, 2, 3)
+    for name in ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool")
+)
+
+
+# -- branches as Residual, Parallel or Traced --------------------------------------------------------------
+
+_Chain = list[tuple[int, nn.Module]]
+
+
+class _Assembly:
+    """Assemble the modules between two values of a graph.
+
+    Every path from the input to a node passes its *dominators*. Between two neighbouring dominators of the output
+    there is one layer, or branches that end in a join.
+    """
+
+    def __init__(self, graph: Graph, modules: Sequence[nn.Module]) -> None:
+        self.graph, self.modules = graph, modules
+        self.dominators: dict[int, set[int]] = {INPUT: {INPUT}}
+        for number in range(len(graph.nodes)):
+            self.dominators[number] = {number} | self._before(number)
+
+    def _before(self, number: int) -> set[int]:
+        return set.intersection(*(self.dominators[n] for n in self.graph.nodes[number].sources))
+
+    def chain(self, start: int, end: int) -> _Chain:
+        """Return the modules from a value to another, in order, with their nodes."""
+        found: _Chain = []
+        while end != start:
+            begin = max(self._before(end))
+            found.append((end, self._joined(begin, end)))
+            end = begin
+        return found[::-1]
+
+    def _joined(self, start: int, end: int) -> nn.Module:
+        """Return the module from a value to a node: a layer, or branches and their join."""
+        join, sources = self.modules[end], self.graph.nodes[end].sources
+        if not isinstance(join, Join):
+            return join
+        inside = [self._between(start, source) for source in sources]
+        # A node on two branches is computed once: neither Residual nor Parallel can share it.
+        if sum(map(len, inside)) > len(set().union(*inside)):
+            return self._traced(start, end)
+        branches = [self.chain(start, source) for source in sources]
+        if join.how == "sum":
+            skip, body = sorted(branches, key=len)
+            shortcut = self._sequence(skip) if skip else None
+            return Residual(*self._sequence(body), shortcut=shortcut)
+        parts = (self._sequence(branch) if branch else nn.Identity() for branch in branches)
+        return Parallel(*parts, join="concatenate", dim=join.dim)
+
+    def _between(self, start: int, end: int) -> set[int]:
+        """Return the nodes on all ways from a value to another, without the first."""
+        found: set[int] = set()
+        ends = [end]
+        while ends:
+            number = ends.pop()
+            if number != start and number not in found:
+                found.add(number)
+                ends += self.graph.nodes[number].sources
+        return found
+
+    def _traced(self, start: int, end: int) -> Traced:
+        """Return branches that share values as a graph."""
+        graph, root = fx.Graph(), nn.Module()
+        nodes = {start: graph.placeholder("x")}
+        for number in sorted(self._between(start, end)):
+            values = [nodes[source] for source in self.graph.nodes[number].sources]
+            module, name = self.modules[number], _key(self.graph, number)
+            if not isinstance(module, Join):
+                root.add_module(name, module)
+                nodes[number] = graph.call_module(name, tuple(values))
+            elif module.how == "sum":
+                nodes[number] = graph.call_function(operator.add, tuple(values))
+            else:
+                nodes[number] = graph.call_function(torch.cat, (values, module.dim))
+        graph.output(nodes[end])
+        return Traced(fx.GraphModule(root, graph))
+
+    def _sequence(self, chain: _Chain) -> nn.Sequential:
+        return nn.Sequential(OrderedDict((_key(self.graph, n), module) for n, module in chain))
+
+
+def _key(graph: Graph, number: int) -> str:
+    """Return the name of a layer in its container."""
+    name = (graph.nodes[number].name or "model").replace(".", "_")
+    name = name.replace(" (", "_").removesuffix(")")  # of a second call
+    return name + "_" * hasattr(_TAKEN, name)

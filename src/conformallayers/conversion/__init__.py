@@ -1,1 +1,0 @@
-"""Convert plain CNNs: read the graph, choose the rectifiers that stay, assemble the twin."""
