@@ -30,6 +30,7 @@ class Traced(Composite):
         (B, ...) → (B, ...)
 
     Examples:
+        >>> import torch
         >>> import conformallayers as cl
         >>> class Block(torch.nn.Module):
         ...     def __init__(self):
