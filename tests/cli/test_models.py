@@ -134,7 +134,6 @@ def test_export_for_numpy_is_run_before_it_is_there(
     ("arguments", "message"),
     [
         (["--format", "tflite"], "--format: expected one of c, onnx, numpy, got 'tflite'"),
-        (["--format", "numpy", "--opset", 3], "it for --format onnx alone, got 3 for numpy"),
         (["--format", "onnx", "--name", "net"], "it for --format c alone, got net for onnx"),
         (["--format", "numpy", "--dtype", "int4"], "--dtype: expected one of float64, float32"),
         (["--format", "onx"], "got 'onx'. Name one of them. Did you mean \"onnx\"?"),

@@ -14,11 +14,9 @@ pytest.importorskip("matplotlib")
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab.training.train import train
 from conformallayers.utils import memory
 from picture_folders import NETWORK, make_folder, make_network
 from support import run_command
-from training import QUIET
 
 OPTIONS = ("--size", "9x12", "--batch-size", "4", "--learning-rate", "0.02")
 CLASSES = {"cat": 10, "dog é": 10, "emu": 10}
@@ -121,19 +119,9 @@ def test_run_is_resumed_unless_something_has_changed(
 def test_run_is_inspected_timed_and_reported(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("jinja2")
     assert run_command("inspect", run, "--out", tmp_path / "inspect") == 0
     assert "stage 1" in (tmp_path / "inspect" / "inspect.txt").read_text("utf-8")
-    words = (
-        "--batch",
-        "2",
-        "--executions",
-        "3",
-        "--sessions",
-        "torch",
-        "--out",
-        tmp_path / "bench",
-    )
+    words = ("--batch", "2", "--executions", "3", "--out", tmp_path / "bench")
     assert run_command("bench", run, *words) == 0
     assert run_command("report", run, "--out", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text()
@@ -178,7 +166,6 @@ def test_stage_net_follows_size_and_classes(
         (("LeNetCL", "pets", "--size", "64"), "train --size: expected images of (3, 32, 32)"),
         (("net.py:Tny", "pets"), 'Did you mean "Tiny"?'),
         (("gone.py:Tiny", "pets"), "expected the code of Tiny in"),
-        (("net.py:Tiny", "pets", "--validation", "1"), "with an image of every class"),
         (("net.py:Tiny", "digits", "--size", "8"), "expected it for a folder of pictures"),
         (("net.py:Tiny", "pets", "--training-preset", "modern"), "Leave --training-preset out"),
     ],
@@ -199,12 +186,6 @@ def test_broken_picture_leaves_nothing_behind(
     words = ("train", "net.py:Tiny", tmp_path / "pets", "--out", tmp_path / "run")
     assert "0.png (a damaged image" in error_of(capsys, *words)
     assert not (tmp_path / "run").exists()
-
-
-def test_size_may_be_numbers_in_python(run: str, tmp_path: Path) -> None:
-    options = {"epochs": 1, "out": tmp_path / "run", "console": QUIET}
-    found = train("net.py:Tiny", "./pets", size=(9, 12), **options)
-    assert (found.row["size"], found.row["in_shape"]) == ("9x12", [3, 9, 12])
 
 
 def test_sweep_searches_pictures(

@@ -6,8 +6,7 @@ from pathlib import Path
 from cyclopts import App
 
 from ..errors import refusal
-from ..lab.data import files
-from ..lab.experiments.options import DataOptions
+from ..lab.options import DataOptions
 from .models import Flat
 
 data = App(name="data", help="List, check and download the image data sets.")
@@ -20,6 +19,8 @@ def list_(*, data_root: Path | None = None) -> None:
     Args:
         data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
     """
+    from ..lab.data import files
+
     for name, place in files.found_where(files.data_root(data_root)).items():
         print(f"{name:14} {place or 'not found'}")
 
@@ -32,6 +33,7 @@ def check(names: tuple[str, ...] = (), *, options: Flat[DataOptions] = None) -> 
         names: Names of the data sets; all that are found if none is given.
         options.verify: Compare checksums; if not, check the format only.
     """
+    from ..lab.data import files
     from ..lab.data.datasets import check as check_set
 
     options = options or DataOptions()
@@ -60,6 +62,8 @@ def get(
         source: Folder or URL that has the files.
         data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
     """
+    from ..lab.data import files
+
     for name in names:
         written = files.fetch(name, files.data_root(data_root), source)
         for path in written:

@@ -5,7 +5,7 @@ from pathlib import Path
 from cyclopts import App
 from cyclopts.types import NonNegativeInt, PositiveInt
 
-from ..lab.experiments.options import (
+from ..lab.options import (
     AccuracyOptions,
     BatchOptions,
     BenchOptions,
@@ -131,16 +131,15 @@ def sweep(network: str, dataset: str, *, options: Flat[SweepOptions] = None) -> 
         print(f"best: trial {best['trial']}, {100 * best['validation_accuracy']:.2f} %")
 
 
-def inspect(run: Path, *, dataset: str | None = None, options: Flat[InspectOptions] = None) -> None:
+def inspect(run: Path, *, options: Flat[InspectOptions] = None) -> None:
     """Inspect a trained network: spectrum and eigenimages of Q, terms of the denominator, rows of M.
 
     Args:
         run: Run folder or checkpoint.
-        dataset: Data set whose test images are used; the one it was trained on if not given.
     """
     from ..lab.experiments.inspect_run import run_inspect
 
-    print(run_inspect(run, dataset, **given(options)))
+    print(run_inspect(run, **given(options)))
 
 
 def report(
@@ -153,11 +152,7 @@ def report(
         results: Folder of the results of the experiments.
         out: File to write; report.html in that folder if not given.
     """
-    if run is not None:
-        from ..lab.report.run_page import write_run_report
+    from ..lab.report.page import write_report, write_run_report
 
-        print(f"Wrote {write_run_report(run, out)}")
-        return
-    from ..lab.report.results_page import write_report
-
-    print(f"Wrote {write_report(results, out)}")
+    written = write_report(results, out) if run is None else write_run_report(run, out)
+    print(f"Wrote {written}")

@@ -1,7 +1,6 @@
 """conformallayers evaluate, fold, quantize, export, predict and playground: the commands that take trained networks."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -10,8 +9,7 @@ from cyclopts.types import PositiveInt
 
 from ..errors import refusal
 from ..lab.checks import require_choice
-from ..lab.experiments.options import DataOptions
-from ..lab.predict.options import PredictOptions
+from ..lab.options import DataOptions, ExportOptions, FoldOptions, PredictOptions
 
 if TYPE_CHECKING:
     from ..folding.folded import Folded
@@ -61,41 +59,6 @@ def evaluate(
     epoch = "" if found["epoch"] is None else f" after epoch {found['epoch']}"
     print(f"{found['network']}{epoch}, {found['dataset']}")
     print_accuracies(found["layers"], found["folded"])
-
-
-@dataclass(frozen=True)
-class FoldOptions:
-    """How to fold a network.
-
-    Args:
-        input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not
-            given.
-        strategy: auto, layers, conv, dense or banded.
-        dtype: float64, float32, float16 or bfloat16; that of the network if not given.
-        labels: Text file with the name of each class, one per line; those of the data set if not given.
-    """
-
-    input_shape: tuple[int, ...] = ()
-    strategy: str | None = None
-    dtype: str | None = None
-    labels: Path | None = None
-
-
-@dataclass(frozen=True)
-class ExportOptions(FoldOptions):
-    """How to export a network, and how to fold it first.
-
-    Args:
-        name: Name of the files and functions in C.
-        example: Write an example in C that needs no board, and a Makefile, as well.
-        report: Print flash, RAM and stack of the program in C, and write nothing.
-        opset: Opset of ONNX; the newest if not given.
-    """
-
-    name: str = "cl_model"
-    example: bool = False
-    report: bool = False
-    opset: int | None = None
 
 
 def fold(model: Path, *, out: Path, options: Flat[FoldOptions] = None) -> None:
@@ -174,7 +137,7 @@ def export(
         return
     from ..recipe.onnx.export import export_onnx
 
-    export_onnx(folded, target, opset=options.opset)
+    export_onnx(folded, target)
     _print_written(target)
 
 
@@ -191,7 +154,7 @@ def predict(
             digits-micro.
         paths: Images, .npy files with samples, or folders with both.
     """
-    from ..lab.predict.run import run_predict
+    from ..lab.predict.predict import run_predict
 
     if run_predict(model, paths, options or PredictOptions()):
         sys.exit(1)
@@ -211,12 +174,11 @@ def playground(folds: tuple[str, ...] = (), *, out: Path = Path("playground.html
 
 def _checked_export(format: str, out: Path | None, options: ExportOptions) -> Path:
     """Refuse options that the format does not have; return where to write."""
-    alone = {"name": "c", "example": "c", "report": "c", "opset": "onnx"}
-    for name, meant in alone.items():
+    for name in ("name", "example", "report"):
         value = getattr(options, name)
-        if format != meant and value != getattr(ExportOptions(), name):
-            expected, got = f"it for --format {meant} alone", f"{value} for {format}"
-            raise refusal(f"export --{name}", expected, got, "Leave it out.")
+        if format != "c" and value != getattr(ExportOptions(), name):
+            got = f"{value} for {format}"
+            raise refusal(f"export --{name}", "it for --format c alone", got, "Leave it out.")
     if out is None and not options.report:
         remedy = "Name one; --format c --report needs none."
         raise refusal("export --out", "a folder or file to write", "none", remedy)

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..errors import ConformalError
-from ..lab.experiments.options import DataOptions
-from ..lab.training.config import DERIVED, TrainConfig
-from ..lab.training.presets import preset_options
+from ..lab.options import DataOptions
+from ..lab.training.config import DERIVED, TrainConfig, preset_options
 from .models import Flat, given, print_accuracies
 
 if TYPE_CHECKING:

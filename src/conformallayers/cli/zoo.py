@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from ..lab.experiments.options import DataOptions
+from ..lab.options import DataOptions
 from ..zoo.catalogue import FOLDER, list_records, read_record, require
 from .models import Flat, given
 

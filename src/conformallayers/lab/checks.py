@@ -1,10 +1,11 @@
-"""Check options of commands, compare them with a record, and write command lines; imports no torch."""
+"""Check options of commands, write command lines, and set torch's threads and seed; importing it imports no torch."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,6 @@ def require_positive(command: str, options: object, *names: str) -> None:
                 raise refusal(where, "a value greater than 0", str(number), remedy)
 
 
-def require_folder(where: str, path: Path) -> None:
-    """Refuse the path of a file where a folder is written."""
-    if path.exists() and not path.is_dir():
-        raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
-
-
 def require_device(where: str, device: str) -> None:
     """Refuse a device that torch cannot use on this machine."""
     import torch
@@ -71,7 +66,8 @@ def require_device(where: str, device: str) -> None:
 
 def make_folder(where: str, path: Path) -> None:
     """Create the folder that a command writes, before it measures anything."""
-    require_folder(where, path)
+    if path.exists() and not path.is_dir():
+        raise refusal(where, "a folder", f"the file {path}", "Name another folder.")
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.W_OK):
         raise refusal(where, "a folder that can be written", str(path), "Name another folder.")
@@ -106,3 +102,19 @@ def command_line(words: Sequence[str], options: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     """Write a float as ``%g`` does if that is exact."""
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+@contextmanager
+def torch_settings(threads: int | None = None, seed: int | None = None) -> Iterator[None]:
+    """Set threads and seed, unless None; restore threads and random state afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        torch.set_num_threads(threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

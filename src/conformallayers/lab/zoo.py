@@ -12,9 +12,9 @@ from ..folding.folded import Folded
 from ..folding.save import save
 from ..zoo.catalogue import ENDING, FOLDER, Record, read_record
 from .data.datasets import load
-from .experiments.deployed import multiply_adds, weights
+from .experiments.engines import multiply_adds, weights
 from .training.evaluate import accuracy
-from .training.runs import RESULT
+from .training.run_folder import RESULT
 from .training.saved_models import load_model
 
 _ONLY_CLASSES = "Every image gets one of these classes, also one that shows something else."

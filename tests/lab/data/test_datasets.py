@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -12,9 +11,17 @@ import pytest
 import torch
 
 import conformallayers as cl
-from conformallayers.lab.data.datasets import Dataset, check, load
+from conformallayers.lab.data.datasets import (
+    Dataset,
+    check,
+    draw_shapes,
+    find_source,
+    load,
+    load_test,
+)
 from datafiles import NAMES
-from support import run_command
+from picture_folders import make_folder
+from support import assert_says, run_command
 
 
 def test_idx_files_are_read_as_they_were_written(mnist: Path) -> None:
@@ -108,9 +115,79 @@ def test_list_and_check_tell_what_is_there(
     assert "data check --data-root: expected a folder" in capsys.readouterr().err
 
 
-def test_data_commands_do_not_need_torchvision_or_figures(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom conformallayers.lab.data import datasets, batches, files\n"
-        "assert not {'matplotlib', 'torchvision', 'pandas'} & set(sys.modules)"
+def test_shapes_are_the_same_every_time_and_pixels_do_not_tell_the_class() -> None:
+    first, second = load("shapes"), load("shapes")
+    assert (first.classes, first.test_images.shape) == (3, (2000, 1, 32, 32))
+    for part in ("train_images", "train_labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(first, part), getattr(second, part))
+    images, labels = draw_shapes(3000)
+    pixels = images.reshape(len(images), -1) / 255 - 0.5
+    for label in range(3):
+        means = pixels[labels == label].mean(0)
+        assert abs(means).max() < 0.05  # of a step of 0.2 to 0.4
+
+
+def test_folder_tells_classes_and_shape(tmp_path: Path) -> None:
+    source = find_source(str(make_folder(tmp_path, {"cat": 4, "dog": 4})), "8x10")
+    assert source.name == str(tmp_path)
+    assert source.options["classes"] == 2
+    assert source.options["labels"] == ["cat", "dog"]
+    assert source.options["in_shape"] == [3, 8, 10]
+    assert source.read().train_images.shape[1:] == (3, 8, 10)
+
+
+def test_known_set_has_no_size_and_large_images_keep_their_shape() -> None:
+    assert find_source("shapes").options == {"classes": 3}
+    assert_says(lambda: find_source("shapes", "8"), "train --size: expected it for a folder")
+    images, labels = torch.zeros(2, 1, 40, 33, dtype=torch.uint8), torch.tensor([0, 1])
+    data = Dataset("own", images, labels, images, labels, 2, ("a", "b"))
+    expected = {"classes": 2, "labels": ["a", "b"], "in_shape": [1, 40, 33]}
+    assert find_source(data).options == expected
+
+
+def read(name: Path | str, trained: str, digest: str, *labels: str) -> Dataset:
+    about, how = {"dataset": trained, "pictures": digest}, {"verify": True, "where": "evaluate"}
+    return load_test(str(name), about, labels, (3, 8, 8), None, **how)
+
+
+def test_network_is_tested_on_pictures_that_were_set_aside(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
+    source = find_source(str(folder))
+    trained = source.name, source.options["pictures"], "cat", "dog"
+    assert len(read(folder, *trained).test_labels) == 4
+    moved = make_folder(tmp_path / "b", {"cat": 10, "dog": 10})
+    assert len(read(moved, *trained).test_labels) == 4  # the same files elsewhere
+    make_folder(folder, {"dog": 11})
+    assert_says(lambda: read(folder, *trained), "the folder as it was for the training")
+
+
+def test_all_pictures_of_another_folder_are_tested(tmp_path: Path) -> None:
+    trained = "elsewhere", "0", "ant", "cat", "dog"
+    folder = make_folder(tmp_path / "a", {"dog": 4, "cat": 6})
+    assert read(folder, *trained).test_labels.bincount().tolist() == [0, 6, 4]
+    make_folder(tmp_path / "b" / "train", {"dog": 4, "cat": 6})
+    make_folder(tmp_path / "b" / "test", {"dog": 1, "cat": 2})
+    assert read(tmp_path / "b", *trained).test_labels.bincount().tolist() == [0, 2, 1]
+    make_folder(folder, {"fox": 2})
+    assert_says(lambda: read(folder, *trained), "classes among ant, cat, dog, got fox")
+
+
+def test_classes_of_a_known_set_are_found_by_name() -> None:
+    found = read("digits", "folder", "0", *"9876543210", "x")
+    assert found.labels == (*"9876543210", "x")
+    assert torch.equal(found.test_labels, 9 - load("digits").test_labels)
+    assert_says(
+        lambda: read("digits", "folder", "0", *"98765x3210"),
+        "expected classes among 9, 8, 7, 6, 5, x, 3, 2, 1, 0, got 4",
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_changed_folder_is_known_by_every_path(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "a", {"cat": 10, "dog": 10})
+    source = find_source(str(folder))
+    trained = source.name, source.options["pictures"], "cat", "dog"
+    make_folder(folder, {"dog": 11})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for path in (tmp_path / "b" / ".." / "a", tmp_path / "link"):
+        assert_says(lambda p=path: read(p, *trained), "the folder as it was for the training")

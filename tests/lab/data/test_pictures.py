@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from conformallayers.lab.data import pictures
-from conformallayers.lab.data.pictures import find_pictures, is_pictures, parse_size
+from conformallayers.lab.data.pictures import Pictures, find_pictures, is_pictures, parse_size
 from picture_folders import make_folder
 from support import assert_says
 
@@ -28,11 +28,10 @@ def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -
     assert [sum(label == c for _, label in found.test) for c in range(3)] == [1, 1, 2]
     assert [sum(label == c for _, label in found.train) for c in range(3)] == [1, 6, 8]
     assert not set(found.train) & set(found.test)
-    data = found.read(SIZE)
-    assert data.train_images.shape == (15, 3, 12, 16)
-    assert data.train_images.dtype == torch.uint8
-    assert (data.classes, data.labels) == (3, found.labels)
-    for (path, label), image in zip(found.test, data.test_images, strict=True):
+    train, _, test, labels = found.read(SIZE)
+    assert (train.shape, train.dtype) == ((15, 3, 12, 16), torch.uint8)
+    assert labels.tolist() == [label for _, label in found.test]
+    for (path, label), image in zip(found.test, test, strict=True):
         assert path.startswith(found.labels[label] + os.sep)
         assert (
             abs(
@@ -41,9 +40,6 @@ def test_classes_are_sorted_and_a_fifth_of_each_is_for_testing(tmp_path: Path) -
             )
             < 8
         )
-    only = found.read(SIZE, only_test=True)
-    assert len(only.train_labels) == 0
-    assert torch.equal(only.test_images, data.test_images)
 
 
 def test_split_is_always_the_same_and_a_new_picture_moves_few(tmp_path: Path) -> None:
@@ -55,22 +51,6 @@ def test_split_is_always_the_same_and_a_new_picture_moves_few(tmp_path: Path) ->
     more = find_pictures(moved)
     assert more.digest != one.digest
     assert len(set(more.test) ^ set(one.test)) <= 2
-
-
-def test_validation_is_stratified_and_copies_nothing(tmp_path: Path) -> None:
-    data = find_pictures(make_folder(tmp_path, {"cat": 20, "dog": 10})).read(SIZE)
-    train, held_out = data.split(0.25)
-    assert held_out.test_labels.bincount().tolist() == [4, 2]
-    assert train.train_labels.bincount().tolist() == [12, 6]
-    assert (
-        train.train_images.untyped_storage().data_ptr()
-        == data.test_images.untyped_storage().data_ptr()
-    )
-    assert data.subset(6).train_labels.bincount().tolist() == [4, 2]
-    assert_says(
-        lambda: data.split(1), "validation: expected a share with an image of every class", "dog"
-    )
-    assert_says(lambda: data.split(23), "too little or too much of the")
 
 
 def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -87,37 +67,20 @@ def test_layout_with_train_and_test_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (("Train", "Test"), ""),
-        (("train", "val"), "trained on train, tested on val\n"),
-        (("TRAIN", "Valid"), "trained on TRAIN, tested on Valid\n"),
-        (("train", "validation"), "trained on train, tested on validation\n"),
-        (("train", "test", "val"), "trained on train, tested on test; val is not used\n"),
-    ],
+    "names", [("Train", "Test"), ("train", "val"), ("train", "test", "val")], ids=str
 )
-def test_split_folders_are_no_classes(
-    names: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_split_folders_are_no_classes(names: tuple[str, ...], tmp_path: Path) -> None:
     for count, name in enumerate(names, 2):
         make_folder(tmp_path / name, {"cat": count, "dog": count})
     found = find_pictures(tmp_path)
     assert (found.labels, found.has_parts) == (("cat", "dog"), True)
     assert {Path(path).parts[0] for path, _ in found.train} == {names[0]}
     assert {Path(path).parts[0] for path, _ in found.test} == {names[1]}
-    assert capsys.readouterr().err.split(": ")[-1] == told
 
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ("train", "val", "valid"),
-        ("train", "Train", "test"),
-        ("train", "other"),
-        ("training", "testing"),
-        ("test", "val"),
-        ("train", "dev"),
-    ],
+    [("train", "other"), ("training", "testing"), ("test", "val"), ("train", "dev")],
 )
 def test_split_that_is_not_understood_is_refused(names: tuple[str, ...], tmp_path: Path) -> None:
     for name in names:
@@ -130,6 +93,10 @@ def test_split_that_is_not_understood_is_refused(names: tuple[str, ...], tmp_pat
 def test_class_may_be_called_train(tmp_path: Path) -> None:
     found = find_pictures(make_folder(tmp_path, {"train": 4, "bus": 4}))
     assert (found.labels, found.has_parts) == (("bus", "train"), False)
+
+
+def decoded(path: Path, size: tuple[int, int]) -> torch.Tensor:
+    return Pictures(path.parent, ("a",), (), ((path.name, 0),)).read(size)[2][0]
 
 
 def save_turned(path: Path, image: Image.Image) -> None:
@@ -154,7 +121,7 @@ def test_every_mode_gives_the_same_picture(mode: str, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     MODES[mode](path, image)
     (written,) = tmp_path.iterdir()
-    (found,) = pictures.decode([str(written)], (3, 12, 16))
+    found = decoded(written, (12, 16))
     assert (found.int() - torch.from_numpy(ramp).int()).abs().max() <= (6 if mode == "CMYK" else 1)
 
 
@@ -162,7 +129,7 @@ def test_transparent_pixels_are_white(tmp_path: Path) -> None:
     image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
     image.putpixel((0, 0), (255, 0, 0, 255))
     image.save(tmp_path / "a.png")
-    (found,) = pictures.decode([str(tmp_path / "a.png")], (3, 4, 4))
+    found = decoded(tmp_path / "a.png", (4, 4))
     assert found[:, 0, 0].tolist() == [255, 0, 0]
     assert found[:, 1:].min() == 255
 
@@ -195,13 +162,6 @@ def empty_class(root: Path) -> Path:
     return root
 
 
-def other_files(root: Path) -> Path:
-    (make_folder(root, {"cat": 3}) / "dog").mkdir()
-    (root / "dog" / "notes.txt").write_text("")
-    (root / "dog" / ".hidden.png").write_text("")
-    return root
-
-
 def too_few(root: Path) -> Path:
     return make_folder(root, {"cat": 3, "dog": 1})
 
@@ -212,12 +172,6 @@ def odd_name(root: Path) -> Path:
 
 def bytes_in_name(root: Path) -> Path:
     return make_folder(root, {"cat": 3, os.fsdecode(b"d\xffg"): 3})
-
-
-def link_around(root: Path) -> Path:
-    make_folder(root, {"cat": 3, "dog": 3})
-    (root / "loop").symlink_to(root)
-    return root
 
 
 def file_for_test(root: Path) -> Path:
@@ -233,11 +187,9 @@ BROKEN = {
     loose_pictures: "got the picture a.png beside them",
     one_class: "expected two classes or more, got one, cat",
     empty_class: "expected pictures of the class dog, got an empty folder",
-    other_files: "expected pictures of the class dog, got an empty folder",
     too_few: "expected 2 or more pictures of the class dog, got 1",
     odd_name: r"expected folder names that can be printed, got do\ng",
     bytes_in_name: r"expected folder names that can be printed, got d\udcffg",
-    link_around: "got loop, a link to the folder itself or to one above it. Remove the link.",
     file_for_test: "expected train and test, train and val, or folders of classes, got train",
 }
 
@@ -265,19 +217,6 @@ def test_broken_pictures_are_named_all_at_once(tmp_path: Path) -> None:
     assert_says(lambda: found.read(SIZE), *parts, r"new\nline.png")
 
 
-def test_copies_among_the_test_pictures_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_folder(tmp_path, {"cat": 10, "dog": 10})
-    find_pictures(folder).read(SIZE)
-    assert capsys.readouterr().err == ""
-    found = find_pictures(folder)
-    copied = (folder / found.test[0][0]).read_bytes()
-    (folder / found.train[0][0]).write_bytes(copied)
-    found.read(SIZE)
-    assert "1 of 4 test pictures are also for training" in capsys.readouterr().err
-
-
 def test_split_is_the_same_on_every_system(tmp_path: Path) -> None:
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     assert pictures._portable(f"a/{composed}.png") == pictures._portable(f"a/{decomposed}.png")
@@ -298,7 +237,7 @@ def test_links_in_a_class_are_not_followed(tmp_path: Path) -> None:
     assert len(found.train) + len(found.test) == 7
 
 
-@pytest.mark.parametrize("text", ["0", "2000", "12x", "x12", "a", "-3", "3.5", "1x2x3"])
+@pytest.mark.parametrize("text", ["0", "2000", "12x", "-3", "1x2x3"])
 def test_wrong_size_is_refused(text: str) -> None:
     assert_says(lambda: parse_size(text), "train --size: expected N or HEIGHTxWIDTH")
 

@@ -12,9 +12,8 @@ import torch
 import conformallayers as cl
 from conformallayers.errors import ConformalError
 from conformallayers.lab.devices.emulator import missing_tools
-from conformallayers.lab.devices.measure import device_table, run_devices
-from conformallayers.lab.experiments.deployed import deployed
-from conformallayers.utils.text import count
+from conformallayers.lab.devices.measure import cells, run_devices
+from conformallayers.utils.text import count, markdown
 from support import run_command
 
 needs_tools = pytest.mark.skipif(
@@ -27,22 +26,23 @@ RESULTS = Path(__file__).parents[3] / "results" / "devices"
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_records_of_a_network_of_the_zoo(dtype: str, tmp_path: Path) -> None:
     said: list[str] = []
-    (row,) = run_devices(["digits-micro"], images=20, dtype=dtype, out=tmp_path, say=said.append)
-    assert row == json.loads((tmp_path / f"digits-micro-{dtype}.json").read_text())
+    options = {"images": 20, "dtype": dtype, "out": tmp_path, "say": said.append}
+    record = run_devices(["digits-micro"], **options)
+    assert record == json.loads((tmp_path / "devices.json").read_text())
+    (row,) = record["rows"]
     assert row["images"] == 20
     assert row["accuracy"] >= 0.9
     assert row["same_class"] == 1
     assert row["accuracy"] == row["accuracy_host"]
-    assert said[0].startswith(f"digits-micro, {dtype}: ")
-    assert (tmp_path / "devices.md").read_text() == device_table(tmp_path)
-    assert f"| digits-micro | {dtype} | 20 of digits |" in device_table(tmp_path)
+    assert said[0].startswith("name digits-micro, ")
+    assert f"| digits-micro | {dtype} | 20 of digits |" in (tmp_path / "devices.md").read_text()
 
 
 def test_the_tables_are_those_of_the_records() -> None:
-    table = device_table(RESULTS)
+    rows = json.loads((RESULTS / "devices.json").read_text("utf-8"))["rows"]
+    table = markdown(*cells(rows))
     assert (RESULTS / "devices.md").read_text("utf-8") == table
     assert table in (RESULTS.parents[1] / "docs" / "devices.md").read_text("utf-8")
-    rows = [json.loads(path.read_text("utf-8")) for path in RESULTS.glob("*.json")]
     assert len(rows) >= 6
     readme = (RESULTS.parents[1] / "README.md").read_text("utf-8").splitlines()
     shown = {line.split("|")[1].split(",")[0].strip(): line for line in readme if " kB | " in line}
@@ -59,8 +59,8 @@ def test_the_tables_are_those_of_the_records() -> None:
 def test_a_plain_network_runs_as_well(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "plain.safetensors"
-    cl.save(deployed(cl.networks.MLP(4)), path, about={"dataset": "digits"})
-    (row,) = run_devices([str(path)], images=3, out=tmp_path / "out", say=lambda line: None)
+    cl.save(cl.fold(cl.networks.MLP(4), (3, 32, 32)), path, about={"dataset": "digits"})
+    (row,) = run_devices([str(path)], images=3, out=tmp_path / "out", say=str)["rows"]
     assert (row["name"], row["same_class"]) == ("plain", 1)
     assert row["output_error"] < 1e-5
 

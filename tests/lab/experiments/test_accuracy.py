@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import shlex
 import struct
@@ -21,10 +20,9 @@ import conformallayers as cl
 from conformallayers.lab.data import catalogue
 from conformallayers.lab.data.datasets import load
 from conformallayers.lab.experiments import paper
-from conformallayers.lab.experiments.accuracy import accuracy_table, run_accuracy, select_cells
-from conformallayers.lab.experiments.paper import Variant
-from conformallayers.lab.training import checkpoint, evaluate
-from conformallayers.lab.training.train import Stopped
+from conformallayers.lab.experiments.accuracy import cells, run_accuracy, select_cells
+from conformallayers.lab.training import evaluate, run_folder
+from conformallayers.lab.training.config import make_config, resolved
 from conformallayers.utils import memory
 from support import run_command
 
@@ -52,31 +50,30 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data_root: Path) -> dict[str, Any]:
     """The options of a quick experiment in a folder of its own."""
     options = {"epochs": 3, "batch_size": 40, "learning_rate": 0.01, "optimizer": "adam"}
-    monkeypatch.setitem(paper.VARIANTS, "tiny", Variant(options))
+    monkeypatch.setitem(paper.VARIANTS, "tiny", options)
     monkeypatch.chdir(tmp_path)
     # Matrices take seconds to build: tests/test_train.py has them.
     monkeypatch.setattr(evaluate, "fold", functools.partial(cl.fold, strategy="layers"))
-    return {"variant": "tiny", "data_root": data_root, "verify": False, "console": QUIET}
+    return {
+        "variant": ("tiny",),
+        "data_root": data_root,
+        "verify": False,
+        "console": QUIET,
+        "say": str,
+    }
 
 
-FIELDS = "network dataset accuracy epochs batch_size learning_rate optimizer seed alpha projective"
-FIELDS += " seconds command commit paper_accuracy pool_stride variant experiment"
-
-
-def test_experiment_writes_a_row_for_each_cell_and_then_skips_it(tiny: dict[str, Any]) -> None:
+def test_experiment_keeps_a_row_for_each_cell(tiny: dict[str, Any]) -> None:
     rows = run_accuracy(1, dataset=["mnist"], **tiny)
-    names = [f"{name}-mnist-tiny" for name in paper.NETWORKS[1]]
-    assert sorted(path.stem for path in Path("results/accuracy").iterdir()) == sorted(names)
-    assert sorted(path.name for path in Path("runs").iterdir()) == sorted(names)
-    for name, row in zip(names, rows, strict=True):
-        assert row == json.loads(Path(f"results/accuracy/{name}.json").read_text())
-        assert set(FIELDS.split()) <= set(row)
-        assert (row["pool_stride"], row["epochs"]) == (2, 3)
-    assert [row["paper_accuracy"] for row in rows] == [0.9212, 0.9724, 0.9429]
-    assert [row["alpha"] for row in rows] == [None, None, "young"]
-    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*.*")}
+    assert [row["network"] for row in rows] == list(paper.NETWORKS[1])
+    record = json.loads(Path("results/accuracy/accuracy.json").read_text())
+    assert record["rows"] == rows
+    assert [(row["variant"], row["seed"], row["epochs"]) for row in rows] == [("tiny", 0, 3)] * 3
+    names = {f"{name}-mnist-tiny-seed0" for name in paper.NETWORKS[1]}
+    assert {path.name for path in Path("runs").iterdir()} == names
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}
     assert run_accuracy(1, dataset=["mnist"], **tiny) == rows
-    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*.*")} == before
+    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")} == before
 
 
 def test_command_of_a_row_gives_the_same_cell(
@@ -84,22 +81,19 @@ def test_command_of_a_row_gives_the_same_cell(
 ) -> None:
     rows = run_accuracy(2, network=["LeNetCL"], dataset=["mnist"], seed=(2, 3), **tiny)
     row, a, b = rows[0], *(100 * row["accuracy"] for row in rows)
-    assert f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f} %" in accuracy_table(rows)
+    assert cells(rows)[1][0][-2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f} %"
     words = shlex.split(row["command"])
     assert words[:4] == ["conformallayers", "train", "LeNetCL", "mnist"]
     assert str(data_root) not in words
     monkeypatch.setenv("CONFORMALLAYERS_DATA", str(data_root))
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
     assert run_command(*words[1:], "--out", "other") == 0
-    other = json.loads(Path("other/result.json").read_text())
-    assert (other["accuracy"], other["loss"]) == (row["accuracy"], row["loss"])
-    assert Path("results/accuracy/LeNetCL-mnist-tiny-seed2.json").exists()
+    assert json.loads(Path("other/result.json").read_text())["accuracy"] == row["accuracy"]
 
 
 def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**tiny, "network": ["LeNet"], "dataset": ["mnist"]}
-    (whole,) = run_accuracy(2, **options, runs=Path("a"), out=Path("b"))
-    save, saved = checkpoint.save, []
+    save, saved = run_folder.save_checkpoint, []
 
     def stopping(path: Path, model: Any, optimizer: Any, state: Any) -> None:
         save(path, model, optimizer, state)
@@ -107,55 +101,32 @@ def test_interrupted_cell_goes_on(tiny: dict[str, Any], monkeypatch: pytest.Monk
         if saved == [1, 2]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "save", stopping)
-    with pytest.raises(Stopped, match=r"LeNet-mnist-tiny: .* To go on, repeat the command\.$"):
+    monkeypatch.setattr(run_folder, "save_checkpoint", stopping)
+    with pytest.raises(KeyboardInterrupt, match=r"0 rows kept\. To go on, repeat the command\.$"):
         run_accuracy(2, **options)
-    (row,) = run_accuracy(2, **options)
+    run_accuracy(2, **options)
     assert saved == [1, 2, 3]
-    assert row["loss"] == whole["loss"]
-    assert run_accuracy(2, **options, again=True)[0]["loss"] == whole["loss"]
-    assert saved == [1, 2, 3, 1, 2, 3]
 
 
-def test_cell_that_fails_does_not_stop_the_others(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(paper.VARIANTS, "tiny", Variant({"epochs": 1, "batch_size": 40}))
-    message = (
-        "every cell trained, got the errors above in LeNet-cifar10-tiny, "
-        "LeNetCL-cifar10-tiny. Do what they say, then repeat the command"
-    )
+def test_cell_that_fails_does_not_stop_the_others(tiny: dict[str, Any]) -> None:
+    message = "every row measured, got the errors above in LeNet, cifar10, tiny, 0; LeNetCL, cifar1"
     with pytest.raises(cl.ConformalError, match=message):
         run_accuracy(2, dataset=["mnist", "cifar10"], **tiny)
-    names = {path.stem for path in Path("results/accuracy").iterdir()}
-    assert names == {"LeNet-mnist-tiny", "LeNetCL-mnist-tiny"}
-
-
-def test_finished_cell_of_another_setting_is_refused(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = io.StringIO()
-    options = {
-        **tiny,
-        "network": ["LeNet"],
-        "dataset": ["mnist"],
-        "console": Console(file=said, width=400),
-    }
-    run_accuracy(2, **options)
-    monkeypatch.setitem(paper.VARIANTS, "tiny", Variant({"epochs": 1}))
-    with pytest.raises(cl.ConformalError, match="every cell trained"):
-        run_accuracy(2, **options)
-    assert ". Train it --again, or name another --out." in said.getvalue()
-    Path("results/accuracy/LeNet-mnist-tiny.json").write_text("[]")
-    with pytest.raises(cl.ConformalError, match="every cell trained"):
-        run_accuracy(2, **options)
-    assert "a record in JSON, got another file" in said.getvalue()
+    rows = json.loads(Path("results/accuracy/accuracy.json").read_text())["rows"]
+    assert [row["network"] for row in rows] == ["LeNet", "LeNetCL"]
 
 
 def test_table_has_the_paper_beside_the_measured() -> None:
     row = {"network": "LeNet", "dataset": "mnist", "variant": None, "epochs": 200}
-    text = accuracy_table([{**row, "accuracy": 0.99, "paper_accuracy": 0.9887}])
-    assert text.splitlines()[-1].split()[-5:] == ["98.87", "%", "99.00", "%", "+0.13"]
+    _, (line,) = cells([{**row, "accuracy": 0.99}])
+    assert line[-3:] == ["98.87 %", "99.00 %", "+0.13"]
+
+
+@pytest.mark.parametrize("name", paper.VARIANTS)
+def test_every_variant_is_a_setting_that_train_takes(name: str) -> None:
+    for cell in select_cells(1, variant=name):
+        names = {"network": cell.network, "dataset": cell.dataset}
+        make_config(**resolved({**names, **paper.VARIANTS[name]}))
 
 
 @pytest.mark.parametrize(
@@ -163,8 +134,8 @@ def test_table_has_the_paper_beside_the_measured() -> None:
     [
         (1, {"network": ["LeNet"]}, "experiment 1 --network: expected one of BaseLinearNet, .*"),
         (2, {"dataset": ["svhn"]}, "--dataset: expected one of mnist, .*, got 'svhn'"),
-        (2, {"variant": "best"}, "--variant: expected one of better, .*, got 'best'"),
-        (2, {"variant": "stride1"}, "expected at least one cell"),
+        (2, {"variant": "best"}, "--variant: expected one of stride1, .*, got 'best'"),
+        (1, {"variant": "modern", "network": ["BaseLinearNet"]}, "expected at least one cell"),
     ],
 )
 def test_names_that_an_experiment_has_not_are_refused(
@@ -181,28 +152,10 @@ def test_experiment_on_the_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    words = [
-        "--network",
-        "LeNet",
-        "LeNetCL",
-        "--dataset",
-        "mnist",
-        "--variant",
-        "tiny",
-        "--no-check",
-    ]
-    assert run_command("experiment", 2, *words, "--data-root", data_root, "--out", "rows") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-4].split() == [
-        "network",
-        "dataset",
-        "setting",
-        "epochs",
-        "paper",
-        "here",
-        "difference",
-    ]
-    assert [line.split()[0] for line in lines[-2:]] == ["LeNet", "LeNetCL"]
-    assert len(list(Path("rows").iterdir())) == 2
+    words = ["--network", "LeNet", "LeNetCL", "--dataset", "mnist", "--variant", "tiny"]
+    words += ["--no-check", "--data-root", data_root, "--out", "rows"]
+    assert run_command("experiment", 2, *words) == 0
+    lines = Path("rows/accuracy.md").read_text().splitlines()
+    assert [line.split()[1] for line in lines[2:]] == ["LeNet", "LeNetCL"]
     assert run_command("experiment", 1, "--network", "LeNet") == 1
     assert "experiment 1 --network: expected one of" in capsys.readouterr().err

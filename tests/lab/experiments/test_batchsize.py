@@ -24,7 +24,7 @@ def grows(path: str, batch: int, **options: Any) -> dict[str, Any]:
     if each * batch > 20_000:
         return {"path": path, "batch": batch, "failed": "MemoryError"}
     times = {"median": float(batch), "low": float(batch), "high": float(batch)}
-    row = {"path": path, "batch": batch, "milliseconds": times, "executions": 1}
+    row = {"path": path, "batch": batch, "milliseconds": times}
     return {**row, "peak_bytes": each * batch * 10**6}
 
 
@@ -35,17 +35,19 @@ def test_batches_fill_the_table_and_the_budget(tmp_path: Path) -> None:
         (path, batch) for path in batchsize.PATHS for batch in (1, 256)
     ]
     assert [row["batch"] for row in record["rows"] if "failed" in row] == [256]
-    assert [row["largest_batch"] for row in record["limits"]] == [10, 1000, 1000]
-    assert {path.name for path in tmp_path.iterdir()} == {"batches.json", "figure.png"}
+    limits = json.loads((tmp_path / "limits.json").read_text())["rows"]
+    assert [row["largest_batch"] for row in limits] == [10, 1000, 1000]
+    names = {"batches.json", "batches.md", "limits.json", "limits.md", "figure.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "batches.json").read_text()) == record
 
     def never(path: str, batch: int, **options: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    again = run_batches(memory="1GB", measure=never, resume=True, **options)
+    again = run_batches(memory="1GB", measure=never, **options)
     assert again["rows"] == record["rows"]
-    with pytest.raises(KeyboardInterrupt, match=r"rows kept. To go on: .* --resume$"):
-        run_batches(measure=never, resume=True, **{**options, "batches": [3]})
+    with pytest.raises(KeyboardInterrupt, match=r"rows kept. To go on, repeat the command"):
+        run_batches(measure=never, **{**options, "batches": [3]})
     with pytest.raises(cl.ConformalError, match="--batches: expected a value greater than 0"):
         run_batches(**{**options, "batches": [0]})
 
@@ -64,9 +66,8 @@ def test_wrong_sizes_are_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_process_of_its_own_weighs_the_batch_alone() -> None:
-    row = batchsize.measure_alone(batchsize.LAYERS, 200, executions=2, seconds=9.0, threads=1)
-    assert row["executions"] == 2
+    row = batchsize.measure_alone(batchsize.LAYERS, 200, executions=2, threads=1)
     # The batch has 2.3 MiB, the output of the first convolution 22 MiB; torch itself 200 and more.
     assert 20 * 2**20 < row["peak_bytes"] < 100 * 2**20
-    failed = batchsize.measure_alone(batchsize.RELU, -1, executions=1, seconds=1.0)
+    failed = batchsize.measure_alone(batchsize.RELU, -1, executions=1)
     assert "Error" in failed["failed"]

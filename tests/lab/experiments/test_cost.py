@@ -12,11 +12,19 @@ pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
 import conformallayers as cl
-from conformallayers.lab.data import sources
+from conformallayers.lab.data import datasets
 from conformallayers.lab.experiments import cost
-from conformallayers.lab.experiments.cost import cells, front_figure, run_cost
+from conformallayers.lab.experiments.cost import (
+    NETWORKS,
+    cells,
+    config_of,
+    front_figure,
+    named,
+    run_cost,
+)
 from conformallayers.lab.training.evaluate import accuracy
 from conformallayers.lab.training.saved_models import load_model
+from conformallayers.networks.stages import PRESETS
 from runs import few_digits
 from support import run_command
 from training import QUIET
@@ -29,7 +37,7 @@ OPTIONS: dict[str, Any] = {"dataset": "digits", "epochs": 1, "only": NAMES, "con
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of its own, and few images under the name of digits."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sources, "load", lambda *names, **options: few_digits())
+    monkeypatch.setattr(datasets, "load", lambda *names, **options: few_digits())
     return tmp_path
 
 
@@ -76,7 +84,7 @@ def test_rows_are_trained_measured_and_kept(here: Path, monkeypatch: pytest.Monk
     table = (folder / "digits.md").read_text()
     assert all(table.count(f"\n| {name} |") == 1 for name in NAMES)
     assert "425 k" in table
-    assert f"{ratios['StageNet-micro', 64]:.2f}" in table
+    assert f"| {ratios['StageNet-micro', 64]} |" in (folder / "digits-times.md").read_text()
     assert [path.name for path in folder.glob("*.safetensors")] == [
         "StageNet-micro-digits.safetensors"
     ]
@@ -100,9 +108,9 @@ def test_a_failed_run_does_not_stop_the_others(here: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(cost, "train", broken)
     lines: list[str] = []
-    with pytest.raises(cl.ConformalError, match="in LeNet seed 0, StageNet-micro seed 0"):
+    with pytest.raises(cl.ConformalError, match="in LeNet, 0; StageNet-micro, 0"):
         run_cost(**{**OPTIONS, "only": NAMES[:2]}, seeds=(0,), say=lines.append)
-    assert lines == [f"{name}, seed 0: no data" for name in NAMES[:2]]
+    assert lines == [f"{name}, 0: no data" for name in NAMES[:2]]
 
 
 def row(name: str, accuracy: float, **others: Any) -> dict[str, Any]:
@@ -142,3 +150,23 @@ def test_figure_shows_every_network() -> None:
     assert [text.get_text() for text in legend.get_texts()] == kinds
     assert axes.get_ylim()[1] <= 100
     assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
+
+
+def test_all_have_one_budget_and_can_be_built() -> None:
+    assert len(NETWORKS) == 4 + 3 * len(PRESETS) + 2 * (2 + 4 + 2) + 1
+    configs = [config_of(one, "cifar10", seed=2) for one in NETWORKS.values()]
+    budgets = {(c.epochs, c.batch_size, c.flips, c.shift, c.optimizer, c.centre) for c in configs}
+    assert len(budgets) == 1
+    assert {config.seed for config in configs} == {2}
+    for config in configs:
+        config.build()
+
+
+def test_conformal_options_of_a_preset_are_kept() -> None:
+    config = config_of(NETWORKS["LeNetCL"], "cifar10", 0, epochs=3)
+    assert (config.projective, config.epochs) == (True, 3)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(cl.ConformalError, match='Did you mean "StageNet-micro"'):
+        named("experiment 5 --only", ["StageNet-mikro"])

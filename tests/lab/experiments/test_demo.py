@@ -19,7 +19,7 @@ from conformallayers.lab.experiments.demo import SHAPE, build_model, run_demo, t
 from conformallayers.lab.report import figures
 from support import run_command
 
-PICTURES = {f"{name}.png" for name in ("respro", "respro-curve", "training", "folded")}
+PICTURES = {f"{name}.png" for name in ("respro", "training", "folded")}
 
 
 def global_state() -> Any:

@@ -15,13 +15,13 @@ import torch
 import conformallayers as cl
 from conformallayers.lab.experiments import depth, records
 from conformallayers.lab.experiments.depth import run_depth
-from conformallayers.lab.experiments.options import DepthOptions
+from conformallayers.lab.options import DepthOptions
 
 
 def test_depths_are_written_one_by_one_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"batch": 2, "executions": 5, "strategy": "layers", "out": tmp_path}
+    options: dict[str, Any] = {"batch": 2, "executions": 5, "out": tmp_path}
     options["say"] = lambda line: None
     with monkeypatch.context() as patch:
         patch.setattr(records, "commit", lambda: "a" * 40)
@@ -37,10 +37,10 @@ def test_depths_are_written_one_by_one_and_kept(
         return original(k, options)
 
     monkeypatch.setattr(depth, "measure", counting)
-    with pytest.raises(KeyboardInterrupt, match=r"2 rows kept. To go on: .* --resume$"):
-        run_depth(depths=[1, 2, 3], resume=True, **options)
+    with pytest.raises(KeyboardInterrupt, match=r"2 rows kept. To go on, repeat the command"):
+        run_depth(depths=[1, 2, 3], **options)
     assert measured == [1, 3]
-    names = {"times.json", "figure.png"}
+    names = {"times.json", "times.md", "figure.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     record = json.loads((tmp_path / "times.json").read_text())
     assert [row["depth"] for row in record["rows"]] == [2, 1]
@@ -50,13 +50,11 @@ def test_depths_are_written_one_by_one_and_kept(
         for times in row["milliseconds"].values():
             assert 0 < times["low"] <= times["median"] <= times["high"]
     first, _, second = record["command"].partition(" && ")  # together they give these rows
-    words = "conformallayers experiment 3 --executions 5"
-    assert (first, second) == (
-        f"{words} --depths 2 --batch 2 --strategy layers",
-        f"{words} --depths 1 2 3 --batch 2 --strategy layers",
-    )
+    words = "conformallayers experiment 3"
+    assert first == f"{words} --depths 2 --batch 2 --executions 5"
+    assert second == f"{words} --depths 1 2 3 --batch 2 --executions 5"
     assert record["commit"] == f"{'a' * 40}, {'b' * 40}"
-    assert run_depth(depths=[1, 2], resume=True, **options)["rows"] == record["rows"]
+    assert run_depth(depths=[1, 2], **options)["rows"] == record["rows"]
 
 
 def test_records_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
@@ -64,10 +62,12 @@ def test_records_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     for text in ("[]", '{"rows": []}'):
         path.write_text(text)
         with pytest.raises(cl.ConformalError, match=r"expected a record.*, got another file"):
-            run_depth(resume=True, out=tmp_path)
+            run_depth(out=tmp_path)
     path.write_text(json.dumps({"rows": [], "options": {"batch": 2}}))
-    with pytest.raises(cl.ConformalError, match="--resume, --batch: expected 2 as before, got 3"):
-        run_depth(resume=True, batch=3, out=tmp_path)
+    with pytest.raises(
+        cl.ConformalError, match="experiment 3, --batch: expected 2 as before, got 3"
+    ):
+        run_depth(batch=3, out=tmp_path)
 
 
 def test_nothing_is_measured_where_nothing_can_be_written(

@@ -50,7 +50,10 @@ def test_wrong_arguments_are_refused_in_one_line(
     for arguments, message in (
         ((tmp_path / "none",), "no such file"),
         ((fold,), "got Folded. Name a run of conformallayers train"),
-        ((run_folder, "--samples", 0, "--out", tmp_path / "new"), "at least 1"),
+        (
+            (run_folder, "--samples", 0, "--out", tmp_path / "new"),
+            "--samples: expected a value greater than 0",
+        ),
         ((run_folder, "--out", file), "expected a folder"),
         ((run_folder, "--dataset", "letters", "--out", tmp_path / "new"), "letters"),
     ):

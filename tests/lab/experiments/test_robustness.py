@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,34 @@ import pytest
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 
+import torch
+
 import conformallayers as cl
 from conformallayers.errors import MissingExtra
-from conformallayers.lab.experiments import corruptions, robustness
-from conformallayers.lab.experiments.robustness import NAMES, cells, run_robustness
-from conformallayers.lab.experiments.trained_networks import NETWORKS, config_of
+from conformallayers.lab.data.datasets import draw_shapes
+from conformallayers.lab.experiments import robustness
+from conformallayers.lab.experiments.cost import NETWORKS, config_of
+from conformallayers.lab.experiments.robustness import (
+    CONTRASTS,
+    CORRUPTIONS,
+    NAMES,
+    cells,
+    corrupted,
+    run_robustness,
+    scaled,
+)
 from conformallayers.lab.training.train import train
 from runs import few_digits
 from training import QUIET
 
 SEEN = ("StageNet-micro", "StageReLUNet-micro-max")  # networks that see contrast
 UNSEEN = ("LeNetCL", "StageNet-micro-no-offset")
-OPTIONS: dict[str, Any] = {"dataset": "digits", "epochs": 1, "images": 40}
+OPTIONS: dict[str, Any] = {"dataset": "digits", "images": 40}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("robust") / "runs"
     for name in (*SEEN, *UNSEEN):
         options = config_of(NETWORKS[name], "digits", 0, epochs=1).model_dump()
         del options["dataset"]
@@ -38,7 +50,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(robustness, "load", lambda *names, **options: few_digits())
     lines: list[str] = []
-    return {**OPTIONS, "runs": runs, "out": tmp_path / "out", "say": lines.append}
+    monkeypatch.chdir(runs.parent)
+    return {**OPTIONS, "out": tmp_path / "out", "say": lines.append}
 
 
 def test_a_projective_network_without_offset_does_not_see_contrast(
@@ -58,7 +71,7 @@ def test_a_projective_network_without_offset_does_not_see_contrast(
 
 def test_corruptions_are_measured_one_by_one_and_kept(options: dict[str, Any]) -> None:
     try:
-        corruptions._package()
+        robustness._package()
     except MissingExtra as error:
         pytest.skip(str(error))
     options = {**options, "only": SEEN, "strengths": (1, 5)}
@@ -100,16 +113,58 @@ def test_every_network_of_the_experiment_is_known() -> None:
     assert set(NAMES) <= set(NETWORKS)
 
 
-def test_table_has_the_mean_over_strengths_and_seeds() -> None:
+def test_table_has_the_mean_over_strengths() -> None:
+    shares = {("none", 0): 0.9, ("fog", 1): 0.7, ("fog", 5): 0.5, ("snow", 1): 0.4}
     rows = [
-        {"corruption": kind, "strength": strength, "name": "A", "run_seed": seed, "accuracy": share}
-        for kind, strength, seed, share in [
-            ("none", 0, 0, 0.9),
-            ("fog", 1, 0, 0.8),
-            ("fog", 1, 1, 0.6),
-            ("fog", 5, 0, 0.5),
-            ("snow", 1, 0, 0.4),
-            ("scaled", 1, 0, 0.9),
-        ]
+        {"corruption": kind, "strength": strength, "name": "A", "accuracy": share}
+        for (kind, strength), share in [*shares.items(), (("scaled", 1), 0.9)]
     ]
     assert cells(rows)[1] == [["A", "50.0", "90.0", "40.0", "60.0", "90.0"]]
+
+
+IMAGES = torch.from_numpy(draw_shapes(4)[0])
+
+
+@pytest.fixture
+def package() -> None:
+    try:
+        robustness._package()
+    except MissingExtra as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_corruptions_repeat_and_depend_on_nothing_but_the_image(name: str) -> None:
+    found = corrupted(IMAGES, name, 5)
+    assert (found.shape, found.dtype) == ((4, 3, 32, 32), torch.uint8)
+    clean = IMAGES.expand(-1, 3, -1, -1)
+    assert not torch.equal(found, clean)
+    torch.rand(3)
+    assert torch.equal(corrupted(IMAGES[:2], name, 5), found[:2])
+    weak = corrupted(IMAGES, name, 1).float() - clean
+    if name not in ("elastic_transform", "jpeg_compression", "frost"):  # not ordered by energy
+        assert weak.norm() < (found.float() - clean).norm()
+
+
+@pytest.mark.usefixtures("package")
+def test_contrast_moves_an_image_towards_its_own_mean_colour() -> None:
+    images = torch.from_numpy(draw_shapes(2)[0]).expand(-1, 3, -1, -1)
+    for strength, contrast in enumerate(CONTRASTS, start=1):
+        means = images.double().mean((2, 3), keepdim=True)
+        expected = means + contrast * (images - means)
+        found = corrupted(images, "contrast", strength).double()
+        assert (found - expected).abs().max() <= 1  # the package rounds down to bytes
+
+
+def test_scaling_moves_an_image_towards_the_mean_image() -> None:
+    mean, x = torch.rand(3, 4, 4), torch.rand(2, 3, 4, 4)
+    assert torch.allclose(scaled(x, mean, 1) - mean, 0.4 * (x - mean), atol=1e-6)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imagecorruptions", None)
+    robustness._package.cache_clear()
+    with pytest.raises(MissingExtra, match=r"pip install 'conformallayers\[robustness\]'"):
+        corrupted(IMAGES, "fog", 1)
+    robustness._package.cache_clear()

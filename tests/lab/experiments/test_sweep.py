@@ -14,12 +14,13 @@ pytest.importorskip("optuna")
 pytest.importorskip("sklearn")
 
 import torch
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset, load
 from conformallayers.lab.experiments import paper, sweep
-from conformallayers.lab.experiments.search_space import Range, draw, fitting_space
-from conformallayers.lab.experiments.sweep import run_sweep
+from conformallayers.lab.experiments.sweep import fitting_space, parse_space, run_sweep
+from conformallayers.lab.training.config import make_config
 from conformallayers.utils import memory
 from support import run_command
 
@@ -56,7 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_path: Path) -> None:
     lines: list[str] = []
     record = run_sweep(
-        "LeNetCL", small, trials=3, max_epochs=2, subset=90, validation=20, alpha="spectral",
+        "LeNetCL", small, trials=3, max_epochs=2, subset=90, validation=20, space=("alpha=spectral",),
         out=tmp_path, say=lines.append,
     )  # fmt: skip
     assert record["images"] == {"train": 90, "validation": 20}
@@ -67,7 +68,7 @@ def test_search_trains_networks_and_never_sees_test_images(small: Dataset, tmp_p
     assert {"study.json", "journal.log", "figure.png"} <= names
     assert json.loads((tmp_path / "study.json").read_text()) == record
     assert record["command"].startswith("conformallayers sweep LeNetCL digits --trials 3")
-    assert "--alpha spectral" in record["command"]
+    assert "--space alpha=spectral" in record["command"]
 
 
 def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, Any]) -> None:
@@ -94,7 +95,6 @@ def test_search_space_is_the_papers_and_bad_trials_end_early(quick: dict[str, An
 
 def test_small_data_set_has_a_space_that_fits(quick: dict[str, Any], small: Dataset) -> None:
     record = run_sweep(**{**quick, "dataset": small}, trials=8, max_epochs=12)
-    assert record["space"]["learning_rate"] == {"low": 1e-4, "high": 0.1, "log": True}
     for row in record["trials"]:
         assert 8 <= row["batch_size"] <= record["images"]["train"] == 180
         assert 1e-4 <= row["learning_rate"] <= 0.1
@@ -137,7 +137,7 @@ def test_processes_that_start_together_draw_different_trials(tmp_path: Path) -> 
     options = {"max_epochs": 50, "seed": 2**40}
     studies = [sweep._open_study("together", None, tmp_path, options) for _ in range(2)]
     space = fitting_space("mnist", 54000, 50)
-    drawn = [draw(study.ask(), space) for study in studies]
+    drawn = [study.ask(space).params for study in studies]
     assert drawn[0] != drawn[1]
 
 
@@ -195,8 +195,7 @@ def test_study_in_a_database(quick: dict[str, Any], tmp_path: Path) -> None:
         ({"trials": 0}, "sweep --trials: expected a value greater than 0, got 0"),
         ({"max_epochs": 51}, "sweep --max-epochs: expected at most 50, got 51"),
         ({"validation": 0.0}, "sweep --validation: expected a value greater than 0"),
-        ({"subset": 9000}, "subset: expected a whole number from 1 to 4500, got 9000"),
-        ({"alpha": "young"}, "--alpha: expected no such option for LeNet"),
+        ({"subset": 9000}, "subset: expected an integer from 1 to 4500, got 9000"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -207,19 +206,6 @@ def test_wrong_options_are_refused(
     assert not quick["out"].exists()
 
 
-def test_curves_pass_through_every_axis() -> None:
-    row = {"learning_rate": 0.01, "optimizer": "sgd", "validation_accuracy": 0.5}
-    rows = [row, {**row, "learning_rate": 1.0, "validation_accuracy": 0.9}]
-    space = {"learning_rate": Range(1e-4, 1.0), "optimizer": ("adam", "sgd")}
-    figure = sweep.parallel_coordinates(rows, "net", space)
-    curves = [line.get_xydata() for line in figure.axes[0].lines if len(line.get_xydata()) > 2]
-    for curve, first in zip(curves, (0.5, 1.0), strict=True):  # a wide range is logarithmic
-        for place, height in ((0, first), (1, 0.75)):
-            nearest = curve[abs(curve[:, 0] - place).argmin()]
-            assert tuple(nearest) == pytest.approx((place, height), abs=0.02)
-    assert curves[0][-1][1] < curves[1][-1][1]
-
-
 def test_sweep_on_the_command_line(
     quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,3 +213,51 @@ def test_sweep_on_the_command_line(
     words = ["sweep", "LeNet", "digits", "--trials", "2", "--out", str(quick["out"])]
     assert run_command(*words) == 0
     assert "best: trial" in capsys.readouterr().out.splitlines()[-1]
+
+
+CONFIG = make_config(network="LeNetCL", dataset="digits", epochs=20)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "images", "is_paper"),
+    [("mnist", 54000, True), ("mnist", 4095, False), ("digits", 1212, False), ("digits", 3, False)],
+)
+def test_space_fits_the_training_images(dataset: str, images: int, is_paper: bool) -> None:
+    space: Any = fitting_space(dataset, images, 20)
+    sizes, rates = space["batch_size"], space["learning_rate"]
+    assert sizes.low <= sizes.high <= images
+    assert rates.log != is_paper
+    assert ((sizes.low, sizes.high) == paper.BATCH_SIZES) == is_paper
+    assert space["epochs"] == IntDistribution(10, 20)
+
+
+def test_own_space_has_the_types_of_the_options() -> None:
+    texts = ["batch-size=4:16:log", "learning_rate=0.1:1", "alpha=young,2", "centre=true,false"]
+    assert parse_space([*texts, "momentum=0:0.9"], CONFIG) == {
+        "batch_size": IntDistribution(4, 16, log=True),
+        "learning_rate": FloatDistribution(0.1, 1.0),
+        "alpha": CategoricalDistribution(("young", 2.0)),
+        "centre": CategoricalDistribution((True, False)),
+        "momentum": FloatDistribution(0.0, 0.9),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate=1:0.1", "sweep --space: expected NAME=LOW:HIGH"),
+        ("weight_decay=0:1:log", "sweep --space: expected NAME=LOW:HIGH"),
+        ("optimizer=adam:sgd", "sweep --space: expected NAME=LOW:HIGH"),
+        ("learning_rat=0.1:1", 'Did you mean "learning_rate"'),
+        ("classes=2,3", "sweep --space: expected one of"),
+        ("learning_rate=-1:1", "train --learning-rate: expected a value greater than 0, got '-1'"),
+        ("batch_size=1.5:4", "train --batch-size: expected a valid integer"),
+        ("optimizer=adam,nadam", "train --optimizer: expected 'adam'"),
+        ("epochs=5:30", "at most 20 epochs, as --max-epochs says, got 30"),
+        ("preset=micro", "train --preset: expected no such option for LeNetCL"),
+    ],
+)
+def test_wrong_space_is_refused(text: str, message: str) -> None:
+    with pytest.raises(cl.ConformalError) as caught:
+        parse_space([text], CONFIG)
+    assert message in str(caught.value)

@@ -16,8 +16,8 @@ from pictures import GREY, classifier  # isort: skip
 from PIL import Image
 
 import conformallayers as cl
-from conformallayers.lab.predict.options import PredictOptions
-from conformallayers.lab.predict.run import run_predict
+from conformallayers.lab.options import PredictOptions
+from conformallayers.lab.predict.predict import run_predict
 
 SOURCE = Path(cl.__file__).parents[1]
 

@@ -22,11 +22,10 @@ from PIL import Image
 
 import conformallayers as cl
 from conformallayers.lab.data.batches import as_input
-from conformallayers.lab.predict import network as network_module
-from conformallayers.lab.predict.network import open_network
-from conformallayers.lab.predict.options import PredictOptions
+from conformallayers.lab.options import PredictOptions
+from conformallayers.lab.predict import predict as network_module
 from conformallayers.lab.predict.output import likeliest
-from conformallayers.lab.predict.run import run_predict
+from conformallayers.lab.predict.predict import open_network, run_predict
 from conformallayers.lab.predict.samples import find_samples
 from conformallayers.lab.training.train import train
 from runs import few_digits
@@ -405,7 +404,6 @@ def test_labels_of_ones_own(grey: Path, tmp_path: Path, capsys: pytest.CaptureFi
             ["--engine", "jax"],
             "--engine: expected one of auto, torch, numpy, onnxruntime, got 'jax'",
         ),
-        (["--workers", 2], "--workers: expected --ray beside it, got none"),
         (["--address", "auto"], "--address: expected --ray beside it"),
         (["--ray", "--workers", 0], "--workers: expected a value greater than 0, got 0"),
     ],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformallayers.lab.training import checkpoint, runs
+from conformallayers.lab.training import run_folder
 from conformallayers.lab.training.train import train
 from training import QUIET, assert_same_weights, source_environment
 
@@ -48,7 +48,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     alone = train("LeNetCL", "digits", out=tmp_path / "one", console=QUIET, threads=1, **options)
     for name, tensor in alone.model.state_dict().items():
         torch.testing.assert_close(tensor, ranks[0][name], rtol=1e-4, atol=1e-5)
-    row = json.loads((tmp_path / "both" / runs.RESULT).read_text())
+    row = json.loads((tmp_path / "both" / run_folder.RESULT).read_text())
     assert row["processes"] == 2
     assert row["loss"] == pytest.approx(alone.row["loss"], rel=1e-5)
     assert row["accuracy"] == pytest.approx(alone.accuracy, abs=0.01)
@@ -110,7 +110,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(tmp_path: Path) -> None:
     assert started(tmp_path / "whole").returncode == 0
     broken = started(tmp_path)
     assert broken.returncode != 0
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.safetensors").state.epoch == 2
+    assert run_folder.load_checkpoint(tmp_path / "run" / "checkpoint.safetensors").state.epoch == 2
     assert "expected all processes of the run, got" in broken.stderr
     assert "To go on: conformallayers train LeNetCL digits" in broken.stderr
     again = started(tmp_path, "--resume")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import load
@@ -19,7 +20,7 @@ def test_evaluate_gives_the_accuracy_of_the_run(
     found = evaluate.evaluate(finished.folder)
     assert found["folded"] == found["layers"] == finished.accuracy
     assert (found["epoch"], found["images"]) == (8, 450)
-    path = finished.folder / evaluate.CHECKPOINT
+    path = finished.folder / "checkpoint.safetensors"
     assert run_command("evaluate", path, "--dataset", "digits") == 0
     assert f"folded         {100 * finished.accuracy:.2f} %" in capsys.readouterr().out
 
@@ -63,3 +64,36 @@ def test_network_for_vectors_cannot_take_pictures(tmp_path: Path) -> None:
         lambda: evaluate.evaluate(tmp_path / "a.safetensors", str(tmp_path / "pictures")),
         "expected a network for pictures, (1 or 3, H, W), got (6,)",
     )
+
+
+def test_the_command_prints_accuracy_and_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "int8.safetensors"
+    words = "quantize", "digits-lenetcl", "--out", path
+    assert run_command(*words, "--calibration", "100") == 0
+    shown = capsys.readouterr().out
+    assert "relative errors of the outputs of the 100 images that set the scales" in shown
+    assert "accuracy on 450 test images of digits\nfloat 98." in shown
+    quantized = cl.load(path)
+    assert quantized.quantization is not None
+    assert quantized.quantization.images == 100
+    assert run_command("evaluate", path) == 0
+    (line,) = (line for line in shown.splitlines() if line.startswith("float 98."))
+    accuracy = line.split("int8 ")[1]
+    assert f"accuracy folded         {accuracy}" in capsys.readouterr().out
+
+
+def test_calibration_takes_the_same_training_images_at_each_call() -> None:
+    data, folded = load("digits"), cl.zoo.load("digits-lenetcl")
+    x = evaluate.calibration_images(data, folded, 1.0, 50)
+    assert x.shape == (50, 1, 8, 8)
+    assert torch.equal(x, evaluate.calibration_images(data, folded, 1.0, 50))
+    stored = {tuple(image.flatten().tolist()) for image in data.train_images}
+    assert {tuple((255 * i).round().int().flatten().tolist()) for i in x} <= stored
+
+
+def test_a_model_of_no_known_images_needs_a_name() -> None:
+    model = cl.ConformalLayers(cl.Conv2d(1, 3, 3), cl.ReSPro(), cl.Flatten())
+    folded = cl.fold(model, (1, 8, 8))
+    assert_says(lambda: evaluate.quantize_fold(folded), "images to calibrate with", "--images")

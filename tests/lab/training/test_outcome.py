@@ -14,9 +14,9 @@ pytest.importorskip("matplotlib")
 import torch
 
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.report.run_figures import mistakes_figure, training_figure
+from conformallayers.lab.report.figures import mistakes_figure, training_figure
 from conformallayers.lab.training.config import make_config
-from conformallayers.lab.training.outcome import class_names, write_outcome
+from conformallayers.lab.training.train import class_names, write_outcome
 
 LABELS = ["=1+1", "$x$ é 猫", "a name that is much too long"]
 SCORES = torch.tensor([[5.0, 0, 0], [9, 0, 0], [0, 1, 2], [0, 0, 3], [0, 0, 8]])

@@ -16,9 +16,15 @@ import conformallayers as cl
 from conformallayers.cli import app as cli
 from conformallayers.lab.data.batches import as_input
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.training import checkpoint, evaluate
-from conformallayers.lab.training.config import TrainConfig, make_config
-from conformallayers.lab.training.presets import FAMILIES, PRESETS, resolved
+from conformallayers.lab.training import evaluate, run_folder
+from conformallayers.lab.training.config import (
+    FAMILIES,
+    PRESETS,
+    TrainConfig,
+    make_config,
+    resolved,
+)
+from conformallayers.lab.training.saved_models import CHECKPOINT
 from conformallayers.lab.training.train import Stopped, train
 from conformallayers.utils import memory
 from support import stops_after
@@ -120,13 +126,13 @@ def test_run_with_a_preset_resumes_in_the_same_bits(
     options = {"training_preset": "modern", "epochs": 4, "flips": True, "console": QUIET}
     whole = train("LeNetCL", small, out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
+        patch.setattr(run_folder, "save_checkpoint", stops_after(2, run_folder.save_checkpoint))
         with pytest.raises(
             Stopped, match=r"--training-preset modern --flips --epochs 4 --out .* --resume"
         ):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)
-    first, second = (load_file(tmp_path / n / evaluate.CHECKPOINT) for n in ("whole", "broken"))
+    first, second = (load_file(tmp_path / n / CHECKPOINT) for n in ("whole", "broken"))
     assert first.keys() == second.keys()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     row = json.loads((tmp_path / "whole" / "result.json").read_text())

@@ -15,10 +15,7 @@ import conformallayers.numpy as cln
 from conformallayers.lab.data.catalogue import LABELS
 from conformallayers.lab.data.datasets import Dataset
 from conformallayers.lab.training import evaluate
-from conformallayers.lab.training.saved_models import (
-    load_model,
-    locate,
-)
+from conformallayers.lab.training.saved_models import CHECKPOINT, load_model, locate
 from nets import SHAPE, net
 from oracle import randomise
 from runs import few_digits, train_few_digits
@@ -52,8 +49,8 @@ def test_labels_and_notes_come_back(tmp_path: Path) -> None:
 
 
 def test_runs_checkpoints_models_and_folds_are_found(folder: Path, tmp_path: Path) -> None:
-    assert locate(folder, "test") == folder / evaluate.CHECKPOINT
-    found = load_model(folder / evaluate.CHECKPOINT, "test")
+    assert locate(folder, "test") == folder / CHECKPOINT
+    found = load_model(folder / CHECKPOINT, "test")
     assert not found.module.training
     assert (found.labels, found.shape) == (LABELS["digits"], (1, 8, 8))
     assert (found.about["network"], found.about["dataset"]) == ("LeNetCL", "digits")

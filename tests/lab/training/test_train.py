@@ -21,9 +21,9 @@ from rich.console import Console
 
 import conformallayers as cl
 from conformallayers.lab.data.datasets import Dataset
-from conformallayers.lab.training import checkpoint, evaluate
+from conformallayers.lab.training import evaluate, run_folder
 from conformallayers.lab.training.config import TrainConfig, make_config
-from conformallayers.lab.training.saved_models import load_model
+from conformallayers.lab.training.saved_models import CHECKPOINT, load_model
 from conformallayers.lab.training.train import Stopped, make_scheduler, train
 from support import run_command, stops_after
 from training import QUIET, assert_same_weights, source_environment
@@ -219,8 +219,8 @@ import time
 from pathlib import Path
 import torch
 from conformallayers.cli.app import main
-from conformallayers.lab.training import runs
-step, write = torch.optim.Adam.step, runs.write_metrics
+from conformallayers.lab.training import train
+step, write = torch.optim.Adam.step, train.write_csv
 steps = 0
 def wait():
     Path("ready").touch()
@@ -234,7 +234,7 @@ def slow_write(folder, history):
 if MIDDLE:
     torch.optim.Adam.step = slow_step
 else:
-    runs.write_metrics = slow_write
+    train.write_csv = slow_write
 main()
 """
 
@@ -274,7 +274,7 @@ def test_stopped_and_resumed_run_ends_in_the_same_bits(
         _, message = process.communicate(timeout=300)
     finally:
         process.kill()
-    done = checkpoint.load(tmp_path / "run" / evaluate.CHECKPOINT).state.epoch
+    done = run_folder.load_checkpoint(tmp_path / "run" / CHECKPOINT).state.epoch
     assert done == 3
     monkeypatch.chdir(tmp_path)
     if blow != signal.SIGKILL:
@@ -310,7 +310,7 @@ def test_every_optimiser_resumes(
     options = {**options, "epochs": 4, "batch_size": 64, "console": QUIET}
     train("LeNetCL", small, out=tmp_path / "whole", **options)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", stops_after(2, checkpoint.save))
+        patch.setattr(run_folder, "save_checkpoint", stops_after(2, run_folder.save_checkpoint))
         with pytest.raises(Stopped, match=r"To go on: .* --resume"):
             train("LeNetCL", small, out=tmp_path / "broken", **options)
     train("LeNetCL", small, out=tmp_path / "broken", resume=True, **options)

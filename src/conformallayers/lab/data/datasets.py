@@ -1,9 +1,9 @@
-"""Load data sets: MNIST, Fashion-MNIST and CIFAR-10 from files, digits from scikit-learn, moving shapes drawn."""
+"""Load data sets: known ones from files, digits from scikit-learn, moving shapes drawn, and folders of pictures."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConformalError, missing_extra, refusal
+from ...errors import ConformalError, missing_extra, refusal, shape_text
+from ...networks import IMAGE_SHAPE
+from ...utils.text import printable
 from . import files
-from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, WITHOUT_FILES, Layout
-from .formats import Bytes, check_counts, read_arrays
-from .moving_shapes import TRAIN_SHAPES, draw_shapes
+from .catalogue import CLASSES, DIGITS, LABELS, MOVING_SHAPES, SHAPES, WITHOUT_FILES
+from .pictures import Pictures, find_pictures, is_pictures, parse_size
+
+TRAIN_SHAPES, TEST_SHAPES = 6000, 2000
+_SIDES = (8, 15)  # of a square, in pixels; the upper bound is excluded
+_STEP = (0.2, 0.4)  # how much brighter or darker than the background of 0.5 a shape is
+# Of the background: from the middle to a border, and from pixel to pixel.
+_SLOPE, _NOISE = 0.2, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +36,6 @@ class Dataset:
         train_labels, test_labels: (N,), int64, from 0 to ``classes`` - 1.
         classes: their number, and the number of outputs of a network that is trained on them.
         labels: a name for every class, if they have other names than those of the catalogue.
-        spread: the training images are in a random order with the classes spread evenly, and splits take the
-            first ones, without copying them.
     """
 
     name: str
@@ -40,7 +45,6 @@ class Dataset:
     test_labels: Tensor
     classes: int = CLASSES
     labels: tuple[str, ...] | None = None
-    spread: bool = False
 
     def __post_init__(self) -> None:
         labels = torch.cat([self.train_labels, self.test_labels])
@@ -50,12 +54,10 @@ class Dataset:
             remedy = "Give the number of classes: Dataset(classes=...)."
             raise refusal(f"dataset {self.name}", expected, got, remedy)
 
-    def split(self, validation: float | int, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Set training images aside; return the rest, and a data set that tests on those.
+    def split(self, validation: float | int) -> tuple[Dataset, Dataset]:
+        """Hold out training images, a share below 1 or a count; return the rest, and a data set that tests on them.
 
-        Args:
-            validation: a share below 1, or a number of images.
-            seed: of the choice; runs that leave it alone set the same images aside.
+        All runs hold out the same images.
 
         Examples:
             >>> train, held_out = load("digits").split(0.1)
@@ -64,51 +66,29 @@ class Dataset:
         """
         total = len(self.train_labels)
         if not 0 <= validation < total or (validation > 1 and validation % 1):
-            expected = f"a share below 1 or a whole number below {total}"
-            raise refusal("validation", expected, str(validation), "0 sets nothing aside.")
+            expected = f"a share below 1 or an integer below {total}"
+            raise refusal("validation", expected, str(validation), "0 holds out nothing.")
         count = min(round(validation * total) if validation < 1 else int(validation), total - 1)
-        held_out, train = self._parts(count, seed)
-        if self.spread and count:
-            self._check_every_class(validation, held_out.train_labels, train.train_labels)
+        held_out, train = self._parts(count)
         images, labels = held_out.train_images, held_out.train_labels
         return train, replace(train, test_images=images, test_labels=labels)
 
-    def _check_every_class(self, validation: float | int, *parts: Tensor) -> None:
-        """Refuse a split that leaves a part without images of a class."""
-        for labels in parts:
-            absent = sorted(set(range(self.classes)) - set(labels.tolist()))
-            if absent:
-                name = self.labels[absent[0]] if self.labels else absent[0]
-                total = int((self.train_labels == absent[0]).sum())
-                got = f"{validation:g}, too little or too much of the {total} of {name}"
-                expected = "a share with an image of every class, set aside and in the rest"
-                raise refusal("validation", expected, got, "Change it, or add images.")
-
-    def subset(self, count: int, seed: int = 0) -> Dataset:
-        """Return a data set with ``count`` of the training images, chosen by the seed.
-
-        Examples:
-            >>> len(load("digits").subset(100).train_labels)
-            100
-        """
+    def subset(self, count: int) -> Dataset:
+        """Return a data set with ``count`` of the training images, always the same."""
         total = len(self.train_labels)
         if not 1 <= count <= total:
-            expected = f"a whole number from 1 to {total}"
+            expected = f"an integer from 1 to {total}"
             raise refusal("subset", expected, str(count), "Leave it out to take all images.")
-        return self._parts(count, seed)[0]
+        return self._parts(count)[0]
 
-    def _parts(self, count: int, seed: int) -> tuple[Dataset, Dataset]:
+    def _parts(self, count: int) -> tuple[Dataset, Dataset]:
         """Return a data set with ``count`` of the training images, and one with the others."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         order = torch.randperm(len(self.train_labels), generator=generator)
-        chosen: tuple[Any, Any] = order[:count].sort().values, order[count:].sort().values
-        if self.spread:
-            chosen = slice(count), slice(count, None)
+        chosen = order[:count].sort().values, order[count:].sort().values
+        images, labels = self.train_images, self.train_labels
         first, rest = (
-            replace(
-                self, train_images=self.train_images[rows], train_labels=self.train_labels[rows]
-            )
-            for rows in chosen
+            replace(self, train_images=images[rows], train_labels=labels[rows]) for rows in chosen
         )
         return first, rest
 
@@ -138,16 +118,18 @@ def load(name: str, root: str | os.PathLike[str] | None = None, *, verify: bool 
     read = {}
     for path in place.paths:
         for file, where, data in files.read_files(place.layout, path):
-            read[file] = _arrays(place.layout, file, data, str(where), verify)
+            read[file] = files.read_arrays(place.layout, file, data, str(where), verify)
     tensors: list[Any] = []
-    for part, prefixes in (("train", ("train", "data")), ("test", ("t10k", "test"))):
+    for prefixes in (("train", "data"), ("t10k", "test")):
         # In the order of the catalogue, which an archive may not have.
         arrays = [read[file] for file in place.layout.checksums if file.startswith(prefixes)]
         images, labels = (
             np.concatenate([found[kind] for found in arrays if kind in found])
             for kind in ("images", "labels")
         )
-        check_counts(len(images), len(labels), f"{part} part of {name} in {place.path}")
+        if len(images) != len(labels):
+            got, remedy = f"{len(labels)} for {len(images)}", "Get both from the same set."
+            raise refusal(f"{name} in {place.path}", "as many labels as images", got, remedy)
         tensors += [torch.from_numpy(images), torch.from_numpy(labels).long()]
     return Dataset(name, *tensors)
 
@@ -157,7 +139,7 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, 
     if name in WITHOUT_FILES:
         yield f"{name}, which {WITHOUT_FILES[name]}", None
         return
-    where, correct = name, True
+    where = name
     try:
         place = files.require(name, root)
         for path in place.paths:
@@ -165,23 +147,12 @@ def check(name: str, root: Path, *, verify: bool = True) -> Iterator[tuple[str, 
             for file, inside, data in files.read_files(place.layout, path):
                 where, fault = str(inside), None
                 try:
-                    _arrays(place.layout, file, data, where, verify)
+                    files.read_arrays(place.layout, file, data, where, verify)
                 except ConformalError as error:
-                    fault, correct = str(error).removeprefix(f"{where}: "), False
+                    fault = str(error).removeprefix(f"{where}: ")
                 yield where, fault
-        where = str(place.path)
-        if correct and not verify:
-            load(name, root, verify=False)  # do images and labels fit together?
     except ConformalError as error:  # missing, or a file that cannot be read
         yield where, str(error).removeprefix(f"{where}: ")
-
-
-def _arrays(layout: Layout, file: str, data: bytes, where: str, verify: bool) -> dict[str, Bytes]:
-    # The format goes first: its errors say more than a checksum does.
-    arrays = read_arrays(file, data, where)
-    if verify:
-        files.check_md5(data, layout.checksums[file], where)
-    return arrays
 
 
 def digits() -> Dataset:
@@ -204,3 +175,172 @@ def digits() -> Dataset:
         range(len(labels)), test_size=0.25, random_state=0, stratify=bunch.target
     )
     return Dataset(DIGITS, images[train], labels[train], images[test], labels[test])
+
+
+def draw_shapes(count: int = TRAIN_SHAPES + TEST_SHAPES) -> tuple[files.Bytes, Any]:
+    """Return images, (N, 1, 32, 32), and labels; every image has one shape on a sloping, noisy background.
+
+    Its size, place and brightness are random. Circles and squares have the same area, and shapes are brighter
+    or darker than the background alike, so that neither one pixel nor a sum of pixels tells the class.
+
+    Examples:
+        >>> images, labels = draw_shapes(6)
+        >>> images.shape, sorted(labels.tolist())
+        ((6, 1, 32, 32), [0, 0, 1, 1, 2, 2])
+    """
+    random, names = np.random.default_rng(0), LABELS[MOVING_SHAPES]
+    labels = random.permutation(np.arange(count) % len(names))
+    images = np.stack([_draw_shape(names[label], random) for label in labels])
+    return images[:, None], labels
+
+
+def _draw_shape(kind: str, random: np.random.Generator) -> files.Bytes:
+    """Return one image, (32, 32), of a class by its name."""
+    height, width = SHAPES[MOVING_SHAPES][1:]
+    side = int(random.integers(*_SIDES))
+    radius = side / np.sqrt(np.pi)
+    reach = int(np.ceil(radius if kind == "circle" else side / 2))
+    top, left = random.integers(reach, (height - reach + 1, width - reach + 1))
+    rows, columns = np.arange(height)[:, None] + 0.5 - top, np.arange(width) + 0.5 - left
+    inside = np.maximum(abs(rows), abs(columns)) < side / 2
+    if kind == "circle":
+        inside = rows**2 + columns**2 < radius**2
+    elif kind == "stripes":
+        across = rows if random.integers(2) else columns
+        inside &= across // 2 % 2 == random.integers(2)
+    step = random.uniform(*_STEP) * random.choice((-1, 1))
+    down, right = random.uniform(-_SLOPE, _SLOPE, 2)
+    slope = down * np.linspace(-1, 1, height)[:, None] + right * np.linspace(-1, 1, width)
+    image = 0.5 + slope + step * inside + random.normal(0, _NOISE, inside.shape)
+    pixels: files.Bytes = (255 * image.clip(0, 1)).round().astype(np.uint8)
+    return pixels
+
+
+# -- by name or folder ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnreadDataset:
+    """A data set that is not read yet.
+
+    Args:
+        name: a known name, or the absolute path of a folder.
+        options: of a run, as the data set determines them: classes; of a folder also labels, in_shape, size and pictures.
+        read: reads the images.
+    """
+
+    name: str
+    options: dict[str, Any]
+    read: Callable[[], Dataset]
+
+
+def find_source(
+    dataset: str | Dataset,
+    size: str | int | None = None,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    verify: bool = True,
+    where: str = "train",
+) -> UnreadDataset:
+    """Look up a data set; a folder of pictures is listed, and nothing is decoded yet.
+
+    Args:
+        dataset: a name, a folder of pictures, or a data set.
+        size: of pictures, such as ``48`` or ``"48x64"``; None means 32.
+        root, verify: as in :func:`load`.
+        where: the command, for error messages.
+    """
+    if isinstance(dataset, str) and is_pictures(dataset):
+        pictures, sides = find_pictures(dataset, where), parse_size(size)
+        options: dict[str, Any] = {
+            "classes": len(pictures.labels),
+            "labels": list(pictures.labels),
+            "in_shape": [3, *sides],
+            "size": None if size is None else str(size),
+            "pictures": pictures.digest,
+        }
+        return UnreadDataset(str(pictures.folder), options, lambda: _read_pictures(pictures, sides))
+    if size is not None:
+        name = dataset if isinstance(dataset, str) else dataset.name
+        remedy = "Leave it out: its images have a size."
+        raise refusal(f"{where} --size", "it for a folder of pictures", name, remedy)
+    if isinstance(dataset, str):
+        options = {"classes": len(LABELS.get(dataset, range(CLASSES)))}
+        return UnreadDataset(dataset, options, lambda: load(dataset, root, verify=verify))
+    options = {"classes": dataset.classes}
+    if dataset.labels is not None:
+        options["labels"] = list(dataset.labels)
+    shape = tuple(dataset.train_images.shape[1:])
+    if len(shape) == 3 and max(shape[1:]) > IMAGE_SHAPE[1]:
+        options["in_shape"] = list(shape)
+    return UnreadDataset(dataset.name, options, lambda: dataset)
+
+
+def _read_pictures(pictures: Pictures, size: tuple[int, int], channels: int = 3) -> Dataset:
+    names: Any = {"classes": len(pictures.labels), "labels": pictures.labels}
+    train, train_labels, test, test_labels = pictures.read(size, channels)
+    return Dataset(str(pictures.folder), train, train_labels, test, test_labels, **names)
+
+
+def load_test(
+    name: str | None,
+    about: Mapping[str, Any],
+    labels: tuple[str, ...] | None,
+    shape: tuple[int, ...],
+    root: str | os.PathLike[str] | None,
+    *,
+    verify: bool,
+    where: str,
+    option: str = "--dataset",
+    only_test: bool = True,
+) -> Dataset:
+    """Read a data set to test a network on, by default that of its training.
+
+    Of the folder of the training, the held-out pictures are read; of another folder all pictures, or those
+    below ``test``. Classes get the numbers that the network has for their names.
+
+    Args:
+        name: of a known set, or a folder of pictures.
+        about: notes of the network: the ``dataset`` of its training, and the digest of a folder of ``pictures``.
+        labels: names of the network's classes.
+        shape: of the network's input.
+        root, verify: as in :func:`load`.
+        where, option: the command and the option that names the set, for error messages.
+        only_test: leave pictures for training out.
+    """
+    trained, digest = about.get("dataset"), about.get("pictures")
+    name = name or (trained if trained in SHAPES or digest else None)
+    if name is None:
+        expected = "the set of the test images" if only_test else "images to calibrate with"
+        raise refusal(f"{where} {option}", expected, "none", f"Name them: {option} mnist.")
+    if not is_pictures(name):
+        data = load(name, root, verify=verify)
+        return data if digest is None or labels is None else _renumbered(data, labels, where)
+    pictures, where = find_pictures(name, where), f"{where} {printable(name)}"
+    if pictures.digest != digest:
+        if digest and os.path.exists(str(trained)) and pictures.folder.samefile(str(trained)):
+            remedy = "Restore it, or name a folder of other pictures by --dataset."
+            got = "one with other files: test pictures could be among those of the training"
+            raise refusal(where, "the folder as it was for the training", got, remedy)
+        if only_test and not pictures.has_parts:
+            pictures = replace(pictures, train=(), test=(*pictures.train, *pictures.test))
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        remedy = "In Python, evaluate takes any images as a Dataset."
+        raise refusal(where, "a network for pictures, (1 or 3, H, W)", shape_text(shape), remedy)
+    if only_test:
+        pictures = replace(pictures, train=())
+    data = _read_pictures(pictures, (shape[1], shape[2]), channels=shape[0])
+    return data if labels is None else _renumbered(data, labels, where)
+
+
+def _renumbered(data: Dataset, labels: Sequence[str], where: str) -> Dataset:
+    """Return a data set with the class numbers of a network; refuse classes that it does not have."""
+    own = data.labels or LABELS[data.name]
+    odd = [label for label in own if label not in labels]
+    if odd:
+        remedy = "Name a data set with classes of the network; folders are named after their class."
+        raise refusal(where, f"classes among {', '.join(labels)}", ", ".join(odd), remedy)
+    places = torch.tensor([labels.index(label) for label in own])
+    train, test = places[data.train_labels], places[data.test_labels]
+    names: Any = {"classes": len(labels), "labels": tuple(labels)}
+    return replace(data, train_labels=train, test_labels=test, **names)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from ...quantization.quantize import quantize
 from ...recipe.c.export import export_c
 from ...recipe.integer_operations import integer_values
 from ...testing import relative_error
-from ...utils.files import replace_file, write_json
-from ...utils.text import count, markdown
-from ..checks import command_line, make_folder, require_choice, require_positive
+from ...utils.text import count
+from ..checks import require_choice, require_positive
 from ..data.batches import as_input
-from ..data.sources import load_test
-from ..experiments.options import DeviceOptions
-from ..experiments.records import Row, provenance
+from ..data.datasets import load_test
+from ..experiments.records import Cells, Records, Row
+from ..options import DeviceOptions
 from ..training.evaluate import CALIBRATION, calibration_images, check_shape
 from ..training.saved_models import load_model
 from .emulator import require_tools, run_on_device, versions
@@ -32,29 +31,24 @@ NETWORKS = ("cifar10-micro", "cifar10-small", "mnist-micro")
 
 def run_devices(
     networks: Sequence[str] = (), *, say: Callable[[str], object] = print, **options: Any
-) -> list[Row]:
-    """Run networks on test images in an emulated Cortex-M4; write one record for each, and a table of all.
+) -> Row:
+    """Run networks on test images in an emulated Cortex-M4; write devices.json and devices.md.
 
     Args:
         networks: names of the zoo, files or run folders; ``NETWORKS`` if empty.
         say: receives one line for each network.
-        **options: fields of :class:`conformallayers.lab.experiments.options.DeviceOptions`.
+        **options: fields of :class:`conformallayers.lab.options.DeviceOptions`.
     """
     chosen = DeviceOptions(**options)
     require_positive("device", chosen, "images")
     require_choice("device --dtype", chosen.dtype, ("float32", INT8), "Name one of them.")
     require_tools("device")
-    rows = []
-    for network in networks or NETWORKS:
-        row = measure(network, chosen)
-        write_json(chosen.out / f"{row['name']}-{row['dtype']}.json", row)
-        replace_file(chosen.out / "devices.md", [device_table(chosen.out).encode()])
-        say(
-            f"{row['name']}, {row['dtype']}: {100 * row['accuracy']:.1f} % of {row['images']} images, flash "
-            f"{row['flash']}, RAM {row['ram']}, stack {row['stack']} bytes, {count(row['instructions'])} instructions per image"
-        )
-        rows.append(row)
-    return rows
+    measured = [partial(measure, network, chosen) for network in networks or NETWORKS]
+    records = Records("device", chosen, "devices", ("name", "dtype"), cells=cells, say=say)
+    with records:
+        for one in measured:
+            records.add(one())
+    return records.record
 
 
 def measure(network: str, chosen: DeviceOptions) -> Row:
@@ -67,7 +61,6 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
     images, truth = data.test_images[: chosen.images], data.test_labels[: chosen.images]
     check_shape(folded.input_shape, images, f"device {loaded.path}")
     white = loaded.white
-    make_folder("device --out", chosen.out)  # a wrong argument leaves none behind
     if chosen.dtype == INT8 and not integer_values(folded.recipe.operations):
         folded = quantize(folded, calibration_images(data, folded, white, CALIBRATION))
     x = white * as_input(images, shape=folded.input_shape)
@@ -78,7 +71,6 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         made = export_c(folded, folder, samples=x)
         run = run_on_device(made, x.numpy())
     name = Path(network).name.removesuffix(".safetensors")
-    shown = {option: getattr(chosen, option) for option in ("dataset", "images", "dtype")}
     return {
         "name": name,
         "network": loaded.about.get("network", name),
@@ -95,16 +87,14 @@ def measure(network: str, chosen: DeviceOptions) -> Row:
         "instructions": round(float(run.instructions.mean())),
         "multiply_adds": made.multiply_adds,
         "tools": versions(),
-        **provenance(command_line(["device", network], shown)),
     }
 
 
-def device_table(folder: Path) -> str:
-    """Return the records of a folder as a table in Markdown."""
-    rows = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+def cells(rows: Sequence[Row]) -> Cells:
+    """Return a table of all networks, the cheapest of each data set and dtype first."""
     header = ["network", "numbers", "images", "accuracy", "flash, bytes", "RAM, bytes"]
     header += ["stack, bytes", "instructions per image", "multiply-adds"]
-    cells = [
+    lines = [
         [
             *(row["name"], row["dtype"], f"{row['images']} of {row['dataset']}"),
             f"{100 * row['accuracy']:.1f} %",
@@ -113,4 +103,4 @@ def device_table(folder: Path) -> str:
         ]
         for row in sorted(rows, key=lambda row: (row["dataset"], row["dtype"], row["instructions"]))
     ]
-    return markdown(header, cells)
+    return header, lines

@@ -18,21 +18,21 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from ... import networks
-from ...container import layer_by_layer
 from ...folding.fold import fold
 from ...utils.memory import parse_size, peak, settle
 from ...utils.text import size
-from ...utils.timing import Timing, call_seconds
+from ...utils.timing import interleave
 from ..checks import require_positive
+from ..options import BatchOptions
 from ..report import figures
-from .options import BatchOptions
-from .records import Measurements, Row
+from .engines import run_module
+from .records import Cells, Records, Row, grouped
 
 RELU, LAYERS, FOLDED = PATHS = "D3ModNet", "D3ModNetCL, layer by layer", "D3ModNetCL, folded"
-NAME = "batches"
 _MOST = 2**20  # images per batch
 _FINE = 64  # the bisection stops at a relative resolution of 1/64
 _FIRST = 256  # batch size at which the search for the largest batch starts
+_SECONDS = 20.0  # time limit of a row
 
 
 def measure_alone(path: str, batch: int, **options: Any) -> Row:
@@ -48,55 +48,25 @@ def measure_alone(path: str, batch: int, **options: Any) -> Row:
     return {"path": path, "batch": batch, "failed": reason[:200]}
 
 
-def measure_here(
-    path: str,
-    batch: int,
-    *,
-    executions: int,
-    seconds: float,
-    seed: int = 0,
-    threads: int | None = None,
-) -> Row:
+def measure_here(path: str, batch: int, *, executions: int, threads: int | None = None) -> Row:
     """Return time and memory of a path in this process.
 
     The memory is the peak growth of the process after imports, network, fold and one warm-up
     image: the batch, the activations between the layers, and the scores.
-
-    Args:
-        path: one of PATHS.
-        batch: number of images.
-        executions: timed calls.
-        seconds: time limit; slow paths are called less often, but at least once.
-        seed: of weights and images.
-        threads: of torch; None keeps the current number.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    model = _network(path)
-    with torch.inference_mode(), layer_by_layer():
-        model(torch.rand(1, *networks.IMAGE_SHAPE))
-        before = settle()
-        x = torch.rand(batch, *networks.IMAGE_SHAPE)
-        model(x)
-        times: list[float] = []
-        while len(times) < executions and (not times or sum(times) < seconds):
-            times.append(call_seconds(lambda: model(x)))
-        grown = peak() - before
-    return {
-        "path": path,
-        "batch": batch,
-        "milliseconds": Timing.of(times).milliseconds,
-        "executions": len(times),
-        "peak_bytes": grown,
-    }
-
-
-def _network(path: str) -> nn.Module:
-    if path == RELU:
-        return networks.D3ModNet().eval()
-    model = networks.D3ModNetCL().eval()
-    return model if path == LAYERS else fold(model, networks.IMAGE_SHAPE)
+    torch.manual_seed(0)
+    model: nn.Module = networks.D3ModNet() if path == RELU else networks.D3ModNetCL()
+    model.eval()
+    if path == FOLDED:
+        model = fold(model, networks.IMAGE_SHAPE)
+    run_module(model, torch.rand(1, *networks.IMAGE_SHAPE))
+    before = settle()
+    run = partial(run_module, model, torch.rand(batch, *networks.IMAGE_SHAPE))
+    times = interleave({path: run}, executions, calls=1, pause=0.0, budget=_SECONDS)
+    row = {"path": path, "batch": batch, "milliseconds": times[path].milliseconds}
+    return {**row, "peak_bytes": peak() - before}
 
 
 def run_batches(
@@ -110,47 +80,43 @@ def run_batches(
     Args:
         say: receives one line per row.
         measure: returns the row of a path and a batch size.
-        **options: fields of :class:`conformallayers.lab.experiments.options.BatchOptions`.
+        **options: fields of :class:`conformallayers.lab.options.BatchOptions`.
     """
     chosen = BatchOptions(**options)
     budget = None if chosen.memory is None else parse_size(chosen.memory, "experiment 4 --memory")
-    require_positive("experiment 4", chosen, "batches", "executions", "seconds")
-    measurements = Measurements(
-        "experiment 4",
-        chosen,
-        settings=("executions", "seconds", "seed", "threads"),
-        name=NAME,
-        key=("path", "batch"),
-        say=say,
+    require_positive("experiment 4", chosen, "batches", "executions")
+    how: Any = {"settings": ("executions", "threads"), "say": say}
+    limits = Records(
+        "experiment 4", chosen, "limits", ("path", "budget_bytes"), cells=limit_cells, **how
     )
 
-    def draw(rows: list[Row]) -> None:
-        figures.save(batch_figure(rows, measurements.limits), chosen.out, "figure")
+    def figure(rows: list[Row]) -> Figure:
+        return batch_figure(rows, list(limits.rows.values()))
 
-    with measurements.drawing(draw):
+    rows = Records(
+        *("experiment 4", chosen, "batches", ("path", "batch")),
+        cells=cells,
+        figure=figure,
+        figure_name="figure",
+        **how,
+    )
+    with rows, limits:
         for path in PATHS:
+            alone = partial(measure, path, threads=chosen.threads)
             for batch in chosen.batches:
-                alone = partial(measure, path, batch, **measurements.settings)
-                measurements.row((path, batch), alone)
+                rows.row((path, batch), partial(alone, batch, executions=chosen.executions))
             if budget is not None:
-                _find_limit(
-                    path, budget, measurements, partial(measure, path, **measurements.settings)
-                )
-    return measurements.record
+                measured = {
+                    b: row.get("peak_bytes") for (p, b), row in rows.rows.items() if p == path
+                }
+                limits.row((path, budget), partial(_limit, path, budget, measured, alone))
+    return rows.record
 
 
-def _find_limit(
-    path: str, budget: int, measurements: Measurements, measure: Callable[..., Row]
-) -> None:
-    """Record the largest batch of a path that fits into a memory budget."""
-    limits = measurements.limits
-    if any(row["path"] == path and row["budget_bytes"] == budget for row in limits):
-        return
-    tried: dict[int, int | None] = {
-        batch: row.get("peak_bytes")
-        for (name, batch), row in measurements.rows.items()
-        if name == path
-    }
+def _limit(
+    path: str, budget: int, tried: dict[int, int | None], measure: Callable[..., Row]
+) -> Row:
+    """Return the largest batch of a path that fits into a memory budget."""
 
     def needed(batch: int) -> int | None:
         if batch not in tried:
@@ -159,9 +125,7 @@ def _find_limit(
 
     largest = largest_within(budget, needed)
     found = {"path": path, "budget_bytes": budget, "largest_batch": largest}
-    limits.append({**found, "peak_bytes": tried.get(largest)})
-    measurements.say(f"{path}: at most {largest} images in {size(budget)}")
-    measurements.write()
+    return {**found, "peak_bytes": tried.get(largest)}
 
 
 def largest_within(
@@ -191,15 +155,33 @@ def largest_within(
     return low
 
 
+def cells(rows: Sequence[Row]) -> Cells:
+    """Return a table of time and memory by path and batch size."""
+    return ["path", "batch", "ms a batch", "memory"], [
+        [
+            *(row["path"], str(row["batch"]), f"{row['milliseconds']['median']:.2f}"),
+            size(max(0, row["peak_bytes"])),
+        ]
+        for row in rows
+        if "failed" not in row
+    ]
+
+
+def limit_cells(rows: Sequence[Row]) -> Cells:
+    """Return a table of the largest batches within a memory budget."""
+    return ["path", "largest batch", "budget"], [
+        [row["path"], str(row["largest_batch"]), size(row["budget_bytes"])] for row in rows
+    ]
+
+
 def batch_figure(rows: Sequence[Row], limits: Sequence[Row] = ()) -> Figure:
     """Plot time and memory against batch size, one line per path."""
     with figures.styled(9.6, 4.2, columns=2) as (figure, (left, right)):
-        for index, path in enumerate(dict.fromkeys(row["path"] for row in rows)):
-            style: Any = {"color": figures.COLOURS[index % len(figures.COLOURS)], "markersize": 4}
-            style |= {"marker": "sovD^<"[index % 6], "label": path}
-            chosen = sorted((r for r in rows if r["path"] == path), key=lambda row: row["batch"])
-            sizes = [row["batch"] for row in chosen]
-            left.plot(sizes, [row["milliseconds"]["median"] for row in chosen], **style)
+        for index, (path, found) in enumerate(grouped(rows, "path").items()):
+            style = figures.line_style(index, path)
+            chosen = sorted(found, key=lambda row: int(row["batch"]))
+            times = [row["milliseconds"]["median"] for row in chosen]
+            left.plot([row["batch"] for row in chosen], times, **style)
             grown = [(r["batch"], r["peak_bytes"] / 2**20) for r in chosen if r["peak_bytes"] > 0]
             if grown:
                 right.plot(*zip(*grown, strict=True), **style)

@@ -1,51 +1,42 @@
-"""Time folded networks against their layers, in sessions, and against ReLU networks in other engines."""
+"""Time folded networks against their layers, in ONNX Runtime, and against ReLU networks in other engines."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ... import networks
-from ...errors import ConformalError
+from ...errors import ConformalError, cause_line
 from ...folding.fold import fold
 from ...folding.folded import Folded
 from ...networks.stages import PRESETS
-from ...session import ENGINES, Session
+from ...session import Session
 from ...testing import fold_error
-from ...utils.files import replace_file
 from ...utils.quiet import ignored_warnings
-from ...utils.text import markdown
 from ...utils.timing import interleave
 from ...zoo.catalogue import network_files
-from ..checks import require_choice, require_positive
-from ..settings import torch_settings
+from ..checks import require_choice, require_positive, torch_settings
+from ..options import BenchOptions
 from ..training.saved_models import load_model
-from .deployed import merged
-from .engines import Engine, relu_engines, run_module, skipped
-from .options import BenchOptions
-from .records import Measurements, Row
+from .engines import deployed_relu, relu_engines, run_module
+from .records import Cells, Records, Row
 
-NAME = "bench"
-LAYERS, FOLDED, SESSION = "layers", "folded", "session-"  # the engine of a session follows
+LAYERS, FOLDED, SESSION = "layers", "folded", "session-onnxruntime"
 _BUDGET = 40.0  # seconds of timing for one network and batch size; slow ones are called less often
-_NOTE = "Median times in milliseconds (ms) per batch. The speed-up is the time of the fastest other over that of the fastest fold.\n\n"
-Build = Callable[[], nn.Module]
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A network to measure: builders of the conformal network and its ReLU counterpart, or the fold of a file."""
 
-    conformal: Build | None = None
-    relu: Build | None = None
+    conformal: Callable[[], nn.Module] | None = None
+    relu: Callable[[], nn.Module] | None = None
     folded: Folded | None = None
 
 
@@ -57,33 +48,21 @@ def run_bench(
     Args:
         names: of networks, such as ``"LeNet"``, ``"DkNet 9"`` or ``"StageNet-micro"``, of the zoo, and paths of folds
             and training runs; all networks if empty.
-        say: receives the table of each row.
-        **options: fields of :class:`conformallayers.lab.experiments.options.BenchOptions`.
+        say: receives a line for each row.
+        **options: fields of :class:`conformallayers.lab.options.BenchOptions`.
     """
     chosen = BenchOptions(**options)
     require_positive("bench", chosen, "batch", "depths", "executions", "threads")
-    for engine in chosen.sessions:
-        require_choice("bench --sessions", engine, ENGINES, "Name engines of cl.Session.")
     subjects = chosen_subjects(names, chosen.depths)
-    measurements = Measurements(
-        shlex.join(["bench", *names]),
-        chosen,
-        settings=(),
-        name=NAME,
-        key=("network", "batch"),
-        say=say,
-    )
-
-    def summarise(rows: list[Row]) -> None:
-        replace_file(chosen.out / "bench.md", [f"{_NOTE}{markdown(*cells(rows))}".encode()])
-
+    command = shlex.join(["bench", *names])
+    records = Records(command, chosen, "bench", ("network", "batch"), cells=cells, say=say)
     logging.getLogger("torch").setLevel(logging.ERROR)
     # Exporters warn of their own deprecations.
-    with ignored_warnings(), torch_settings(chosen.threads), measurements.drawing(summarise):
+    with ignored_warnings(), torch_settings(chosen.threads), records:
         for name, subject in subjects.items():
             for row in measure(name, subject, chosen):
-                measurements.add(row)
-    return measurements.record
+                records.add(row)
+    return records.record
 
 
 def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Subject]:
@@ -96,41 +75,42 @@ def chosen_subjects(names: Sequence[str], depths: Sequence[int]) -> dict[str, Su
     for k in depths:
         known[f"DkNet {k}"] = Subject(partial(networks.DkNetCL, k), partial(networks.DkNet, k))
     for preset in PRESETS:
-        twin = partial(lambda preset: merged(networks.StageReLUNet(preset)), preset)
-        known[f"StageNet-{preset}"] = Subject(partial(networks.StageNet, preset), twin)
-    known["ResNet8"] = Subject(relu=lambda: merged(networks.ResNet8()))
+        stage, twin = networks.StageNet, networks.StageReLUNet
+        known[f"StageNet-{preset}"] = Subject(partial(stage, preset), partial(twin, preset))
+    known["ResNet8"] = Subject(relu=networks.ResNet8)
     choices = (*known, *sorted(network_files()))
-    found = {}
-    for name in names or known:
+    for name in names:
         if name not in known and not Path(name).exists():
             require_choice("bench", name, choices, "Name a network; --depths adds depths of DkNet.")
-        found[name] = known.get(name) or Subject(folded=load_model(name, "bench").fold("bench"))
-    return found
+    return {
+        name: known.get(name) or Subject(folded=load_model(name, "bench").fold("bench"))
+        for name in names or known
+    }
 
 
 def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
     """Time one network at several batch sizes; it has random weights unless it comes from a file."""
     torch.manual_seed(0)
-    relu = None if subject.relu is None else subject.relu().eval()
+    relu = None if subject.relu is None else deployed_relu(subject.relu().eval())
     conformal = None if subject.conformal is None else subject.conformal().eval()
     folded = subject.folded
     if conformal is not None:
         folded = fold(conformal, networks.IMAGE_SHAPE)
-    sessions, unopened = {}, {}
-    for engine in options.sessions:
-        if folded is None:
-            break
-        try:
-            sessions[SESSION + engine] = Session(folded, engine=engine)
-        except ConformalError as refused:
-            unopened[SESSION + engine] = skipped(refused)
     rows = []
     for batch in options.batch:
         shape = networks.IMAGE_SHAPE if folded is None else folded.input_shape
         x = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(batch))
         x = x if folded is None else x.to(folded.dtype)
         engines, notes = ({}, {}) if relu is None else relu_engines(relu, x)
-        engines |= _fold_engines({LAYERS: conformal, FOLDED: folded}, sessions, x)
+        for key, module in ((LAYERS, conformal), (FOLDED, folded)):
+            if module is not None:
+                engines[key] = partial(run_module, module, x)
+        if folded is not None:
+            try:
+                # Arrays, as ONNX Runtime gets for the plain network.
+                engines[SESSION] = partial(Session(folded, engine="onnxruntime"), x.numpy())
+            except ConformalError as refused:
+                notes[SESSION] = f"skipped: {cause_line(refused)}"
         times = interleave(engines, options.executions, budget=_BUDGET)
         error = None
         if conformal is not None and folded is not None:
@@ -141,21 +121,11 @@ def measure(name: str, subject: Subject, options: BenchOptions) -> list[Row]:
                 "batch": batch,
                 "strategy": "" if folded is None else folded.strategy,
                 "error": error,
-                "times": {key: list(found.milliseconds.values()) for key, found in times.items()},
-                "notes": notes | unopened,
+                "times": {key: found.milliseconds for key, found in times.items()},
+                "notes": notes,
             }
         )
     return rows
-
-
-def _fold_engines(
-    modules: Mapping[str, nn.Module | None], sessions: Mapping[str, Session], x: torch.Tensor
-) -> dict[str, Engine]:
-    engines: dict[str, Engine] = {
-        key: partial(run_module, one, x) for key, one in modules.items() if one is not None
-    }
-    # Arrays, as ONNX Runtime gets for the plain network.
-    return engines | {key: partial(session, x.numpy()) for key, session in sessions.items()}
 
 
 def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
@@ -166,19 +136,19 @@ def fastest(times: Mapping[str, float]) -> tuple[str | None, str | None]:
         ('session-onnxruntime', 'onnx')
     """
     order = sorted(times, key=lambda name: times[name])
-    folds = [name for name in order if name == FOLDED or name.startswith(SESSION)]
-    others = [name for name in order if name not in (*folds, LAYERS)]
+    folds = [name for name in order if name in (FOLDED, SESSION)]
+    others = [name for name in order if name not in (FOLDED, SESSION, LAYERS)]
     return next(iter(folds), None), next(iter(others), None)
 
 
-def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the lines of the table."""
+def cells(rows: Sequence[Row]) -> Cells:
+    """Return a table of medians; the speed-up divides the fastest other engine by the fastest fold."""
     names = list(dict.fromkeys(name for row in rows for name in row["times"]))
     header = ["network", "batch", *(f"{name} (ms)" for name in names)]
     header += ["strategy", "fastest fold", "fastest other", "speed-up", "error"]
     lines = []
     for row in rows:
-        medians = {name: times[0] for name, times in row["times"].items()}
+        medians = {name: times["median"] for name, times in row["times"].items()}
         ours, other = fastest(medians)
         line = [row["network"], str(row["batch"])]
         line += [f"{medians[name]:.3f}" if name in medians else "" for name in names]

@@ -18,12 +18,10 @@ import conformallayers as cl
 from ...utils.files import write_json
 from ...utils.text import table
 from ...utils.timing import interleave
-from ..checks import make_folder
+from ..checks import make_folder, torch_settings
 from ..data.catalogue import CLASSES, DIGITS, SHAPES
 from ..data.datasets import Dataset, digits
 from ..report import figures
-from ..report.run_figures import training_figure
-from ..settings import torch_settings
 from .records import Row
 
 SHAPE = SHAPES[DIGITS]
@@ -144,9 +142,8 @@ def _draw(model: nn.Sequential, history: list[Row], depth: int, folder: Path) ->
     folded = cl.fold(model[:3], SHAPE)
     title = f"{depth} convolutions, {depth} ReSPro and a linear layer"
     drawn = {
-        "respro": figures.respro_surface(),
-        "respro-curve": figures.respro_curve(),
-        "training": training_figure(history, "Training, layer by layer"),
+        "respro": figures.respro_curve(),
+        "training": figures.training_figure(history, "Training, layer by layer"),
         "folded": figures.folded_arrays(folded.matrix(), folded.forms()[0], title),
     }
     for name, figure in drawn.items():

@@ -1,4 +1,4 @@
-"""Engines of the benchmarks: functions without arguments that run one batch, in torch or another runtime."""
+"""Engines of the benchmarks: functions without arguments that run one batch; and the costs of a fold."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from ...container import layer_by_layer
+from ...container import ConformalLayers, layer_by_layer
 from ...errors import cause_line
+from ...folding.fold import fold
+from ...folding.folded import Folded
+from ...networks import IMAGE_SHAPE
 from ...recipe.onnx.export import inference_session
 from ...utils.quiet import ignored_warnings
 
@@ -24,9 +28,28 @@ def run_module(model: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def skipped(error: Exception) -> str:
-    """Return the note of an engine that does not run."""
-    return f"skipped: {cause_line(error)}"
+def multiply_adds(folded: Folded) -> int:
+    """Return the multiply-adds of one image, half the operations that torch's FlopCounterMode counts."""
+    x = torch.zeros(1, *folded.input_shape, dtype=folded.dtype)
+    with FlopCounterMode(display=False) as counter, torch.inference_mode():
+        folded(x)
+    return int(counter.get_total_flops()) // 2
+
+
+def weights(folded: Folded) -> int:
+    """Return the number of stored constants."""
+    return sum(array.numel() for array in folded.recipe.constants.values())
+
+
+def has_conformal_layers(network: nn.Module) -> bool:
+    """Tell whether a network has ConformalLayers to fold."""
+    return any(isinstance(module, ConformalLayers) for module in network.modules())
+
+
+def deployed_relu(network: nn.Module) -> nn.Module:
+    """Return a plain network as it is deployed: with a BatchNorm, its fold, which merges linear layers."""
+    norms = (isinstance(module, nn.BatchNorm2d) for module in network.modules())
+    return fold(network, IMAGE_SHAPE) if any(norms) else network
 
 
 def relu_engines(
@@ -51,7 +74,7 @@ def relu_engines(
                 run = builders[name](model, x)
                 actual = torch.as_tensor(run())
             except Exception as error:  # one broken engine must not stop the comparison
-                notes[name] = skipped(error)
+                notes[name] = f"skipped: {cause_line(error)}"
                 continue
             if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-4):
                 notes[name] = "skipped: its output differs"

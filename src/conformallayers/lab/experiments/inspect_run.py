@@ -15,34 +15,27 @@ from torch import Tensor
 from ...errors import refusal
 from ...inspection import Form, Inspection, Terms, inspect
 from ...utils.files import replace_file
-from ..checks import make_folder
-from ..data.batches import as_input
-from ..data.datasets import Dataset
-from ..data.image_adapter import from_images
-from ..data.sources import load_test
+from ..checks import make_folder, require_positive
+from ..data.batches import as_input, from_images
+from ..data.datasets import load_test
+from ..options import InspectOptions
 from ..report import figures
-from ..settings import torch_settings
 from ..training.saved_models import load_model
-from .deployed import has_conformal_layers
-from .options import InspectOptions
+from .engines import has_conformal_layers
 
 TABLES = "inspect.txt"
 _COLUMNS, _IMAGES = 8, 16  # images in a row, and in a figure
 
 
-def run_inspect(
-    run: str | os.PathLike[str],
-    dataset: str | Dataset | None = None,
-    **options: Any,
-) -> Inspection:
+def run_inspect(run: str | os.PathLike[str], **options: Any) -> Inspection:
     """Inspect a trained network on the first test images of a data set; write tables and figures into a folder.
 
     Args:
         run: the folder of a run, or a checkpoint.
-        dataset: a name or a data set; None means that of the training.
-        **options: fields of :class:`conformallayers.lab.experiments.options.InspectOptions`.
+        **options: fields of :class:`conformallayers.lab.options.InspectOptions`.
     """
     chosen = InspectOptions(**options)
+    require_positive("inspect", chosen, "samples")
     loaded = load_model(run, "inspect")
     shape = loaded.shape
     if loaded.config is None or not has_conformal_layers(loaded.module):
@@ -52,15 +45,11 @@ def run_inspect(
     folder = loaded.path.absolute().parent.name
     out = chosen.out or Path("results/inspect") / folder
     make_folder("inspect --out", out)
-    if not isinstance(dataset, Dataset):
-        how: Any = {"verify": chosen.verify, "where": "inspect"}
-        dataset = load_test(dataset, loaded.about, loaded.labels, shape, chosen.data_root, **how)
-    if chosen.samples < 1:
-        remedy = "Leave it out for 1000."
-        raise refusal("inspect --samples", "at least 1", str(chosen.samples), remedy)
-    with torch_settings(chosen.threads):
-        x = as_input(dataset.test_images[: chosen.samples], shape=shape)
-        found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
+    how: Any = {"verify": chosen.verify, "where": "inspect"}
+    notes = loaded.about, loaded.labels, shape
+    dataset = load_test(chosen.dataset, *notes, chosen.data_root, **how)
+    x = as_input(dataset.test_images[: chosen.samples], shape=shape)
+    found = inspect(from_images(loaded.module, shape, "inspect"), shape, x)
     title = f"{loaded.about.get('network', 'network')}, {Path(dataset.name).name}"
     for file, figure in inspection_figures(found, title).items():
         figures.save(figure, out, file)

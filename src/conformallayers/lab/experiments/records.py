@@ -1,4 +1,4 @@
-"""Records of measurements: rows with the command, the commit and the machine they come from."""
+"""Records of measurements: resumable rows in JSON, with the command, commit and machine, a table and a figure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import os
 import platform
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...errors import refusal
-from ...utils.files import write_json
+from ...errors import ConformalError, refusal
+from ...utils.files import replace_file, write_json
+from ...utils.text import markdown
 from ..checks import command_line, make_folder, require_same
-from ..training.runs import commit
+from ..training.run_folder import commit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-_FOLDERS = ("out", "runs", "data_root", "resume")  # options that no record names
+Cells = tuple[list[str], list[list[str]]]  # the header and the lines of a table
+_FOLDERS = ("out", "data_root", "resume")  # options that no record names
 
 
-def provenance(command: str, before: Row | None = None) -> Row:
+def provenance(command: str, before: Mapping[str, Any] | None = None) -> Row:
     """Return the command, the commit and the machine; those of a resumed record come first."""
     machine = {
         "processor": platform.machine(),
@@ -66,18 +70,15 @@ def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     return found
 
 
-def read_record(
-    path: Path, where: str, *required: str, remedy: str = "Restore or remove it."
-) -> Row:
+def read_record(path: Path, where: str, *required: str) -> Row:
     """Read a JSON object with the required keys, or refuse the file."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except ValueError:  # not JSON, or not UTF-8
         record = None
-    absent = [name for name in required if name not in record] if isinstance(record, dict) else []
-    if absent or not isinstance(record, dict):
-        expected = "a record in JSON" + (f" with {', '.join(absent)}" if absent else "")
-        raise refusal(f"{where}, {path}", expected, "another file", remedy)
+    if not isinstance(record, dict) or not set(required) <= set(record):
+        expected = " ".join(["a record in JSON", *(["with", ", ".join(required)] * bool(required))])
+        raise refusal(f"{where}, {path}", expected, "another file", "Restore or remove it.")
     return record
 
 
@@ -87,102 +88,111 @@ def read_rows(path: Path, where: str) -> list[Row]:
 
 
 def _texts(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the numbers and names of a row, the first of every list, and the median of every timing."""
+    """Yield the numbers and names of a row, and the median of every timing."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             value = value.get("median", value)
-        if isinstance(value, list):
-            value = next(iter(value), "")
         if isinstance(value, Mapping):
             yield from _texts(value)
         elif name not in ("command", "commit"):
             yield f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
 
 
-class Measurements:
-    """A resumable table, written as NAME.json after every new row.
+@dataclass
+class Records:
+    """Rows of an experiment: NAME.json after every row; at the end NAME.md, and a figure if there is one.
+
+    Used in a ``with`` block, whose end writes table and figure, also after an interrupt, and refuses
+    if rows have failed.
 
     Args:
         command: such as ``"experiment 3"``; its options that differ from the defaults are recorded.
         options: of the command; their folder ``out`` is written, and ``resume`` keeps its rows.
-        settings: names of options that every row depends on; other values cannot be resumed.
-        name: of the file.
+        name: of the files.
         key: names of the fields that identify a row.
+        cells: returns the table of the rows.
+        figure: returns the figure of the rows.
+        figure_name: of its file, if it is another.
+        settings: names of options that every row depends on; rows of other values are not resumed.
         say: receives a line for every new row.
     """
 
-    def __init__(
-        self,
-        command: str,
-        options: Any,
-        *,
-        settings: Sequence[str],
-        name: str,
-        key: Sequence[str],
-        say: Callable[[str], object],
-    ) -> None:
-        self._path, self._where, self._key = options.out / f"{name}.json", command, itemgetter(*key)
-        self.say, self.settings = say, {name: getattr(options, name) for name in settings}
-        before = self._earlier(self._path) if options.resume else {}
-        self.rows: dict[Any, Row] = {self._key(row): row for row in before.get("rows", [])}
-        self.limits: list[Row] = before.get("limits", [])
-        words = shlex.split(command)
-        shown = {
+    command: str
+    options: Any
+    name: str
+    key: Sequence[str]
+    cells: Callable[[list[Row]], Cells]
+    figure: Callable[[list[Row]], Figure] | None = None
+    figure_name: str | None = None
+    settings: Sequence[str] = ()
+    say: Callable[[str], object] = print
+
+    def __post_init__(self) -> None:
+        options, self._failed = self.options, list[str]()
+        self.path = options.out / f"{self.name}.json"
+        # The options as JSON gives them back: tuples are lists there.
+        settings = json.loads(json.dumps({name: getattr(options, name) for name in self.settings}))
+        before: Row = {}
+        if options.resume and self.path.exists():
+            before = read_record(self.path, self.command, "options", "rows")
+            remedy = "Give the same options, another --out, or --no-resume to start again."
+            require_same(f"{self.command},", before["options"], settings, remedy)
+        self.rows = {itemgetter(*self.key)(row): row for row in before.get("rows", [])}
+        changed = {
             field.name: getattr(options, field.name)
             for field in fields(options)
             if getattr(options, field.name) != field.default and field.name not in _FOLDERS
         }
-        self._resume = command_line(words, {**shown, "out": options.out, "resume": True})
-        self._source = {**provenance(command_line(words, shown), before), "options": self.settings}
+        line = command_line(shlex.split(self.command), changed)
+        self._source = {**provenance(line, before), "options": settings}
         if options.threads is not None:
             self._source["machine"]["threads"] = options.threads
-
-    def _earlier(self, path: Path) -> Row:
-        """Return the record to resume, empty if there is none; refuse one with other options."""
-        if not path.exists():
-            return {}
-        remedy = "Give the same options, or start again without --resume."
-        record = read_record(path, "--resume", "options", "rows", remedy=remedy)
-        # The options as JSON gives them back: tuples are lists there.
-        options = json.loads(json.dumps(self.settings))
-        require_same("--resume,", record["options"] or {}, options, remedy)
-        return record
 
     @property
     def record(self) -> Row:
         """The contents of the JSON file."""
-        found = {**self._source, "rows": list(self.rows.values())}
-        return {**found, "limits": self.limits} if self.limits else found
+        return {**self._source, "rows": list(self.rows.values())}
 
-    def row(self, key: Hashable, measure: Callable[[], Row]) -> Row:
-        """Return the row of a key, measured now if it is missing."""
-        if key not in self.rows:
+    def row(self, key: Hashable, measure: Callable[[], Row]) -> None:
+        """Measure the row of a key if it is missing; a failure does not stop the others."""
+        if key in self.rows:
+            return
+        try:
             self.add(measure())
-        return self.rows[key]
+        except ConformalError as error:
+            name = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)
+            self._failed.append(name)
+            self.say(f"{name}: {error}")
 
     def add(self, row: Row) -> None:
         """Add a row, or replace the one with the same key; report and write it."""
-        self.rows[self._key(row)] = row
+        self.rows[itemgetter(*self.key)(row)] = row
         self.say(", ".join(_texts(row)))
-        self.write()
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, self.record)
 
-    def write(self) -> None:
-        """Write the JSON file."""
-        write_json(self._path, self.record)
+    def __enter__(self) -> Records:
+        if self.options.out.exists():  # a folder is created with the first row
+            make_folder(f"{self.command} --out", self.options.out)
+        return self
 
-    @contextmanager
-    def drawing(self, draw: Callable[[list[Row]], object]) -> Iterator[None]:
-        """Draw the measured rows at the end, also after an interrupt, which then says how to resume."""
-        make_folder(f"{self._where} --out", self._path.parent)
-        stop = None
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            done = f"Interrupted: {len(self.rows)} rows kept."
-            stop = KeyboardInterrupt(f"{done} To go on: {self._resume}")
-            stop.__cause__ = interrupt
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            return
         measured = [row for row in self.rows.values() if "failed" not in row]
         if measured:
-            draw(measured)
-        if stop is not None:
-            raise stop
+            self._summarise(measured)
+        if error is not None:
+            done = f"Interrupted: {len(self.rows)} rows kept."
+            raise KeyboardInterrupt(f"{done} To go on, repeat the command.") from error
+        if self._failed:
+            got, remedy = f"the errors above in {'; '.join(self._failed)}", "Repeat the command."
+            raise refusal(self.command, "every row measured", got, remedy)
+
+    def _summarise(self, rows: list[Row]) -> None:
+        out = self.options.out
+        replace_file(out / f"{self.name}.md", [markdown(*self.cells(rows)).encode()])
+        if self.figure is not None:
+            from ..report import figures
+
+            figures.save(self.figure(rows), out, self.figure_name or self.name)

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import sys
+import types
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from statistics import fmean
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from ...errors import refusal
+from ...errors import missing_extra, refusal
 from ...nn.extra_layers import Centre
 from ...testing import relative_error
-from ...utils.files import replace_file
-from ...utils.text import markdown
-from ..checks import require_choice, require_positive
-from ..data.batches import as_input
+from ...utils.quiet import ignored_warnings
+from ..checks import require_choice, require_positive, torch_settings
+from ..data.batches import as_input, derive_seed
 from ..data.datasets import Dataset, load
+from ..options import RobustnessOptions
 from ..report import figures
-from ..settings import torch_settings
 from ..training.evaluate import accuracy
-from ..training.runs import RESULT
-from ..training.saved_models import load_model
-from .corruptions import CORRUPTIONS, STRENGTHS, corrupted, scaled
-from .options import RobustnessOptions
-from .records import Measurements, Row, grouped
-from .trained_networks import Trained, named
+from .cost import named
+from .records import Cells, Records, Row, grouped
 
+CORRUPTIONS = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur"),
+    *("motion_blur", "zoom_blur", "snow", "frost", "fog", "brightness", "contrast"),
+    *("elastic_transform", "pixelate", "jpeg_compression"),
+)
+STRENGTHS = (1, 2, 3, 4, 5)
+CONTRASTS = (0.4, 0.3, 0.2, 0.1, 0.05)  # of the corruption "contrast", by strength
 # No corruption, and a change of contrast to which projective networks without offset are invariant.
 CLEAN, SCALED = "none", "scaled"
 NAMES = (
@@ -45,10 +52,10 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
 
     Args:
         say: receives one line per row.
-        **options: fields of :class:`conformallayers.lab.experiments.options.RobustnessOptions`.
+        **options: fields of :class:`conformallayers.lab.options.RobustnessOptions`.
     """
     chosen = RobustnessOptions(**options)
-    require_positive(_WHERE, chosen, "epochs", "images", "threads")
+    require_positive(_WHERE, chosen, "images", "threads")
     kinds = chosen.corruptions or (*CORRUPTIONS, SCALED)
     for kind in kinds:
         require_choice(f"{_WHERE} --corruptions", kind, (*CORRUPTIONS, SCALED), "Name one of them.")
@@ -56,62 +63,40 @@ def run_robustness(*, say: Callable[[str], object] = print, **options: Any) -> R
         if strength not in STRENGTHS:
             remedy = "5 is the strongest."
             raise refusal(f"{_WHERE} --strengths", "1 to 5", str(strength), remedy)
-    models = _models(named(f"{_WHERE} --only", chosen.only or NAMES), chosen)
+    models = {
+        one.name: one.load(chosen.dataset, 0, _WHERE).module
+        for one in named(f"{_WHERE} --only", chosen.only or NAMES)
+    }
     data = load(chosen.dataset, chosen.data_root, verify=chosen.verify)
-    measurements = Measurements(
-        _WHERE,
-        chosen,
-        settings=("dataset", "epochs", "images", "seed"),
-        name=chosen.dataset,
-        key=("corruption", "strength", "name", "run_seed"),
+    records = Records(
+        *(_WHERE, chosen, chosen.dataset, ("corruption", "strength", "name")),
+        cells=cells,
+        figure=strength_figure,
+        settings=("dataset", "images"),
         say=say,
     )
     # Images are corrupted once for all networks, and kept for one corruption and strength only.
-    draw = lru_cache(maxsize=1)(partial(_images, data, chosen))
+    draw = lru_cache(maxsize=1)(partial(_images, data, chosen.images))
     cases = [(CLEAN, 0), *((kind, strength) for kind in kinds for strength in chosen.strengths)]
-
-    def summarise(rows: list[Row]) -> None:
-        replace_file(chosen.out / f"{chosen.dataset}.md", [markdown(*cells(rows)).encode()])
-        figures.save(strength_figure(rows), chosen.out, chosen.dataset)
-
-    with torch_settings(chosen.threads), measurements.drawing(summarise):
+    with torch_settings(chosen.threads), records:
         for kind, strength in cases:
-            for (name, seed), model in models.items():
-                key = (kind, strength, name, seed)
-                measurements.row(key, partial(_measure, key, model, draw))
-    return measurements.record
+            for name, model in models.items():
+                key = (kind, strength, name)
+                records.row(key, partial(_measure, key, model, draw))
+    return records.record
 
 
-def _models(
-    found: Sequence[Trained], chosen: RobustnessOptions
-) -> dict[tuple[str, int], nn.Module]:
-    """Load the finished runs of experiment 5 by name and seed."""
-    models = {}
-    for one in found:
-        for seed in chosen.seeds:
-            folder = one.folder(chosen.runs, chosen.dataset, seed)
-            if not (folder / RESULT).is_file():
-                remedy = f"Train it: conformallayers experiment 5 --only {one.name} --seeds {seed}."
-                raise refusal(_WHERE, f"a finished run in {folder}", "none", remedy)
-            models[one.name, seed] = load_model(folder, _WHERE).module.eval()
-    return models
-
-
-def _images(
-    data: Dataset, chosen: RobustnessOptions, kind: str, strength: int
-) -> tuple[Tensor, Tensor]:
-    images, labels = data.test_images[: chosen.images], data.test_labels[: chosen.images]
-    if kind in (CLEAN, SCALED):
-        return images, labels
-    return corrupted(images, kind, strength, chosen.seed), labels
+def _images(data: Dataset, count: int | None, kind: str, strength: int) -> tuple[Tensor, Tensor]:
+    images, labels = data.test_images[:count], data.test_labels[:count]
+    return images if kind in (CLEAN, SCALED) else corrupted(images, kind, strength), labels
 
 
 def _measure(
-    key: tuple[str, int, str, int], model: nn.Module, draw: Callable[..., tuple[Tensor, Tensor]]
+    key: tuple[str, int, str], model: nn.Module, draw: Callable[..., tuple[Tensor, Tensor]]
 ) -> Row:
-    kind, strength, name, seed = key
+    kind, strength, name = key
     images, labels = draw(kind, strength)
-    row: Row = {"corruption": kind, "strength": strength, "name": name, "run_seed": seed}
+    row: Row = {"corruption": kind, "strength": strength, "name": name}
     if kind != SCALED:
         return {**row, "accuracy": accuracy(model, images, labels)}
     means = [module.mean for module in model.modules() if isinstance(module, Centre)]
@@ -127,37 +112,24 @@ def _measure(
     return {**row, "accuracy": accuracy(run, images, labels)}
 
 
-def shares(rows: Sequence[Row]) -> dict[str, dict[tuple[str, int], float]]:
-    """Return the mean accuracy over seeds by network, then by corruption and strength."""
-    return {
-        name: {
-            case: fmean(row["accuracy"] for row in same)
-            for case, same in grouped(found, "corruption", "strength").items()
-        }
-        for name, found in grouped(rows, "name").items()
-    }
-
-
-def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def cells(rows: Sequence[Row]) -> Cells:
     """Return the header of a table, and one line of accuracies in per cent for each network.
 
     The accuracy of a corruption is the mean over its strengths.
     """
-    found = shares(rows)
     measured = {row["corruption"] for row in rows}
     kinds = [kind for kind in (CLEAN, *CORRUPTIONS, SCALED) if kind in measured]
-    header = ["network", "mean of corruptions", *kinds]
     lines = []
-    for name, cases in found.items():
-        means = {
-            kind: fmean(values)
-            for kind in kinds
-            if (values := [share for case, share in cases.items() if case[0] == kind])
-        }
+    for name, found in grouped(rows, "name").items():
+        means = {kind: _mean(same) for kind, same in grouped(found, "corruption").items()}
         common = [means[kind] for kind in CORRUPTIONS if kind in means]
-        line = [name, f"{100 * fmean(common):.1f}" if common else ""]
-        lines.append([*line, *(f"{100 * means[k]:.1f}" if k in means else "" for k in kinds)])
-    return header, lines
+        line = [name, f"{fmean(common):.1f}" if common else ""]
+        lines.append([*line, *(f"{means[k]:.1f}" if k in means else "" for k in kinds)])
+    return ["network", "mean of corruptions", *kinds], lines
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    return 100 * fmean(row["accuracy"] for row in rows)
 
 
 def strength_figure(rows: Sequence[Row]) -> Figure:
@@ -165,18 +137,75 @@ def strength_figure(rows: Sequence[Row]) -> Figure:
     titles = {"mean of corruptions": CORRUPTIONS, "contrast": ("contrast",), SCALED: (SCALED,)}
     with figures.styled(9.6, 4.4, columns=3) as (figure, panels):
         for axes, (title, kinds) in zip(panels, titles.items(), strict=True):
-            for index, (name, cases) in enumerate(shares(rows).items()):
-                line = {0: [cases[CLEAN, 0]]} if (CLEAN, 0) in cases else {}
-                for (kind, strength), share in cases.items():
-                    if kind in kinds:
-                        line.setdefault(strength, []).append(share)
-                points = sorted((strength, 100 * fmean(found)) for strength, found in line.items())
-                style: Any = {"color": figures.COLOURS[index % len(figures.COLOURS)], "label": name}
-                style |= {"marker": "sovD^<P"[index % 7], "markersize": 4}
-                axes.plot(*zip(*points, strict=True), **style)
+            for index, (name, found) in enumerate(grouped(rows, "name").items()):
+                drawn = [row for row in found if row["corruption"] in (CLEAN, *kinds)]
+                points = sorted((s, _mean(same)) for s, same in grouped(drawn, "strength").items())
+                axes.plot(*zip(*points, strict=True), **figures.line_style(index, name))
             axes.set(xlabel="strength", title=title)
             axes.sharey(panels[0])
             axes.grid(alpha=0.3)
         panels[0].set(ylabel="test accuracy (%)")
         figures.legend_below(figure, panels[0])
     return figure
+
+
+def corrupted(images: Tensor, corruption: str, strength: int) -> Tensor:
+    """Return corrupted images, each by random numbers of its own.
+
+    Shape:
+        (N, 1 or 3, H, W), unsigned bytes → (N, 3, 32, 32), unsigned bytes
+    """
+    corrupt, whole = _package(), as_input(images).mul(255).round().byte()
+    pixels = whole.permute(0, 2, 3, 1).contiguous().numpy()
+    with _todays_numpy():
+        for index, image in enumerate(pixels):
+            key = derive_seed(0, index, f"{corruption} {strength}")
+            np.random.seed(key % 2**32)  # the package draws from numpy's global state
+            pixels[index] = corrupt(image, corruption_name=corruption, severity=strength)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def scaled(x: Tensor, mean: Tensor, strength: int) -> Tensor:
+    """Move images towards the mean training image: ``mean + c·(x − mean)``.
+
+    Shape:
+        (B, 3, 32, 32) → (B, 3, 32, 32)
+    """
+    return mean + CONTRASTS[strength - 1] * (x - mean)
+
+
+@lru_cache(maxsize=1)
+def _package() -> Callable[..., Any]:
+    """Import imagecorruptions, which is of 2020, and patch what newer dependencies have dropped."""
+    # setuptools no longer has pkg_resources, with which the package finds its pictures of frost.
+    stand_in: Any = types.ModuleType("pkg_resources")
+    stand_in.resource_filename = lambda name, file: str(
+        importlib.resources.files(name.partition(".")[0]) / file
+    )
+    used = sys.modules.setdefault("pkg_resources", stand_in)
+    try:
+        with ignored_warnings():  # of names that scipy has moved
+            import imagecorruptions
+            from imagecorruptions import corruptions
+    except ImportError as error:
+        raise missing_extra("imagecorruptions", "robustness", "experiment 6") from error
+    finally:
+        if used is stand_in:
+            del sys.modules["pkg_resources"]
+    skimage, gaussian = corruptions.sk, corruptions.gaussian
+
+    def blur(image: Any, sigma: Any, multichannel: bool = False, **options: Any) -> Any:
+        return gaussian(image, sigma, channel_axis=-1 if multichannel else None, **options)
+
+    def noise(image: Any, **options: Any) -> Any:  # newer versions ignore numpy's global state
+        return skimage.util.random_noise(image, rng=np.random.randint(2**31), **options)
+
+    corruptions.gaussian = blur
+    util = types.SimpleNamespace(random_noise=noise)
+    corruptions.sk = types.SimpleNamespace(util=util, color=skimage.color)
+    found: Callable[..., Any] = imagecorruptions.corrupt
+    return found
+
+
+# numpy 2 has no float_, which the package uses.
+_todays_numpy = partial(mock.patch.object, np, "float_", np.float64, create=True)

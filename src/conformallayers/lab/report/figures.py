@@ -1,8 +1,8 @@
-"""The style of all figures, with the colour-blind safe Okabe-Ito and PuOr, and the figures of the demo."""
+"""The style of all figures, with the colour-blind safe Okabe-Ito and PuOr, and the figures of runs and the demo."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ from ...utils.text import count
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F")
-_FLOOR = -1.7  # height of the contour lines below a surface
+_DECADE = 10.0  # a rate that changes by this factor is drawn on a logarithmic axis
+_WRITTEN = 20  # classes up to which the cells of a confusion matrix have numbers
+_NAMED = 60  # classes up to which its axes have names
+_MISTAKES, _COLUMNS = 24, 6
+_LONGEST = 18  # letters of a name in a figure
 STYLE: Any = {
     "font.size": 10,
     "axes.titlesize": 11,
@@ -63,28 +67,10 @@ def plain_ticks(*axes: Any) -> None:
         axis.set_minor_formatter(PlainNumbers(minor_thresholds=(1.5, 0.6)))
 
 
-def depth_figure(
-    times: Mapping[int, Mapping[str, Sequence[float]]], batch: int, styles: Mapping[str, Any]
-) -> Figure:
-    """Plot milliseconds per batch against depth, with quartiles, one line per name.
-
-    Args:
-        times: median and quartiles by depth and name.
-        batch: the number of images.
-        styles: of the line of each name, for ``Axes.plot``.
-    """
-    with styled(6.8, 4.4) as (figure, axes):
-        for name, style in styles.items():
-            depths = [depth for depth, found in times.items() if name in found]
-            median, low, high = zip(*(times[depth][name] for depth in depths), strict=True)
-            (line,) = axes.plot(depths, median, **{"markersize": 4, "label": name, **style})
-            axes.fill_between(depths, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        axes.set(xlabel="depth k", ylabel=f"milliseconds, batch of {batch}", yscale="log")
-        plain_ticks(axes.yaxis)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3, which="both")
-        legend_below(figure, axes, 3)
-    return figure
+def line_style(index: int, label: str) -> dict[str, Any]:
+    """Return colour, marker and label of a line, for ``Axes.plot``."""
+    colour, marker = COLOURS[index % len(COLOURS)], "sovD^<P"[index % 7]
+    return {"color": colour, "marker": marker, "markersize": 4, "label": label}
 
 
 def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
@@ -92,35 +78,6 @@ def legend_below(figure: Figure, axes: Any, columns: int = 2) -> None:
     style: Any = {"frameon": False, "fontsize": 9, "columnspacing": 1.2, "handlelength": 1.6}
     handles = axes.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=columns, **style)
-
-
-def respro_surface() -> Figure:
-    """Draw both coordinates of ``y = 2αx/(α² + ‖x‖²)`` over the disc ‖x‖ ≤ α, for α = 3."""
-    alpha = 3.0
-    radius, angle = np.meshgrid(np.linspace(0, alpha, 16), np.linspace(0, 2 * np.pi, 61))
-    x1, x2 = radius * np.cos(angle), radius * np.sin(angle)
-    points = torch.from_numpy(np.stack([x1.ravel(), x2.ravel()], axis=1))
-    y = ReSPro(alpha)(points).numpy().reshape(*x1.shape, 2)
-    colours: Any = {"cmap": "cividis", "vmin": -1, "vmax": 1}
-    ticks = [-alpha, 0, alpha]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4.5))
-        for index in range(2):
-            axes: Any = figure.add_axes((0.01 + 0.5 * index, 0.03, 0.47, 0.86), projection="3d")
-            height = y[..., index]
-            axes.plot_surface(
-                x1, x2, height, rstride=3, cstride=1, linewidth=0.3, edgecolor="white", **colours
-            )
-            axes.contour(x1, x2, height, 9, offset=_FLOOR, **colours)
-            axes.set(xlabel="$x_1$", ylabel="$x_2$", xticks=ticks, yticks=ticks)
-            axes.set(zlim=(_FLOOR, 1), zticks=[-1, -0.5, 0, 0.5, 1])
-            number = index + 1
-            formula = rf"$y_{number} = 2\alpha\,x_{number}\,/\,(\alpha^2 + \|x\|^2)$"
-            figure.text(0.25 + 0.5 * index, 0.86, formula, ha="center", fontsize=11)
-            axes.view_init(elev=22, azim=-128)
-            axes.set_box_aspect((1, 1, 0.85), zoom=0.98)
-        figure.suptitle(f"ReSPro for α = {alpha:g}, over ‖x‖ ≤ {alpha:g}")
-    return figure
 
 
 def respro_curve() -> Figure:
@@ -156,3 +113,95 @@ def folded_arrays(matrix: Tensor, form: Tensor, layers: str) -> Figure:
 def _relative(array: Tensor) -> Any:
     values = array.detach().double().cpu()
     return (values / values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)).numpy()
+
+
+def training_figure(history: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Draw loss, known accuracies and learning rate of each epoch; legends are beside the curves."""
+    epochs = [row["epoch"] for row in history]
+    rates = [row["learning_rate"] for row in history]
+    with styled(7.2, 6.0, rows=3) as (figure, (above, middle, below)):
+        style: Any = {"marker": "o", "markersize": 3}
+        above.plot(epochs, [row["loss"] for row in history], color=BLUE, label="training", **style)
+        above.set(ylabel="loss")
+        curves = {
+            "training": ("train_accuracy", BLUE),
+            "validation": ("validation_accuracy", ORANGE),
+            "test": ("test_accuracy", ORANGE),
+        }
+        for label, (key, colour) in curves.items():
+            values = [100 * row[key] for row in history if key in row]
+            if values:
+                middle.plot(epochs[-len(values) :], values, color=colour, label=label, **style)
+        middle.set(ylabel="accuracy (%)")
+        below.plot(epochs, rates, color=GREEN, label="last batch", **style)
+        below.set(ylabel="learning rate", xlabel="epoch")
+        if min(rates) > 0 and max(rates) >= _DECADE * min(rates):
+            below.set_yscale("log")
+        else:
+            below.set_ylim(0, 1.2 * max(rates) or 1.0)
+        for axes in (above, middle, below):
+            axes.grid(alpha=0.3)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+        figure.suptitle(_plain(title))
+    return figure
+
+
+def confusion_figure(counts: Tensor, labels: Sequence[str], title: str) -> Figure:
+    """Draw the confusion matrix, (true class, predicted class); colours are shares of the true class."""
+    values = counts.double().numpy()
+    shares = values / values.sum(1, keepdims=True).clip(1)
+    side = min(14.0, 3.0 + 0.38 * len(labels))
+    with styled(side + 1.2, side) as (figure, axes):
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        if len(labels) <= _WRITTEN:
+            for row, column in np.ndindex(*values.shape):
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                text = f"{int(values[row, column])}" if values[row, column] else ""
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
+        if len(labels) <= _NAMED:
+            names = [_short(label) for label in labels]
+            axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+            axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set(xlabel="predicted class", ylabel="true class", title=_plain(title))
+        figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
+    return figure
+
+
+def mistakes_figure(
+    images: Tensor, labels: Tensor, probabilities: Tensor, names: Sequence[str], title: str
+) -> Figure | None:
+    """Draw the misclassified images of largest probability; None if there is none.
+
+    Args:
+        images: (N, C, H, W), unsigned bytes.
+        labels: (N,).
+        probabilities: (N, classes).
+    """
+    likeliest = probabilities.max(1)
+    sure = likeliest.values.where(likeliest.indices != labels, -1.0)
+    order = sure.argsort(descending=True, stable=True)[:_MISTAKES]
+    chosen = [index for index in order.tolist() if sure[index] >= 0]
+    if not chosen:
+        return None
+    rows = -(-len(chosen) // _COLUMNS)
+    with styled(1.7 * _COLUMNS, 2.1 * rows + 0.5, rows, _COLUMNS) as (figure, grid):
+        for axes in grid.ravel():
+            axes.axis("off")
+        for index, axes in zip(chosen, grid.ravel(), strict=False):
+            true, found = (_short(names[int(n)]) for n in (labels[index], likeliest.indices[index]))
+            pixels = images[index].expand(3, -1, -1).permute(1, 2, 0).numpy()
+            axes.imshow(pixels, vmin=0, vmax=255, interpolation="nearest")
+            about = f"true: {true}\n{found} {100 * float(sure[index]):.0f} %"
+            axes.set_title(about, fontsize=8)
+        figure.suptitle(_plain(title))
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Escape text that matplotlib would read as a formula."""
+    return text.replace("$", r"\$")
+
+
+def _short(name: str) -> str:
+    return _plain(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…")

@@ -17,10 +17,8 @@ from ...networks import IMAGE_SHAPE
 from ...quantization.quantize import quantize
 from ..checks import require_device
 from ..data.batches import Batches, as_input
-from ..data.datasets import Dataset
-from ..data.sources import load_test
+from ..data.datasets import Dataset, load_test
 from .distributed import Ranks
-from .saved_models import CHECKPOINT as CHECKPOINT
 from .saved_models import load_model, white_of
 
 CALIBRATION = 512  # images that set the scales of int8

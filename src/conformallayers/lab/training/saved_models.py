@@ -65,7 +65,7 @@ class Loaded:
         """Fold the network of a run for images of a shape, by default the stored ones; keep a fold as it is."""
         from ...folding.fold import fold
         from ...folding.folded import Folded
-        from ..data.image_adapter import from_images
+        from ..data.batches import from_images
 
         if isinstance(self.module, Folded):
             if shape is not None or options:
@@ -109,10 +109,10 @@ def load_model(model: str | os.PathLike[str], command: str, device: str = "cpu")
 
 
 def _load_run(path: Path, device: str) -> Loaded:
-    from . import checkpoint
+    from .run_folder import load_checkpoint
 
-    found = checkpoint.load(path)
-    config, module = checkpoint.trained(found, device)
+    found = load_checkpoint(path)
+    config, module = found.network(device)
     about: dict[str, Any] = {"network": config.network_name, "dataset": config.dataset}
     about |= {"epoch": found.state.epoch, "white": WHITE}
     if config.pictures is not None:

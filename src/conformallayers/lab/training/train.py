@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +22,23 @@ from ...container import ConformalLayers, layer_by_layer
 from ...diagnosis.diagnose import diagnose
 from ...errors import first_line, refusal
 from ...nn.extra_layers import Centre
-from ...utils.files import write_json
+from ...utils.files import write_csv, write_json
+from ...utils.quiet import ignored_warnings
+from ...utils.text import csv_text
+from ..checks import torch_settings
 from ..data.batches import Batches, as_input, derive_seed, mean_image
-from ..data.datasets import Dataset
+from ..data.catalogue import LABELS
+from ..data.datasets import Dataset, UnreadDataset, find_source
 from ..data.files import md5
-from ..data.sources import UnreadDataset, find_source
-from ..settings import torch_settings
-from . import checkpoint, runs
-from .checkpoint import TrainState
-from .config import TrainConfig, make_config
+from . import run_folder
+from .config import TrainConfig, make_config, resolved
 from .distributed import Ranks, lost_process, process_group
-from .evaluate import CHECKPOINT, accuracy, accuracy_by_path
-from .outcome import write_outcome
+from .evaluate import accuracy, accuracy_by_path
 from .own_networks import absolute, check_outputs, is_own, source_hash
-from .presets import resolved
+from .run_folder import METRICS, RESULT, TrainState
+from .saved_models import CHECKPOINT
 
+TRAINING, CONFUSION, MISTAKES = "training", "confusion", "mistakes"  # names of figures
 _DIAGNOSED = 32  # training images that a health check looks at
 _FEW = 100  # steps of a run that are hardly enough
 _PLAIN: Any = {"highlight": False, "markup": False, "soft_wrap": True}  # for Console.print
@@ -100,7 +102,7 @@ def train(
         console: where to show progress; None takes the terminal.
         warn: show the warnings of :func:`conformallayers.diagnose` after the first epoch.
         **options: the fields of :class:`conformallayers.lab.training.config.TrainConfig`; a
-            ``training_preset`` sets those that are not given. A ``size`` may be ``48``, ``(48, 64)`` or ``"48x64"``.
+            ``training_preset`` sets those that are not given.
     """
     found = find_source(dataset, options.get("size"), data_root, verify=verify)
     config = _configured(network, found, options)
@@ -117,7 +119,7 @@ def train(
         if is_own(config.network):
             check_outputs(run.model, config.input_shape, config.classes)
         if ranks.is_first:
-            runs.prepare_folder(folder, config, resume)
+            run_folder.prepare_folder(folder, config, resume)
         ranks.barrier()
         with _resumable(run):
             if resume:
@@ -253,12 +255,12 @@ class _Run:
         path = self.folder / CHECKPOINT
         if not path.exists():
             return
-        found = checkpoint.load(path)
+        found = run_folder.load_checkpoint(path)
         if found.state.data != self.data:
             got = f"others (md5 {self.data}, the run has {found.state.data})"
             remedy = "Name the data root of the run, or start another one."
             raise refusal("train --resume", "the training images of the run", got, remedy)
-        checkpoint.restore(found, self.model, self.optimizer)
+        found.restore(self.model, self.optimizer)
         self.history = found.state.history
         self.scheduler = make_scheduler(self.config, self.optimizer, self.total, self.done)
 
@@ -351,10 +353,10 @@ class _Run:
         # The history grows between both: an interrupt then tells the epoch of the checkpoint.
         if self.ranks.is_first:
             state = TrainState(config=self.config.model_dump(), history=history, data=self.data)
-            checkpoint.save(self.folder / CHECKPOINT, self.model, self.optimizer, state)
+            run_folder.save_checkpoint(self.folder / CHECKPOINT, self.model, self.optimizer, state)
         self.history = history
         if self.ranks.is_first:
-            runs.write_metrics(self.folder, history)
+            write_csv(self.folder / METRICS, history)
 
     def finish(self, source: Dataset, drawing: Console | None = None) -> TrainResult:
         """Measure the network on the test images and write the result; draw figures if ``drawing`` is given."""
@@ -375,7 +377,7 @@ class _Run:
             **config.model_dump(exclude={"network", "dataset", "threads"}),
             "seconds": sum(epoch["seconds"] for epoch in self.history),
             "command": self.command,
-            "commit": runs.commit(),
+            "commit": run_folder.commit(),
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "processes": self.ranks.world_size,
@@ -383,8 +385,8 @@ class _Run:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
         if self.ranks.is_first:
-            runs.write_metrics(self.folder, self.history)
-            write_json(self.folder / runs.RESULT, row)
+            write_csv(self.folder / METRICS, self.history)
+            write_json(self.folder / RESULT, row)
         if drawing is not None:
             missing: str | None = "No figures: several processes share the test images."
             if self.ranks.world_size == 1:
@@ -401,3 +403,56 @@ def _summary(row: dict[str, Any]) -> str:
     if "validation_accuracy" in row:
         parts.append(f"validation {100 * row['validation_accuracy']:.2f} %")
     return "   ".join(parts)
+
+
+def class_names(config: TrainConfig) -> list[str]:
+    """Return a name for every class of a run; its number if there is none."""
+    known = config.labels or LABELS.get(config.dataset, ())
+    numbers = [str(index) for index in range(config.classes)]
+    return list(known) if len(known) == config.classes else numbers
+
+
+def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Count images by true and predicted class, (N,) and (N,) → (classes, classes).
+
+    Examples:
+        >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
+        [[1, 1], [0, 1]]
+    """
+    pairs = torch.bincount(labels * classes + predicted, minlength=classes * classes)
+    return pairs.view(classes, classes)
+
+
+def write_outcome(
+    folder: Path,
+    config: TrainConfig,
+    history: Sequence[dict[str, Any]],
+    source: Dataset,
+    scores: Tensor,
+) -> str | None:
+    """Write the files from the scores of the test images, (N, classes); return why figures are missing."""
+    names, labels = class_names(config), source.test_labels.cpu()
+    counts = confusion(labels, scores.argmax(1), config.classes)
+    rows = [
+        {"true/predicted": csv_text(name), **dict(zip(map(csv_text, names), row, strict=True))}
+        for name, row in zip(names, counts.tolist(), strict=True)
+    ]
+    write_csv(folder / f"{CONFUSION}.csv", rows)
+    try:
+        from ..report import figures
+    except ImportError as error:
+        return f"No figures without {error.name}: pip install 'conformallayers[experiments]'"
+    title = f"{config.network_name}, {config.dataset_name}"
+    images, shares = source.test_images.cpu(), scores.softmax(1)
+    drawn = {
+        TRAINING: figures.training_figure(history, title),
+        CONFUSION: figures.confusion_figure(counts, names, f"{title}, test images"),
+        MISTAKES: figures.mistakes_figure(
+            images, labels, shares, names, f"{title}: worst mistakes on the test images"
+        ),
+    }
+    with ignored_warnings():  # of letters that the font does not have
+        for name, figure in drawn.items():
+            if figure is not None:
+                figures.save(figure, folder, name)
+    return None

@@ -1,0 +1,284 @@
+"""Options of the commands, shared with the Python functions behind them.
+
+This module imports no torch, so that the command line can print its help at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The location of the data sets.
+
+    Args:
+        data_root: Folder of the data sets; CONFORMALLAYERS_DATA, or else data, if not given.
+        verify: Compare the checksums of the data files; if not, accept any data in the same format.
+    """
+
+    data_root: Path | None = None
+    verify: bool = True
+
+
+@dataclass(frozen=True)
+class FoldOptions:
+    """How to fold a training run; a fold is taken as it is.
+
+    Args:
+        input_shape: Shape of one sample, such as 1 28 28; that of the stored training images if not given.
+        strategy: auto, layers, conv, dense or banded.
+        dtype: float64, float32, float16 or bfloat16; that of the network if not given.
+        labels: Text file with the name of each class, one per line; those of the data set if not given.
+    """
+
+    input_shape: tuple[int, ...] = ()
+    strategy: str | None = None
+    dtype: str | None = None
+    labels: Path | None = None
+
+
+@dataclass(frozen=True)
+class ExportOptions(FoldOptions):
+    """How to export a network, and how to fold it first.
+
+    Args:
+        name: Name of the files and functions in C.
+        example: Write an example in C that needs no board, and a Makefile, as well.
+        report: Print flash, RAM and stack of the program in C, and write nothing.
+    """
+
+    name: str = "cl_model"
+    example: bool = False
+    report: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions:
+    """How to read samples, run the network and write predictions.
+
+    Args:
+        top: Classes per image.
+        format: table, csv or jsonl.
+        out: File for the rows; standard output if not given.
+        batch: Images to read and run at a time.
+        resize: Scale images of another size; otherwise they count as broken. A network of the zoo, or one that was
+            trained on a folder of pictures, always scales.
+        labels: Text file with the name of each class, one per line; those of the model if not given.
+        engine: torch, numpy (imports no torch), onnxruntime, or auto: torch if it is installed, else numpy. numpy
+            takes folds only; the others fold a run first.
+        threads: Threads of torch and ONNX Runtime in each process; torch's own default if not given.
+        ray: Share the work among processes with Ray Data.
+        workers: Processes of Ray.
+        address: Address of a running Ray cluster; a local one is started if not given.
+    """
+
+    top: int = 3
+    format: str = "table"
+    out: Path | None = None
+    batch: int = 64
+    resize: bool = False
+    labels: Path | None = None
+    engine: str = "auto"
+    threads: int | None = None
+    ray: bool = False
+    workers: int = 2
+    address: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Options of all experiments.
+
+    Args:
+        threads: Threads of torch; its own default if not given.
+        resume: Keep the rows of an earlier run; if not, start again.
+    """
+
+    threads: int | None = None
+    resume: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyOptions(DataOptions, RecordOptions):
+    """Options of experiments 1 and 2.
+
+    Args:
+        network: Only cells of these networks.
+        dataset: Only cells of these data sets.
+        variant: Settings other than the paper's, by name, such as modern.
+        seed: Seeds of the weights and the order of the images; several are trained one by one.
+        out: Folder for the table of all cells.
+    """
+
+    network: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    variant: tuple[str, ...] = ()
+    seed: tuple[int, ...] = (0,)
+    out: Path = Path("results/accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthOptions(RecordOptions):
+    """Options of experiment 3.
+
+    Args:
+        depths: Numbers of convolutions.
+        batch: Images per batch.
+        executions: Timed calls of each path at each depth.
+        out: Folder for times.json and the figure.
+    """
+
+    depths: tuple[int, ...] = tuple(range(1, 31))
+    batch: int = 64
+    executions: int = 100
+    out: Path = Path("results/experiment3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(RecordOptions):
+    """Options of experiment 4.
+
+    Args:
+        batches: Batch sizes.
+        memory: Memory budget such as 4GiB: find the largest batch of each path within it.
+        executions: Timed calls of each path at each batch size; slow ones are called less often.
+        out: Folder for batches.json and the figure.
+    """
+
+    batches: tuple[int, ...] = tuple(4**power for power in range(7))
+    memory: str | None = None
+    executions: int = 100
+    out: Path = Path("results/experiment4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedOptions(DataOptions, RecordOptions):
+    """Options of the experiments that compare trained networks.
+
+    Args:
+        dataset: Name of the data set.
+        only: Names of networks, such as LeNet, StageNet-micro or StageReLUNet-micro-max; those of the experiment if
+            none is given. Their runs are in runs/NAME-DATASET-seedN.
+    """
+
+    dataset: str = "cifar10"
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions(TrainedOptions):
+    """Options of experiment 5.
+
+    Args:
+        epochs: Passes over the training images; those of StageNet's preset if not given.
+        seeds: Seeds of the runs; 0, 1 and 2 if none is given, 0 alone where a run takes half an hour.
+        ablation: Take the ablation of StageNet micro instead: depth, ReSPro and rectifier.
+        measure: Train nothing; time the trained networks, in ONNX Runtime with one thread.
+        executions: Timed calls of each network.
+        out: Folder for rows, table and figure.
+    """
+
+    epochs: int | None = None
+    seeds: tuple[int, ...] = ()
+    ablation: bool = False
+    measure: bool = False
+    executions: int = 60
+    out: Path = Path("results/experiment5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustnessOptions(TrainedOptions):
+    """Options of experiment 6.
+
+    Args:
+        corruptions: Names of corruptions, and scaled; all if none is given.
+        strengths: Strengths from 1 to 5.
+        images: Use the first test images only; all if not given.
+        out: Folder for rows, table and figure.
+    """
+
+    corruptions: tuple[str, ...] = ()
+    strengths: tuple[int, ...] = (1, 2, 3, 4, 5)
+    images: int | None = None
+    out: Path = Path("results/experiment6")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(RecordOptions):
+    """Options of the benchmark against other engines.
+
+    Args:
+        batch: Batch sizes.
+        depths: Depths of DkNet.
+        executions: Timed calls of each engine, three per turn.
+        out: Folder for bench.json and bench.md.
+    """
+
+    batch: tuple[int, ...] = (64,)
+    depths: tuple[int, ...] = (1, 3, 9, 13, 30)
+    executions: int = 45
+    out: Path = Path("results/benchmarks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(DataOptions, RecordOptions):
+    """Options of runs on an emulated microcontroller.
+
+    Args:
+        dataset: Data set of the test images; the one a network was trained on if not given.
+        images: Test images to run, the first ones.
+        dtype: float32, or int8: weights and features of 8 bits, with scales from training images.
+        out: Folder for devices.json and devices.md.
+    """
+
+    dataset: str | None = None
+    images: int = 200
+    dtype: str = "float32"
+    out: Path = Path("results/devices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(DataOptions):
+    """Options of the hyperparameter search.
+
+    Args:
+        trials: Trials of the study in total, pruned ones included.
+        max_epochs: Most epochs of a trial, at most 50 as in the paper.
+        space: Options to search, as NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=VALUE,VALUE for options of train, such as
+            learning_rate=1e-4:0.1:log; the rest is searched as usual. A single VALUE fixes an option.
+        size: Height and width to which pictures of a folder are scaled, N or HxW; 32 if not given.
+        subset: Train on this many images, always the same; all if not given.
+        validation: Training images to hold out, as a fraction below 1 or a count.
+        seed: Seed of the search, the weights and the order of the images.
+        threads: Threads of torch; its own default if not given.
+        storage: Optuna storage URL, such as sqlite:///study.db; a journal in the folder if not given.
+        out: Folder for tables and figure; results/sweep/NETWORK-DATASET if not given.
+    """
+
+    trials: int = 50
+    max_epochs: int = 50
+    space: tuple[str, ...] = ()
+    size: str | None = None
+    subset: int | None = None
+    validation: float = 0.1
+    seed: int = 0
+    threads: int | None = None
+    storage: str | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(DataOptions):
+    """Options of the inspection of a trained network.
+
+    Args:
+        dataset: Data set whose test images are used; the one it was trained on if not given.
+        samples: Number of test images, the first ones.
+        out: Folder for inspect.txt and figures; results/inspect/RUN if not given.
+    """
+
+    dataset: str | None = None
+    samples: int = 1000
+    out: Path | None = None

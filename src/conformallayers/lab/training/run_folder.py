@@ -1,0 +1,167 @@
+"""The folder of a training run: options, metrics, checkpoint and result, written so that the run can be resumed.
+
+A checkpoint is one safetensors file: the state_dicts of model and optimizer, with options and history as JSON in its header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ...errors import first_line, refusal
+from ...utils.files import is_unfinished, staged_files, write_json
+from ..checks import make_folder, require_same
+from .config import TrainConfig, make_config
+
+CONFIG, METRICS, RESULT = "config.json", "metrics.csv", "result.json"
+_REMEDY = "Name a folder or checkpoint that conformallayers train has written."
+# Derived options, and what has changed if they differ.
+_UNCHANGED = {"pictures": "the folder of pictures", "source": "the file of the network"}
+_PACKAGE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The options, the row of each epoch, and the md5 of the training images of a run."""
+
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    data: str
+
+    @property
+    def epoch(self) -> int:
+        """The number of finished epochs."""
+        return len(self.history)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The contents of a checkpoint: its path, tensors by flat name, and everything else."""
+
+    path: str
+    tensors: dict[str, Tensor]
+    state: TrainState
+
+    def network(self, device: str = "cpu") -> tuple[TrainConfig, nn.Module]:
+        """Return the options and the trained network."""
+        config = make_config(**{**self.state.config, "device": device})
+        model = config.build().to(device)
+        self.restore(model)
+        return config, model
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Load the weights into a model, and the optimizer's state into its optimizer if one is given."""
+        try:
+            model.load_state_dict(self._with_prefix("model."))
+            device = next(model.parameters()).device
+            for name, buffer in self._with_prefix("buffer.").items():
+                parent, _, leaf = name.rpartition(".")
+                model.get_submodule(parent)._buffers[leaf] = buffer.to(device)
+            if optimizer is not None:
+                positions = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+                entries: dict[int, dict[str, Tensor]] = {}
+                for name, value in self._with_prefix("optimizer.").items():
+                    parameter, _, key = name.rpartition(":")
+                    entries.setdefault(positions[parameter], {})[key] = value
+                optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+        except (RuntimeError, AttributeError, KeyError, ValueError) as error:
+            expected, reason = f"weights of {type(model).__name__}", " ".join(str(error).split())
+            raise refusal(self.path, expected, reason, _REMEDY) from error
+
+    def _with_prefix(self, prefix: str) -> dict[str, Tensor]:
+        found = self.tensors.items()
+        return {name.removeprefix(prefix): t for name, t in found if name.startswith(prefix)}
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+) -> None:
+    """Write a checkpoint; the optimizer's state is stored by the names of parameters, which torch numbers instead."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for name, buffer in model.named_buffers():  # non-persistent: the vectors of spectral norms
+        if f"model.{name}" not in tensors:
+            tensors[f"buffer.{name}"] = buffer
+    names = [name for name, _ in model.named_parameters()]
+    for index, entries in optimizer.state_dict()["state"].items():
+        for key, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{names[index]}:{key}"] = value
+    # Copies, because safetensors refuses tensors that share memory.
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    with staged_files(path) as (staged,):
+        save_file(copies, staged, {"state": json.dumps(asdict(state))})
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; refuse a file that is damaged or something else."""
+    where = os.fspath(path)
+    try:
+        with safe_open(where, "pt") as file:
+            state = TrainState(**json.loads((file.metadata() or {})["state"]))
+            names = list(file.keys())
+            return Checkpoint(where, {name: file.get_tensor(name) for name in names}, state)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        got = f"another file ({first_line(error)})"
+        raise refusal(where, "a training checkpoint", got, _REMEDY) from error
+
+
+def prepare_folder(folder: Path, config: TrainConfig, resume: bool) -> None:
+    """Create the folder with its config.json, or check that its run can be resumed."""
+    # A killed process may have left temporary files, and nothing else.
+    if folder.is_dir() and not all(is_unfinished(path.name) for path in folder.iterdir()):
+        if not resume:
+            remedy = "Resume that run with --resume, or name another folder with --out."
+            raise refusal("train --out", "an empty folder", f"{folder} with files", remedy)
+        _check_same_options(folder, config)
+    make_folder("train --out", folder)
+    write_json(folder / CONFIG, config.model_dump())
+
+
+def _check_same_options(folder: Path, config: TrainConfig) -> None:
+    path = folder / CONFIG
+    try:
+        before = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        remedy = "Name the folder of a run with --out."
+        raise refusal("train --resume", f"a run with {path}", "none", remedy) from error
+    options = config.model_dump()
+    # A constant learning rate does not depend on the number of epochs.
+    if config.schedule == "constant" and before.get("epochs", 0) < config.epochs:
+        del options["epochs"]
+    for name, meant in _UNCHANGED.items():
+        if before.get(name) not in (None, options.pop(name)):
+            remedy = "Restore it, or start another run with --out."
+            raise refusal("train --resume", f"{meant} as before", "a changed one", remedy)
+    remedy = f"Give the options of the run in {folder}, or start another one with --out."
+    require_same("train --resume,", before, options, remedy)
+
+
+def commit() -> str | None:
+    """Return the git commit of the package, marked if files have changed; None outside a checkout."""
+    head = git("rev-parse", "HEAD") if git("ls-files", "--error-unmatch", "__init__.py") else None
+    if head is None:
+        return None
+    changed = git("status", "--porcelain", "--untracked-files=no", ".")
+    return head + ("-changed" if changed else "")
+
+
+def git(*arguments: str, folder: Path = _PACKAGE) -> str | None:
+    """Return the output of a git command in a folder; None if it fails."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
