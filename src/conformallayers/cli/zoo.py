@@ -5,7 +5,6 @@ from pathlib import Path
 from cyclopts import App
 
 from ..lab.options import DataOptions
-from ..zoo.catalogue import FOLDER, list_records, read_record, require
 from .models import Flat, given
 
 zoo = App(name="zoo", help="List the trained networks of the package; commands take their names.")
@@ -14,6 +13,8 @@ zoo = App(name="zoo", help="List the trained networks of the package; commands t
 @zoo.default
 def list_() -> None:
     """List the trained networks of the package."""
+    from ..zoo.catalogue import list_records
+
     print(list_records())
 
 
@@ -24,6 +25,8 @@ def card(name: str) -> None:
     Args:
         name: Name of the network, such as digits-micro.
     """
+    from ..zoo.catalogue import read_record, require
+
     print(read_record(require(name, "zoo card", "conformallayers zoo")).card, end="")
 
 
@@ -38,5 +41,6 @@ def build(
         out: Folder of the files; that of the package if not given.
     """
     from ..lab.zoo import build_zoo
+    from ..zoo.catalogue import FOLDER
 
     build_zoo(runs, out or FOLDER, **given(options))

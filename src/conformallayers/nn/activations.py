@@ -112,7 +112,7 @@ class RadialActivation(nn.Module):
         if any(tensor.is_meta for tensor in (*self.parameters(), *self.buffers())):
             return None
         functions = {name: getattr(torch, name) for name in FUNCTIONS}
-        q = torch.tensor([0.0, 1e-3, 1.0, 100.0], dtype=torch.float64)
+        q = torch.tensor([0.0, 1e-3, 1.0, 100.0], dtype=torch.float64, device="cpu")
         try:
             found: object = self.growth(Formula("q"))
             if not isinstance(found, Formula):
